@@ -1,0 +1,36 @@
+# CPU by default:
+#
+#   docker build -t rl4lms-like .
+#
+# CUDA: torch's wheels carry CUDA themselves, so their index is enough; who compiles kernels names an image that has the
+# toolkit as well (with Python 3.10 or newer as `python3`, and its venv module):
+#
+#   docker build -t rl4lms-like --build-arg TORCH_INDEX_URL=<index> [--build-arg BASE_IMAGE=<image>] .
+#
+# Run: docker run --rm [--gpus all] -v "$PWD/results:/app/results" rl4lms-like train --config_path task_configs/...
+
+ARG BASE_IMAGE=python:3.11-slim
+FROM ${BASE_IMAGE}
+
+# The index of the torch build to take; empty: a CPU build where pip's own indexes have one, else their default.
+ARG TORCH_INDEX_URL=""
+
+ENV PIP_NO_CACHE_DIR=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+
+RUN command -v make >/dev/null || { apt-get update && apt-get install -y --no-install-recommends make \
+    && rm -rf /var/lib/apt/lists/*; }
+
+WORKDIR /app
+
+# Dependencies first: this layer stays while only the sources change.
+COPY Makefile constraints.txt ./
+RUN make .venv/.torch TORCH_INDEX_URL="${TORCH_INDEX_URL}"
+
+COPY . .
+RUN make .venv/.installed
+
+ENV PATH="/app/.venv/bin:${PATH}"
+ENTRYPOINT ["rl4lms-like"]
+CMD ["--help"]

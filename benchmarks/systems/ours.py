@@ -1,0 +1,84 @@
+"""This library: `PPO` on a `TextVecEnv`, one `learn_iteration` at a time, nothing switched off.
+
+The reward is the library's own `increasing_numbers`, on decoded text as always. Its PPO clips gradients (norm 0.5),
+measures entropies and first ratios, and keeps statistics; all of that is in its time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from benchmarks import workload
+from benchmarks.systems.profiling import operators, watch_parts
+from benchmarks.systems.worker import UpdateWatch, Worker
+from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.vec_env import TextVecEnv
+from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
+from rl4lms_like.rollouts.kl import FixedKLController
+
+FOREVER = 10**6
+
+
+def make_algorithm(worker: Worker) -> PPO:
+    """The library's PPO for the worker's shape."""
+    shape = worker.shape
+    tokenizer: Any = AutoTokenizer.from_pretrained(worker.model)
+    texts = [tokenizer.decode(row) for k in range(8) for row in workload.prompts(shape, k, seed=worker.seed)]
+    env = TextVecEnv(
+        n_envs=shape.episodes,
+        tokenizer=tokenizer,
+        reward_function=RewardIncreasingNumbers(min_tokens=shape.response_len),
+        samples=[Sample(id=str(number), prompt_or_input_text=text) for number, text in enumerate(texts)],
+        max_episode_length=shape.response_len,
+        max_prompt_length=shape.prompt_len,
+        vocab_size=shape.vocab_size,
+    )
+    return PPO(
+        CausalLMActorCriticPolicy,
+        env,
+        policy_kwargs={
+            "model_name": worker.model,
+            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": shape.response_len},
+        },
+        kl_controller=FixedKLController(workload.KL_COEF),
+        learning_rate=workload.LEARNING_RATE,
+        n_steps=shape.response_len,
+        batch_size=shape.minibatch * shape.response_len,
+        n_epochs=shape.n_epochs,
+        clip_range=workload.CLIP_RANGE,
+        vf_coef=workload.VF_COEF,
+        gamma=workload.GAMMA,
+        gae_lambda=workload.GAE_LAMBDA,
+        seed=worker.seed,
+        device="cpu",
+    )
+
+
+def main() -> None:
+    """Serve the driver."""
+    worker = Worker()
+    algorithm = make_algorithm(worker)
+    watch = UpdateWatch(worker, algorithm.policy.policy_model.base_model, algorithm.policy.optimizer)
+    parts = watch_parts(algorithm) if worker.job.get("profile") else None
+    worker.ready("stable_baselines3", "rl4lms_like")
+    iteration = 0
+    while worker.next_iteration():
+        watch.restart()
+        tokens_before = algorithm.num_timesteps
+        with operators(wanted=parts is not None and iteration == 0) as extras:
+            algorithm.learn_iteration(iteration, FOREVER)
+            algorithm.logger.dump(step=algorithm.num_timesteps)
+        if parts is not None:
+            extras["parts"] = parts.take()
+        worker.iteration_done(
+            optimizer_steps=watch.optimizer_steps, response_tokens=algorithm.num_timesteps - tokens_before, **extras
+        )
+        iteration += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""TRL's current GRPO, for scale: no critic, so less work than PPO; otherwise the same tokens and optimizer steps.
+
+An iteration is `n_epochs` passes over one generation batch (`num_iterations`), in minibatches of whole episodes
+(`steps_per_generation` of them); the trainer counts each minibatch as a step. It clips gradients at norm 1.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks import workload
+from benchmarks.systems.trl_worker import FOREVER, TRAINING_ARGUMENTS, IterationGate
+from benchmarks.systems.worker import UpdateWatch, Worker
+
+GENERATIONS = 8  # responses a prompt, TRL's default
+
+
+def increasing_share(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """The workload's reward as TRL's GRPO calls it."""
+    return workload.reward(torch.tensor(completion_ids)).tolist()
+
+
+def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> GRPOTrainer:
+    """TRL's trainer for the worker's shape."""
+    shape = worker.shape
+    arguments = GRPOConfig(
+        output_dir=output_dir,
+        seed=worker.seed,
+        max_steps=FOREVER * shape.optimizer_steps,
+        per_device_train_batch_size=shape.minibatch,
+        gradient_accumulation_steps=1,
+        steps_per_generation=shape.episodes // shape.minibatch,
+        num_iterations=shape.n_epochs,
+        num_generations=GENERATIONS,
+        max_completion_length=shape.response_len,
+        beta=workload.KL_COEF,
+        epsilon=workload.CLIP_RANGE,
+        **TRAINING_ARGUMENTS,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(worker.model)
+    prompt_ids = torch.cat([workload.prompts(shape, iteration, seed=worker.seed) for iteration in range(8)])
+    return GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(worker.model),
+        reward_funcs=increasing_share,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": tokenizer.batch_decode(prompt_ids)}),
+        processing_class=tokenizer,
+        callbacks=[gate],
+    )
+
+
+def main() -> None:
+    """Serve the driver."""
+    worker = Worker()
+    gate = IterationGate(worker, trainer_steps=worker.shape.optimizer_steps)
+    with tempfile.TemporaryDirectory() as output_dir:
+        trainer = make_trainer(worker, gate, output_dir)
+        trainer.create_optimizer()
+        gate.watch = UpdateWatch(worker, trainer.model, trainer.optimizer)
+        worker.ready("trl", "accelerate")
+        trainer.train()
+
+
+if __name__ == "__main__":
+    main()

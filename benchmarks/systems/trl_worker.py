@@ -1,0 +1,65 @@
+"""What TRL's two trainers share: stopping between iterations, and telling rollout from update, from the outside.
+
+Nothing of TRL is changed. A callback sleeps at the end of an iteration until the driver wants the next one; an
+`UpdateWatch` sees where the update begins and counts the steps that were really taken (gradient accumulation swallows
+steps silently).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from benchmarks import workload
+from benchmarks.systems.worker import UpdateWatch, Worker
+
+FOREVER = 10**6  # iterations: the driver says when to stop
+
+TRAINING_ARGUMENTS: dict[str, Any] = {
+    "learning_rate": workload.LEARNING_RATE,
+    "lr_scheduler_type": "constant",
+    "optim": "adamw_torch_fused",
+    "bf16": False,  # TRL's default is True
+    "gradient_checkpointing": False,  # TRL's default is True
+    "use_cpu": True,
+    "report_to": [],
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_steps": FOREVER,
+}
+
+
+class IterationGate(TrainerCallback):
+    """Turns a training loop that never stops into iterations on request.
+
+    Args:
+        worker: the protocol.
+        trainer_steps: calls of `on_step_end` that make one iteration.
+    """
+
+    def __init__(self, worker: Worker, *, trainer_steps: int) -> None:
+        self._worker = worker
+        self._trainer_steps = trainer_steps
+        self._done_steps = 0
+        self.watch: UpdateWatch | None = None
+
+    def _wait(self) -> None:
+        assert self.watch is not None, "set gate.watch before training"
+        self.watch.restart()
+        if not self._worker.next_iteration():
+            raise SystemExit(0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wait for the first request."""
+        self._wait()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report at the end of an iteration, then wait for the next request."""
+        assert self.watch is not None
+        self._done_steps += 1
+        if self._done_steps % self._trainer_steps == 0:
+            self._worker.iteration_done(
+                optimizer_steps=self.watch.optimizer_steps, response_tokens=self._worker.shape.response_tokens
+            )
+            self._wait()

@@ -1,0 +1,37 @@
+"""Advantage actor-critic (Mnih et al., arXiv 1602.01783), in its synchronous form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+
+from rl4lms_like.algorithms.arguments import A2CArguments
+from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm
+from rl4lms_like.core.losses import policy_gradient, value_error
+
+
+class A2C(OnPolicyTextAlgorithm):
+    """A2C: one step on the whole rollout; its arguments are those of `A2CArguments`."""
+
+    arguments_class = A2CArguments
+    arguments: A2CArguments
+
+    def _policy_defaults(self) -> dict[str, Any]:
+        if not self.arguments.use_rms_prop:
+            return {}
+        return {
+            "optimizer_class": torch.optim.RMSprop,
+            "optimizer_kwargs": {"alpha": 0.99, "eps": self.arguments.rms_prop_eps},
+        }
+
+    def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
+        """The policy gradient, the critic's error and the entropy."""
+        values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+        return LossTerms(
+            policy=policy_gradient(log_prob, minibatch.advantages),
+            value=value_error(values, minibatch.returns),
+            entropy=-entropy.mean(),
+            log_ratio=(log_prob - minibatch.old_log_prob).detach(),
+        )

@@ -1,0 +1,104 @@
+"""The `alg.args` block of each algorithm: names and defaults are Stable-Baselines3's. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Interval
+
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(1)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyArguments:
+    """What all on-policy algorithms take.
+
+    Args:
+        learning_rate: of the policy, and of the critic unless `critic_learning_rate` is given.
+        critic_learning_rate: of the critic's parameters (with `critic: shared`, of its head).
+        learning_rate_schedule: `constant`, or `linear` / `cosine` decay to 0 over the run.
+        n_steps: tokens per environment and rollout; a rollout gathers at least `n_steps * n_envs` tokens, in whole
+            episodes.
+        gamma: discount.
+        gae_lambda: lambda of generalised advantage estimation (arXiv 1506.02438).
+        bootstrap_truncated: add the critic's value after the last token of an episode that hit the length limit.
+        ent_coef: weight of the entropy bonus.
+        vf_coef: weight of the value loss.
+        max_grad_norm: clip the gradient's norm over actor and critic together.
+        micro_batch_size: tokens per forward pass; a minibatch is split so that memory stays bounded, its gradient
+            stays the same. Default: no split.
+        seed: of the rollouts and minibatches; the config's top-level `seed` if absent.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` ...; the config's top-level `device` if absent.
+        verbose: 1 prints Stable-Baselines3's table after every iteration.
+        tensorboard_log: folder for TensorBoard event files.
+        use_sde: Stable-Baselines3's; continuous actions only, must stay False.
+        sde_sample_freq: Stable-Baselines3's; without meaning here.
+        create_eval_env: accepted from old configs; without meaning.
+    """
+
+    learning_rate: Positive
+    critic_learning_rate: Positive | None = None
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    n_steps: Count
+    gamma: Share = 0.99
+    gae_lambda: Share = 0.95
+    bootstrap_truncated: bool = False
+    ent_coef: float = 0.0
+    vf_coef: NonNegative = 0.5
+    max_grad_norm: Positive = 0.5
+    micro_batch_size: Count | None = None
+    seed: int | None = None
+    device: str | None = None
+    verbose: Literal[0, 1, 2] = 0
+    tensorboard_log: str | None = None
+    use_sde: Literal[False] = False
+    sde_sample_freq: Literal[-1] = -1
+    create_eval_env: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArguments(OnPolicyArguments):
+    """Arguments of `ppo` (arXiv 1707.06347).
+
+    Args:
+        batch_size: tokens per minibatch; whole episodes are packed up to about that many.
+        n_epochs: passes over a rollout.
+        clip_range: epsilon of the clipped ratio.
+        clip_range_vf: clip new values to this distance from the old ones; default: no clipping.
+        normalize_advantage: True for each minibatch (Stable-Baselines3), `rollout` once over the whole rollout.
+        target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this. Not the
+            KL controller's `target_kl`.
+        length_sorted_minibatches: pack episodes of similar length together: less padding, more uneven minibatches.
+    """
+
+    learning_rate: Positive = 3e-4
+    n_steps: Count = 2048
+    batch_size: Count = 64
+    n_epochs: Count = 10
+    clip_range: Positive = 0.2
+    clip_range_vf: Positive | None = None
+    normalize_advantage: bool | Literal["rollout"] = True
+    target_kl: Positive | None = None
+    length_sorted_minibatches: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CArguments(OnPolicyArguments):
+    """Arguments of `a2c` (arXiv 1602.01783).
+
+    Args:
+        rms_prop_eps: epsilon of RMSprop.
+        use_rms_prop: RMSprop (alpha 0.99); False for the policy's own optimizer, AdamW.
+        normalize_advantage: over the whole rollout.
+    """
+
+    learning_rate: Positive = 7e-4
+    n_steps: Count = 5
+    gae_lambda: Share = 1.0
+    rms_prop_eps: Positive = 1e-5
+    use_rms_prop: bool = True
+    normalize_advantage: bool = False

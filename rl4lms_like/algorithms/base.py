@@ -1,0 +1,250 @@
+"""What on-policy algorithms share: epochs over a rollout, minibatches, micro-batches, one optimizer step each.
+
+    rollout ─ epochs ─ minibatches of whole episodes ─ micro-batches for memory ─ loss(micro-batch)
+
+An algorithm is its `loss`; everything here is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import RolloutBufferSamples, Schedule
+from stable_baselines3.common.utils import LinearSchedule
+from torch import Tensor
+
+from rl4lms_like.algorithms.arguments import OnPolicyArguments
+from rl4lms_like.core.advantages import normalized
+from rl4lms_like.core.episodes import pack_episodes
+from rl4lms_like.core.losses import approximate_kl, explained_variance
+from rl4lms_like.policies.base import LMActorCriticPolicy
+from rl4lms_like.rollouts.adapt import TextRollouts
+from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.rollouts.kl import KLController
+
+RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
+"""First ratios further from 1 than this are warned of."""
+
+
+class LossTerms(NamedTuple):
+    """Means over the tokens of a (micro-)batch; `log_ratio` `[n_tokens]` is detached."""
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    log_ratio: Tensor
+
+
+class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
+    """Base of the library's algorithms.
+
+    Args:
+        policy: the policy's class.
+        env: a `TextVecEnv`, or any vectorised environment of `TextGenEnv`s.
+        policy_kwargs: arguments of the policy, see `PolicyArguments`.
+        kl_controller: what the KL to the reference costs; default: nothing.
+        norm_reward: see `RolloutCollector`.
+        arguments: see the algorithm's `arguments_class`.
+    """
+
+    arguments_class: ClassVar[type[OnPolicyArguments]]
+    policy: LMActorCriticPolicy
+    rollout_buffer: EpisodeBuffer  # type: ignore[assignment]
+
+    n_epochs: int = 1
+    batch_size: int | None = None
+    target_kl: float | None = None
+
+    def __init__(
+        self,
+        policy: type[LMActorCriticPolicy],
+        env: Any,
+        *,
+        policy_kwargs: dict[str, Any] | None = None,
+        kl_controller: KLController | None = None,
+        norm_reward: bool = False,
+        **arguments: Any,
+    ) -> None:
+        self.arguments = self.arguments_class(**arguments)
+        options = self.arguments
+        self._n_updates = 0
+        super().__init__(
+            policy,
+            env,
+            kl_controller=kl_controller,
+            norm_reward=norm_reward,
+            bootstrap_truncated=options.bootstrap_truncated,
+            score_batch_size=options.micro_batch_size,
+            sort_by_length=getattr(options, "length_sorted_minibatches", False),
+            learning_rate=learning_rate_schedule(options.learning_rate, options.learning_rate_schedule),
+            n_steps=options.n_steps,
+            gamma=options.gamma,
+            gae_lambda=options.gae_lambda,
+            ent_coef=options.ent_coef,
+            vf_coef=options.vf_coef,
+            max_grad_norm=options.max_grad_norm,
+            use_sde=options.use_sde,
+            sde_sample_freq=options.sde_sample_freq,
+            policy_kwargs={**self._policy_defaults(), **(policy_kwargs or {})},
+            tensorboard_log=options.tensorboard_log,
+            verbose=options.verbose,
+            seed=options.seed,
+            device=options.device or "auto",
+            supported_action_spaces=(spaces.Discrete,),
+        )
+
+    def _policy_defaults(self) -> dict[str, Any]:
+        """Policy arguments that the algorithm brings along."""
+        return {}
+
+    @abstractmethod
+    def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
+        """The algorithm: its loss terms on some whole episodes, each a mean over their tokens."""
+
+    # --- the update -----------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """One update on the rollout in the buffer."""
+        start = time.perf_counter()
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        if self._normalization == "rollout":
+            self.rollout_buffer.advantages = normalized(self.rollout_buffer.advantages)
+        steps: list[dict[str, Tensor]] = []
+        epochs = 0
+        for epochs in range(1, self.n_epochs + 1):  # noqa: B007
+            if not all(self._step(minibatch, steps) for minibatch in self.rollout_buffer.get(self.batch_size)):
+                break
+        self._log_update(steps, epochs, time.perf_counter() - start)
+
+    def _step(self, minibatch: RolloutBufferSamples, steps: list[dict[str, Tensor]]) -> bool:
+        """One optimizer step; False, and no step, once the policy is too far from the rollout's."""
+        if self._normalization == "minibatch":
+            minibatch = minibatch._replace(advantages=normalized(minibatch.advantages))
+        self.policy.optimizer.zero_grad()
+        n_tokens = len(minibatch.actions)
+        parts: list[tuple[float, LossTerms]] = []
+        for micro_batch in split(minibatch, self.arguments.micro_batch_size):
+            terms = self.loss(micro_batch)
+            share = len(micro_batch.actions) / n_tokens
+            (self._total(terms) * share).backward()
+            parts.append((share, LossTerms(*(term.detach() for term in terms))))
+        log_ratio = torch.cat([terms.log_ratio for _, terms in parts])
+        info = {name: sum(share * getattr(terms, name) for share, terms in parts) for name in _MEANS}
+        info["approx_kl"] = approximate_kl(log_ratio)
+        info["ratio_gap"] = (log_ratio.exp() - 1).abs().max()
+        info["clip_fraction"] = ((log_ratio.exp() - 1).abs() > self._clip_range).float().mean()
+        steps.append(info)
+        if self.target_kl is not None and float(info["approx_kl"]) > 1.5 * self.target_kl:
+            return False
+        info["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self.policy.optimizer.step()
+        self._n_updates += 1
+        return True
+
+    def _total(self, terms: LossTerms) -> Tensor:
+        total = terms.policy + self.vf_coef * terms.value
+        return total + self.ent_coef * terms.entropy if self.ent_coef else total
+
+    @property
+    def _normalization(self) -> str | None:
+        """Over what advantages are normalised: `minibatch`, `rollout` or None."""
+        choice = getattr(self.arguments, "normalize_advantage", False)
+        return "minibatch" if choice is True else choice or None
+
+    @property
+    def _clip_range(self) -> float:
+        return float(getattr(self.arguments, "clip_range", math.inf))
+
+    # --- learning rates and log -------------------------------------------------------------------------------------
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        """Stable-Baselines3's, with the critic's own rate."""
+        learning_rate = self.lr_schedule(self._current_progress_remaining)
+        self.logger.record("train/learning_rate", learning_rate)
+        options = self.arguments
+        factor = 1.0 if options.critic_learning_rate is None else options.critic_learning_rate / options.learning_rate
+        for group in optimizers.param_groups:
+            group["lr"] = learning_rate * (factor if group["role"] == "critic" else 1.0)
+
+    def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
+        def mean(name: str) -> float:
+            values = [step[name] for step in steps if name in step]
+            return float(torch.stack(values).mean()) if values else math.nan
+
+        gap = float(steps[0]["ratio_gap"])
+        buffer = self.rollout_buffer
+        record = self.logger.record
+        record("ppo/entropy_loss", mean("entropy"))
+        record("ppo/policy_gradient_loss", mean("policy"))
+        record("ppo/value_loss", mean("value"))
+        record("ppo/approx_kl", mean("approx_kl"))
+        record("ppo/clip_fraction", mean("clip_fraction"))
+        record("ppo/explained_variance", explained_variance(torch.as_tensor(buffer.values), torch.as_tensor(buffer.returns)))
+        record("train/ratio_gap", gap)
+        record("train/grad_norm", mean("grad_norm"))
+        record("train/n_updates", self._n_updates)
+        record("train/epochs", epochs)
+        record("time/update_s", seconds)
+        if gap > RATIO_TOLERANCE[self.policy.arguments.dtype]:
+            warnings.warn(self._explain_ratio(gap), stacklevel=2)
+
+    def _explain_ratio(self, gap: float) -> str:
+        options = self.policy.arguments
+        if options.dropout:
+            cause = "dropout is on in updates (policy.args.dropout)"
+        elif options.dtype != "float32":
+            cause = f"{options.dtype} rounds differently at other padded widths; try dtype: float32"
+        else:
+            cause = "the model's forward depends on its batch; try attn_implementation: eager or compile: false"
+        return (
+            f"the first minibatch's ratio is off 1 by {gap:.2g}: the update starts from other log-probs than the rollout's. "
+            f"Likely cause: {cause}"
+        )
+
+
+_MEANS = ("policy", "value", "entropy")
+
+
+def split(minibatch: RolloutBufferSamples, micro_batch_size: int | None) -> Iterator[RolloutBufferSamples]:
+    """A minibatch in parts of about `micro_batch_size` tokens, whole episodes each.
+
+    Args:
+        minibatch: whole episodes and their flat fields.
+        micro_batch_size: tokens; None = one part.
+    """
+    episodes: Any = minibatch.observations
+    if micro_batch_size is None or len(minibatch.actions) <= micro_batch_size:
+        yield minibatch
+        return
+    for group in pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), micro_batch_size):
+        index = torch.tensor(group, device=episodes.response_ids.device)
+        tokens = episodes.token_index(index)
+        yield RolloutBufferSamples(episodes.select(index), *(field[tokens] for field in minibatch[1:]))
+
+
+def learning_rate_schedule(learning_rate: float, name: str) -> float | Schedule:
+    """A Stable-Baselines3 schedule: `constant`, or `linear` / `cosine` decay to 0."""
+    if name == "linear":
+        return LinearSchedule(learning_rate, 0.0, 1.0)
+    if name == "cosine":
+        return CosineSchedule(learning_rate)
+    return learning_rate
+
+
+class CosineSchedule:
+    """Half a cosine from `initial` to 0 over the remaining progress 1 ... 0."""
+
+    def __init__(self, initial: float) -> None:
+        self.initial = initial
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.initial * (1 - math.cos(math.pi * progress_remaining)) / 2

@@ -1,0 +1,92 @@
+"""Everything this library raises on purpose.
+
+    RL4LMsLikeError
+    ├── ConfigError             mistakes in a config, all of them at once; exit status 2
+    ├── MissingExtraError       an optional dependency is needed; names the extra to install
+    ├── ModelError              a model or tokenizer cannot be loaded or used
+    │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
+    └── ComponentError          a user's component failed; says which, chained from the original exception
+        ├── DataPoolError
+        ├── RewardError
+        └── MetricError
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+
+class RL4LMsLikeError(Exception):
+    """Base class of all errors raised by this library."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing wrong in a config: where (`alg.args.clip_range`) and what, with the way out."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigError(RL4LMsLikeError):
+    """A config cannot be used. Carries every mistake found, not only the first."""
+
+    def __init__(self, mistakes: Sequence[Mistake], source: str = "the config") -> None:
+        self.mistakes = list(mistakes)
+        self.source = source
+        plural = "mistake" if len(self.mistakes) == 1 else "mistakes"
+        lines = [f"{len(self.mistakes)} {plural} in {source}:", *(f"  {mistake}" for mistake in self.mistakes)]
+        super().__init__("\n".join(lines))
+
+
+class MissingExtraError(RL4LMsLikeError, ImportError):
+    """A component needs a package that the core installation does not bring."""
+
+    def __init__(self, package: str, extra: str, needed_by: str) -> None:
+        super().__init__(f"{needed_by} needs the package {package!r}: pip install 'rl4lms_like[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+class ModelError(RL4LMsLikeError):
+    """A model or tokenizer cannot be loaded, or does not fit its role."""
+
+
+class ParityError(ModelError):
+    """The policy's teacher-forced log-probs are not the ones its own `generate` samples with."""
+
+
+class ComponentError(RL4LMsLikeError):
+    """A component given by the user failed; the original exception is chained as the cause."""
+
+
+class DataPoolError(ComponentError):
+    """A data pool could not be prepared."""
+
+
+class RewardError(ComponentError):
+    """A reward function raised, or returned something that is not one finite number per request."""
+
+
+class MetricError(ComponentError):
+    """A metric raised, or returned something that is not a mapping of name to (sentence scores, corpus score)."""
+
+
+def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
+    """Imports an optional dependency where it is used.
+
+    Raises:
+        MissingExtraError: if it is not installed; the message has the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(module.split(".")[0], extra, needed_by) from error

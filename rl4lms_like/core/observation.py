@@ -1,0 +1,264 @@
+"""What a policy and a reward see of an episode: the prompt and the response so far.
+
+    prompt_or_input   [P]    left-padded prompt ids
+    context           [T]    the response so far, right-aligned, left-padded; starts with `context_start_token` if given
+    input             [P+T]  prompt and context joined, left-padded
+
+An observation is immutable and holds ids only; texts and arrays are made when they are read, so that playing a whole
+episode costs one decode, not one per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rl4lms_like.core.sample import Sample
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+KEYS = ("prompt_or_input", "context", "input")
+"""The three sequences of an observation; each has `<key>_encoded_pt` and `<key>_attention_mask_pt`."""
+
+
+@dataclass(frozen=True)
+class TextLayout:
+    """What all observations of an environment have in common.
+
+    Args:
+        tokenizer: encodes prompts, decodes responses.
+        max_prompt_length: P, tokens; longer prompts are cut on `prompt_truncation_side`.
+        max_context_length: T, tokens.
+        context_start_token: first context token of an encoder-decoder model, else None.
+        prompt_truncation_side: `left` or `right`.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    max_prompt_length: int
+    max_context_length: int
+    context_start_token: int | None = None
+    prompt_truncation_side: Literal["left", "right"] = "left"
+
+    @property
+    def pad_token_id(self) -> int:
+        """The id that fills unused places: the tokenizer's pad, else its EOS, else 0."""
+        for id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
+            if id is not None:
+                return int(id)
+        return 0
+
+    def encode(self, text: str) -> np.ndarray:
+        """Prompt ids `[length]`, special tokens as the tokenizer adds them, cut to `max_prompt_length`."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Prompt ids of several texts, in one call of the tokenizer. Truncation keeps the special tokens."""
+        with _cutting_on(self.prompt_truncation_side, self.tokenizer):
+            encoded = self.tokenizer(
+                list(texts), truncation=True, max_length=self.max_prompt_length, padding=False, verbose=False
+            )
+        return [np.asarray(ids, dtype=np.int64) for ids in encoded["input_ids"]]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of response ids, special tokens left out."""
+        return str(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
+
+
+@contextmanager
+def _cutting_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """The tokenizer cuts on `side`, and is left as it was found.
+
+    A fast tokenizer's backend keeps the limit of its last call, and would save it into `tokenizer.json`.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    found_side, found_limit = tokenizer.truncation_side, backend and backend.truncation
+    tokenizer.truncation_side = side
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side = found_side
+        if backend and found_limit:
+            backend.enable_truncation(**found_limit)
+        elif backend:
+            backend.no_truncation()
+
+
+class Observation:
+    """The state of an episode after `n_actions` tokens.
+
+    Args:
+        sample: where the prompt comes from.
+        prompt_ids: unpadded `[prompt_length]`.
+        action_ids: response ids `[at least n_actions]`; several observations of an episode may share one array.
+        n_actions: how many of them have been taken.
+        layout: shapes and tokenizer.
+    """
+
+    def __init__(
+        self, sample: Sample, prompt_ids: np.ndarray, action_ids: np.ndarray, n_actions: int, layout: TextLayout
+    ) -> None:
+        self._sample = sample
+        self._prompt_ids = prompt_ids
+        self._action_ids = action_ids
+        self._n_actions = n_actions
+        self._layout = layout
+
+    @classmethod
+    def init_from_sample(
+        cls,
+        sample: Sample,
+        tokenizer: PreTrainedTokenizerBase,
+        max_input_length: int,
+        max_context_length: int,
+        prompt_truncation_side: Literal["left", "right"] = "left",
+        context_start_token: int | None = None,
+        meta_info: dict[str, Any] | None = None,
+    ) -> Observation:
+        """The observation before the first token (RL4LMs' constructor)."""
+        layout = TextLayout(
+            tokenizer, max_input_length, max_context_length, context_start_token, prompt_truncation_side
+        )
+        if meta_info is not None:
+            sample = Sample(sample.id, sample.prompt_or_input_text, sample.references, meta_info)
+        return cls(sample, layout.encode(sample.prompt_or_input_text), np.empty(0, dtype=np.int64), 0, layout)
+
+    def update(self, action: int, tokenizer: PreTrainedTokenizerBase | None = None) -> Observation:
+        """The observation after one more token; `tokenizer` is accepted for RL4LMs' signature and not needed."""
+        taken = np.append(self.action_ids, np.int64(action))
+        return Observation(self._sample, self._prompt_ids, taken, len(taken), self._layout)
+
+    def after(self, n_actions: int) -> Observation:
+        """The observation of the same episode after its first `n_actions` tokens; shares the array of actions."""
+        return Observation(self._sample, self._prompt_ids, self._action_ids, n_actions, self._layout)
+
+    @property
+    def sample(self) -> Sample:
+        """The sample the episode was started from."""
+        return self._sample
+
+    @property
+    def layout(self) -> TextLayout:
+        """Shapes and tokenizer."""
+        return self._layout
+
+    @property
+    def n_actions(self) -> int:
+        """How many tokens of the response have been taken."""
+        return self._n_actions
+
+    @property
+    def prompt_ids(self) -> np.ndarray:
+        """Prompt ids `[prompt_length]`, truncated, not padded; read-only."""
+        return _read_only(self._prompt_ids)
+
+    @property
+    def action_ids(self) -> np.ndarray:
+        """Response ids so far `[n_actions]`; read-only."""
+        return _read_only(self._action_ids[: self._n_actions])
+
+    @property
+    def prompt_or_input_text(self) -> str:
+        """The prompt, raw and untruncated."""
+        return self._sample.prompt_or_input_text
+
+    @cached_property
+    def context_text(self) -> str:
+        """The response so far as text, special tokens left out; empty at the start."""
+        return self._layout.decode(self._action_ids[: self._n_actions]) if self._n_actions else ""
+
+    @property
+    def target_or_reference_texts(self) -> list[str]:
+        """The sample's references."""
+        return self._sample.references
+
+    @property
+    def meta_info(self) -> dict[str, Any] | None:
+        """The sample's `meta_data`."""
+        return self._sample.meta_data
+
+    @cached_property
+    def action_history(self) -> list[str]:
+        """The tokens taken so far, as the tokenizer spells them."""
+        return list(self._layout.tokenizer.convert_ids_to_tokens(self.action_ids.tolist()))
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The six arrays of the Gymnasium observation, int64: ids and masks of the three sequences."""
+        layout = self._layout
+        start = [] if layout.context_start_token is None else [layout.context_start_token]
+        context = np.concatenate([np.asarray(start, dtype=np.int64), self.action_ids])[-layout.max_context_length :]
+        parts = {
+            "prompt_or_input": (self._prompt_ids, layout.max_prompt_length),
+            "context": (context, layout.max_context_length),
+            "input": (
+                np.concatenate([self._prompt_ids, context]),
+                layout.max_prompt_length + layout.max_context_length,
+            ),
+        }
+        arrays = {}
+        for key, (ids, length) in parts.items():
+            arrays[f"{key}_encoded_pt"] = _left_padded(ids, length, layout.pad_token_id)
+            arrays[f"{key}_attention_mask_pt"] = _left_padded(np.ones_like(ids), length, 0)
+        return arrays
+
+    def to_dict(self) -> dict[str, np.ndarray]:
+        """The Gymnasium observation; a fresh dict over fresh arrays."""
+        return {key: array.copy() for key, array in self.arrays.items()}
+
+    @property
+    def prompt_or_input_encoded_pt(self) -> torch.Tensor:
+        """Prompt ids `[1, P]`."""
+        return self._tensor("prompt_or_input_encoded_pt")
+
+    @property
+    def prompt_or_input_attention_mask_pt(self) -> torch.Tensor:
+        """Prompt mask `[1, P]`, 1 on real tokens."""
+        return self._tensor("prompt_or_input_attention_mask_pt")
+
+    @property
+    def context_encoded_pt(self) -> torch.Tensor:
+        """Context ids `[1, T]`."""
+        return self._tensor("context_encoded_pt")
+
+    @property
+    def context_attention_mask_pt(self) -> torch.Tensor:
+        """Context mask `[1, T]`."""
+        return self._tensor("context_attention_mask_pt")
+
+    @property
+    def input_encoded_pt(self) -> torch.Tensor:
+        """Prompt and context ids `[1, P+T]`."""
+        return self._tensor("input_encoded_pt")
+
+    @property
+    def input_attention_mask_pt(self) -> torch.Tensor:
+        """Prompt and context mask `[1, P+T]`."""
+        return self._tensor("input_attention_mask_pt")
+
+    def _tensor(self, key: str) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(self.arrays[key]).clone().unsqueeze(0)
+
+    def __repr__(self) -> str:
+        return f"Observation(prompt={self.prompt_or_input_text!r}, context={self.context_text!r})"
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _left_padded(ids: np.ndarray, length: int, fill: int) -> np.ndarray:
+    padded = np.full(length, fill, dtype=np.int64)
+    if len(ids):
+        padded[length - len(ids) :] = ids
+    return padded

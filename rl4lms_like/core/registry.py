@@ -1,0 +1,151 @@
+"""Ids for components, with three ways in.
+
+    id            `rouge`                  a row of the registry's table, an entry point, or `register`ed by the user
+    import path   `my_project.rewards:Short`   no registration at all
+    entry point   group `rl4lms_like.rewards` of an installed package
+
+Rows name their target by import path, so that listing ids imports nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a registry.
+
+    Args:
+        target: the component, or its import path `package.module:Name`.
+        summary: one line for `rl4lms-like list`.
+        arguments: import path of the callable whose signature lists the component's `args`, where that is not the
+            component's own (heavy components describe their arguments in a dataclass that loads no torch).
+        needs: what beyond the core installation it needs, in words (`extra 'semantic'`, `Java 8`).
+    """
+
+    target: Any
+    summary: str
+    arguments: str | None = None
+    needs: str = ""
+
+
+class Registry:
+    """The components of one kind, by id.
+
+    Args:
+        kind: the noun used in messages, `reward`.
+        group: the entry-point group scanned for components of other packages.
+        table: id -> `Entry`.
+        signature_of: maps a resolved component to the callable its `args` go to (a pool's is its `prepare`).
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        group: str,
+        table: Mapping[str, Entry],
+        signature_of: Callable[[Any], Callable[..., Any]] = lambda component: component,
+    ) -> None:
+        self.kind = kind
+        self.group = group
+        self._table = dict(table)
+        self._signature_of = signature_of
+        self._entry_points: dict[str, EntryPoint] | None = None
+
+    def register(self, id: str, *, summary: str | None = None) -> Callable[[T], T]:
+        """Decorator that adds a component under `id`; the summary defaults to the first line of its docstring."""
+
+        def add(component: T) -> T:
+            self.add(id, component, summary=summary)
+            return component
+
+        return add
+
+    def add(self, id: str, component: Any, *, summary: str | None = None) -> None:
+        """Adds a component under `id` (RL4LMs' `Registry.add`). A later one replaces an earlier one."""
+        text = summary or (inspect.getdoc(component) or "").partition("\n")[0]
+        self._table[id] = Entry(component, text)
+
+    def ids(self) -> list[str]:
+        """All ids, the table's first, then those of entry points."""
+        return [*self._table, *(name for name in self._points() if name not in self._table)]
+
+    def entry(self, id: str) -> Entry:
+        """The row of `id`, also for entry points and import paths.
+
+        Raises:
+            ConfigError: unknown id; the message lists the known ones and the nearest.
+        """
+        if id in self._table:
+            return self._table[id]
+        if id in self._points():
+            return Entry(self._points()[id].value, f"from {self._points()[id].value}")
+        if ":" in id:
+            return Entry(id, f"from {id}")
+        raise ConfigError([Mistake("", self.unknown(id))], f"the {self.kind} id")
+
+    def unknown(self, id: str) -> str:
+        """What to say of an id that is not there."""
+        near = difflib.get_close_matches(id, self.ids(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(sorted(self.ids()))
+        return f"unknown {self.kind} {id!r}; {hint}known: {known}; or give an import path 'package.module:Name'"
+
+    def resolve(self, id: str) -> Any:
+        """The component itself, imported if need be.
+
+        Raises:
+            ConfigError: unknown id, or its import path leads nowhere.
+            MissingExtraError: its module needs a package that is not installed.
+        """
+        return _load(self.entry(id).target, self.kind)
+
+    def signature(self, id: str) -> Callable[..., Any]:
+        """The callable whose signature says which `args` the component takes."""
+        entry = self.entry(id)
+        if entry.arguments is not None:
+            return _load(entry.arguments, self.kind)
+        return self._signature_of(_load(entry.target, self.kind))
+
+    def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Any:
+        """The component built with `kwargs` (RL4LMs' `Registry.get`); a pool is prepared."""
+        return self._signature_of(self.resolve(id))(**(kwargs or {}))
+
+    def _points(self) -> Mapping[str, EntryPoint]:
+        if self._entry_points is None:
+            self._entry_points = {point.name: point for point in entry_points(group=self.group)}
+        return self._entry_points
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._table or id in self._points()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids())
+
+
+def _load(target: Any, kind: str) -> Any:
+    if not isinstance(target, str):
+        return target
+    module_name, _, name = target.partition(":")
+    try:
+        component = importlib.import_module(module_name)
+        for part in name.split("."):
+            component = getattr(component, part)
+    except MissingExtraError:
+        raise
+    except Exception as error:  # importing a user's module runs the user's code
+        mistake = Mistake("", f"cannot import the {kind} {target!r}: {type(error).__name__}: {error}")
+        raise ConfigError([mistake], f"the {kind} id") from error
+    return component

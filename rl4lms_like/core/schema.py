@@ -1,0 +1,224 @@
+"""Mappings from a config, held against Python signatures. Every mistake is found, none is raised.
+
+    signature    (limit: Annotated[int, Ge(1)] = 20, mode: Literal["mean", "max"] = "mean")
+    mapping      {limt: 5, mode: sum}
+    mistakes     limt: unknown key; did you mean 'limit'?
+                 mode: expected 'mean' or 'max', got 'sum'
+
+A signature is that of a function, a class or a dataclass; a parameter whose type is a dataclass is a nested mapping, so
+a whole config is checked by the same few lines as the arguments of one reward. Single values are coerced by pydantic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+
+from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.wording import describe, help_of, shown
+
+REQUIRED: Any = inspect.Parameter.empty
+"""The default of an argument that has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """One argument of a component: its name, type, default (`REQUIRED` if none) and help."""
+
+    name: str
+    annotation: Any
+    default: Any
+    help: str = ""
+
+    @property
+    def required(self) -> bool:
+        """Whether a config must give it."""
+        return self.default is REQUIRED
+
+    @property
+    def type_text(self) -> str:
+        """What values it takes, in plain words."""
+        return describe(self.annotation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The arguments of a component, and whether it takes others besides (`**kwargs`)."""
+
+    arguments: tuple[Argument, ...]
+    open: bool
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Name -> default, of the arguments that have one."""
+        return {argument.name: argument.default for argument in self.arguments if not argument.required}
+
+
+def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -> Signature:
+    """What `target` (function, class or dataclass) takes by name, without the names in `exclude`."""
+    hints, helps = _type_hints(target), help_of(target)
+    arguments, open_ended = [], False
+    for name, parameter in inspect.signature(target).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in exclude:
+            default = _default(target, name, parameter)
+            arguments.append(Argument(name, hints.get(name, Any), default, helps.get(name, "")))
+    return Signature(tuple(arguments), open_ended)
+
+
+def check_arguments(
+    target: Callable[..., Any], args: Mapping[str, Any], path: str, *, exclude: Collection[str] = ()
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """Holds `args` against the signature of `target`.
+
+    Args:
+        target: function, class or dataclass that will be called with `args`.
+        args: what the config gives.
+        path: where in the config, `reward_fn.args`; empty for the top level.
+        exclude: parameters that the library fills in itself; a config must not.
+
+    Returns:
+        The given arguments, coerced to their types (those at fault are left out), and the mistakes.
+    """
+    signature = signature_of(target, exclude=exclude)
+    known = {argument.name: argument for argument in signature.arguments}
+    bound: dict[str, Any] = {}
+    mistakes: list[Mistake] = []
+    for name, value in args.items():
+        where = join(path, name)
+        if name in exclude:
+            mistakes.append(Mistake(where, "is filled in by the library and cannot be set here"))
+        elif name in known:
+            coerced, wrong = check_value(value, known[name].annotation, where)
+            mistakes += wrong
+            if not wrong:
+                bound[name] = coerced
+        elif signature.open and isinstance(name, str):
+            bound[name] = value
+        else:
+            mistakes.append(Mistake(where, unknown_key(name, known)))
+    mistakes += [
+        Mistake(join(path, argument.name), f"missing; expected {argument.type_text}")
+        for argument in signature.arguments
+        if argument.required and argument.name not in args
+    ]
+    return bound, mistakes
+
+
+def check_value(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mistake]]:
+    """One value coerced to its type, and the mistakes; the value is meaningless if there are any.
+
+    Null for a mapping or a list is an empty one, as a YAML key with nothing under it means it.
+    """
+    origin = typing.get_origin(annotation)
+    if dataclasses.is_dataclass(annotation):
+        return _check_block({} if value is None else value, typing.cast(type, annotation), path)
+    if origin in (dict, list) and value is None:
+        return origin(), []
+    if origin is list and dataclasses.is_dataclass(typing.get_args(annotation)[0]):
+        if not isinstance(value, list):
+            return None, [Mistake(path, f"expected a list, got {shown(value)}")]
+        block = typing.get_args(annotation)[0]
+        checked = [_check_block(item, block, join(path, index)) for index, item in enumerate(value)]
+        return [item for item, _ in checked], [mistake for _, wrong in checked for mistake in wrong]
+    try:
+        return _coerced(value, annotation), []
+    except ValidationError:
+        return None, [Mistake(path, f"expected {describe(annotation)}, got {shown(value)}")]
+
+
+def unknown_key(name: Any, known: Iterable[str]) -> str:
+    """What to say of a key that is not there."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    if near:
+        return f"unknown key; did you mean {near[0]!r}?"
+    return f"unknown key; known: {', '.join(names)}" if names else "unknown key; nothing can be set here"
+
+
+def join(path: str, key: Any) -> str:
+    """`alg.args` and `gamma` -> `alg.args.gamma`."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def _check_block(value: Any, block: type, path: str) -> tuple[Any, list[Mistake]]:
+    if not isinstance(value, Mapping):
+        names = ", ".join(argument.name for argument in signature_of(block).arguments)
+        return None, [Mistake(path, f"expected a mapping with the keys {names}; got {shown(value)}")]
+    bound, mistakes = check_arguments(block, value, path)
+    if mistakes:
+        return None, mistakes
+    try:
+        return block(**bound), []
+    except ValueError as error:
+        return None, [Mistake(path, str(error))]
+
+
+def _coerced(value: Any, annotation: Any) -> Any:
+    """Strict first, so that a boolean is no number; then text such as '1e-6' and 5.0 for 5 are let through."""
+    if isinstance(value, float) and math.isnan(value):
+        value = "nan"
+    adapter = _adapter(annotation)
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError:
+        if isinstance(value, bool) or value == "nan":
+            raise
+        return adapter.validate_python(value)
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return _cached_adapter(annotation)
+    except TypeError:  # an annotation with unhashable metadata
+        return _new_adapter(annotation)
+
+
+def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except PydanticUserError as error:
+        if isinstance(error, PydanticSchemaGenerationError):
+            return TypeAdapter(Any)
+        return TypeAdapter(annotation)  # a type that brings a config of its own
+
+
+_cached_adapter = cache(_new_adapter)
+
+
+def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:
+    fields = getattr(target, "__dataclass_fields__", {}) if inspect.isclass(target) else {}
+    if name in fields and fields[name].default_factory is not dataclasses.MISSING:
+        return fields[name].default_factory()
+    return parameter.default
+
+
+def _type_hints(target: Any) -> dict[str, Any]:
+    """The resolved annotations; one that cannot be resolved at run time counts as `Any`."""
+    if inspect.isclass(target) and not dataclasses.is_dataclass(target):
+        target = target.__init__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except (NameError, AttributeError, TypeError):
+        parameters = inspect.signature(target).parameters
+        return {name: _type_hint(target, parameter.annotation) for name, parameter in parameters.items()}
+
+
+def _type_hint(target: Any, annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return Any
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, globalns=getattr(target, "__globals__", {}), include_extras=True)["it"]
+    except (NameError, AttributeError, TypeError):
+        return Any

@@ -1,0 +1,157 @@
+"""Log-prob and entropy of chosen tokens, straight from hidden states.
+
+    hidden [n_tokens, d] ──head──> logits [n_tokens, vocab] ──> log_prob [n_tokens], entropy [n_tokens]
+
+Only the logits of tokens that are asked for are ever made, one buffer of them at a time. The backward pass is written
+out, so that nothing of size `[n_tokens, vocab]` but the probabilities is kept, and not even those where they would
+exceed the budget: then they are made anew, chunk by chunk, into one gradient buffer.
+
+With z the logits, p = softmax(z) and H = -Σ p log p, the gradient of g·log p_y + h·H with respect to z is
+
+    (1[y] - p) g - p (log p + H) h
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Head:
+    """A language-model head, logits = scale * hidden @ weight.T + bias.
+
+    Args:
+        weight: `[vocab, d]`.
+        bias: `[vocab]` or None.
+        scale: factor on the product (T5 with tied embeddings has `d ** -0.5`).
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` in float32."""
+        product = F.linear(hidden, self.weight.to(hidden.dtype)).float()
+        if self.scale != 1.0:
+            product.mul_(self.scale)
+        return product if self.bias is None else product.add_(self.bias.float())
+
+
+def scores_of_logits(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob and entropy `[n_tokens]` from logits `[n_tokens, vocab]`, by plain autograd (twice differentiable)."""
+    log_probs = logits.float().log_softmax(dim=-1)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+    return log_probs.gather(1, actions[:, None]).squeeze(1), entropy
+
+
+def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: int) -> tuple[Tensor, Tensor]:
+    """Log-prob and entropy of one token per hidden state.
+
+    Args:
+        hidden: `[n_tokens, d]`.
+        head: what turns them into logits.
+        actions: token ids `[n_tokens]`.
+        logits_budget: how many logits may be kept, counted in numbers, not bytes.
+
+    Returns:
+        Log-prob and entropy `[n_tokens]`, float32, once differentiable with respect to hidden states and head.
+    """
+    vocab = head.weight.shape[0]
+    chunk = max(logits_budget // vocab, 1)
+    return _TokenScores.apply(hidden, head.weight, head.bias, head.scale, actions, chunk)
+
+
+class _TokenScores(torch.autograd.Function):
+    """The autograd node behind `token_scores`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, actions: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        head = Head(weight, bias, scale)
+        n_tokens = len(actions)
+        log_prob, entropy = hidden.new_empty(n_tokens, dtype=torch.float32), hidden.new_empty(n_tokens, dtype=torch.float32)
+        keep = n_tokens <= chunk and any(ctx.needs_input_grad[:3])
+        ctx.probs = None
+        for part in _parts(n_tokens, chunk):
+            probs, log_prob[part], entropy[part] = _softmax(head, hidden[part], actions[part])
+            if keep:
+                ctx.probs = probs
+        ctx.save_for_backward(hidden, weight, bias, actions, entropy)
+        ctx.scale, ctx.chunk, ctx.kept = scale, chunk, keep
+        ctx.set_materialize_grads(False)
+        return log_prob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_log_prob, grad_entropy = gradients
+        hidden, weight, bias, actions, entropy = ctx.saved_tensors
+        if ctx.kept and ctx.probs is None:
+            raise RuntimeError("token_scores: the graph was freed by its first backward pass")
+        head = Head(weight, bias, ctx.scale)
+        whole = len(actions) <= ctx.chunk
+        weight_in = weight.to(hidden.dtype)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = None if whole else torch.zeros_like(weight)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for part in _parts(len(actions), ctx.chunk):
+            probs = ctx.probs if ctx.probs is not None else _softmax(head, hidden[part], actions[part])[0]
+            ctx.probs = None
+            grad = _logit_gradient(
+                probs,
+                actions[part],
+                None if grad_log_prob is None else grad_log_prob[part],
+                None if grad_entropy is None else grad_entropy[part],
+                entropy[part],
+            )
+            if grad_bias is not None:
+                grad_bias += grad.sum(dim=0)
+            grad = grad.mul_(ctx.scale) if ctx.scale != 1.0 else grad
+            grad = grad.to(hidden.dtype)
+            torch.mm(grad, weight_in, out=grad_hidden[part])
+            if ctx.needs_input_grad[1]:
+                product = grad.T @ hidden[part]
+                grad_weight = product.to(weight.dtype) if grad_weight is None else grad_weight.add_(product)
+        if not ctx.needs_input_grad[1]:
+            grad_weight = None
+        if grad_bias is not None and bias is not None:
+            grad_bias = grad_bias.to(bias.dtype) if ctx.needs_input_grad[2] else None
+        return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+def _parts(n_tokens: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, n_tokens)) for start in range(0, n_tokens, chunk)]
+
+
+def _softmax(head: Head, hidden: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities `[n, vocab]`, log-prob and entropy `[n]`, with one exponential per logit."""
+    logits = head.logits(hidden)
+    logits -= logits.amax(dim=1, keepdim=True)
+    probs = logits.exp()
+    norm = probs.sum(dim=1, keepdim=True)
+    log_norm = norm.squeeze(1).log()
+    probs /= norm
+    mean_logit = torch.bmm(probs[:, None, :], logits[:, :, None]).view(-1)
+    log_prob = logits.gather(1, actions[:, None]).squeeze(1) - log_norm
+    return probs, log_prob, log_norm - mean_logit
+
+
+def _logit_gradient(
+    probs: Tensor, actions: Tensor, grad_log_prob: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
+) -> Tensor:
+    """The formula above, in the memory of `probs`."""
+    g = torch.zeros_like(entropy) if grad_log_prob is None else grad_log_prob
+    if grad_entropy is None or not bool(grad_entropy.any()):
+        grad = probs.mul_(-g[:, None])
+    else:
+        log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log_()
+        factor = log_probs.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(g[:, None])
+        grad = probs.mul_(factor).neg_()
+    grad[torch.arange(len(actions), device=actions.device), actions] += g
+    return grad

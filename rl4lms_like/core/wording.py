@@ -1,0 +1,151 @@
+"""Types, values and docstrings in plain words.
+
+Annotated[float, Gt(0)] | None    ->  a number above 0, or null
+Literal["left", "right"]          ->  'left' or 'right'
+{"a": True}                       ->  {'a': True}
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
+
+_PLAIN = {bool: "true or false", str: "text", type(None): "null", dict: "a mapping", list: "a list", tuple: "a list"}
+_NUMBERS = {int: "a whole number", float: "a number"}
+_SECTION = re.compile(r"^(Args|Arguments|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes):\s*$")
+
+
+def describe(annotation: Any) -> str:
+    """What values a type takes; `anything` for types that say nothing."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _constrained(args[0], args[1:])
+    if origin is typing.Literal:
+        return _either([shown(value) for value in args])
+    if origin in (typing.Union, types.UnionType):
+        return _either([describe(arg) for arg in args], wide=True)
+    if origin in (list, tuple, set, frozenset) or _is_sequence(origin):
+        return _list_of(args[0]) if args else "a list"
+    kind = origin or annotation
+    if kind in _NUMBERS:
+        return _NUMBERS[kind]
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if annotation is Any or annotation is inspect.Parameter.empty:
+        return "anything"
+    if inspect.isclass(kind) and issubclass(kind, Mapping):
+        return "a mapping"
+    return f"a {getattr(kind, '__name__', str(kind))}"
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in a config, shortened."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    shortener = reprlib.Repr()
+    shortener.maxstring, shortener.maxother, shortener.maxdict, shortener.maxlist = 60, 60, 3, 4
+    return shortener.repr(value)
+
+
+def help_of(target: Any) -> dict[str, str]:
+    """Argument -> help, from the `Args:` of Google-style docstrings, those of base classes included."""
+    docs = [inspect.getdoc(target) or ""]
+    if inspect.isclass(target):
+        docs = [text for base in reversed(target.__mro__) for text in _own_docs(base)]
+    return {name: text for doc in docs for name, text in _args_section(doc).items()}
+
+
+def summary_of(target: Any) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(target) or "").partition("\n")[0]
+
+
+def without_sections(doc: str) -> str:
+    """A docstring without its `Args:`, `Returns:` ... sections."""
+    lines: list[str] = []
+    inside = False
+    for line in doc.splitlines():
+        if _SECTION.match(line):
+            inside = True
+        elif inside and line and not line.startswith(" "):
+            inside = False
+        if not inside:
+            lines.append(line)
+    return "\n".join(lines).strip()
+
+
+def _own_docs(base: type) -> list[str]:
+    own = (base.__dict__.get("__doc__"), getattr(base.__dict__.get("__init__"), "__doc__", None))
+    return [inspect.cleandoc(doc) for doc in own if doc and base is not object]
+
+
+def _args_section(doc: str) -> dict[str, str]:
+    helps: dict[str, str] = {}
+    inside, name = False, ""
+    for line in doc.splitlines():
+        if _SECTION.match(line):
+            inside = line.startswith("Arg")
+        elif inside and line and not line.startswith(" "):
+            inside = False
+        elif inside:
+            entry = re.match(r"^ {1,4}(\*{0,2}\w+)(?: \([^)]*\))?: (.*)$", line)
+            if entry:
+                name = entry[1].lstrip("*")
+                helps[name] = entry[2].strip()
+            elif name and line.strip():
+                helps[name] += " " + line.strip()
+    return helps
+
+
+def _constrained(base: Any, metadata: Iterable[Any]) -> str:
+    text = describe(base)
+    lower = upper = ""
+    for rule in _flat(metadata):
+        if isinstance(rule, Gt):
+            lower = f"above {rule.gt:g}"  # type: ignore[str-format]
+        elif isinstance(rule, Ge):
+            lower = f"of at least {rule.ge:g}"  # type: ignore[str-format]
+        elif isinstance(rule, Lt):
+            upper = f"below {rule.lt:g}"  # type: ignore[str-format]
+        elif isinstance(rule, Le):
+            upper = f"of at most {rule.le:g}"  # type: ignore[str-format]
+    if lower.startswith("of at least") and upper.startswith("of at most"):
+        return f"{text} from {lower.split()[-1]} to {upper.split()[-1]}"
+    return " ".join([text, " and ".join(filter(None, (lower, upper)))]).rstrip()
+
+
+def _flat(metadata: Iterable[Any]) -> Iterable[Any]:
+    for rule in metadata:
+        if isinstance(rule, GroupedMetadata):
+            yield from _flat(rule)
+        elif isinstance(getattr(rule, "metadata", None), list):  # pydantic's Field
+            yield from _flat(rule.metadata)
+        else:
+            yield rule
+
+
+def _either(options: list[str], *, wide: bool = False) -> str:
+    """`a, b or c`; `a, or b` where the options have an `or` of their own."""
+    unique = list(dict.fromkeys(options))
+    if len(unique) == 1:
+        return unique[0]
+    last = ", or " if wide and any(" " in option for option in unique[:-1]) else " or "
+    return ", ".join(unique[:-1]) + last + unique[-1]
+
+
+def _list_of(item: Any) -> str:
+    text = describe(item)
+    return "a list" if text == "anything" else f"a list, each {text}"
+
+
+def _is_sequence(origin: Any) -> bool:
+    return inspect.isclass(origin) and issubclass(origin, Sequence) and origin is not str

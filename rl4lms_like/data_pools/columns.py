@@ -1,0 +1,91 @@
+"""One row of a table as a sample.
+
+    row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
+    sample  prompt from `prompt_column`, references from `reference_columns`, meta_data from `meta_columns`
+
+A dotted name reaches into nested values: `translation.en` is `row["translation"]["en"]`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.sample import Sample
+
+
+@dataclass(frozen=True)
+class ColumnMap:
+    """Which columns become what.
+
+    Args:
+        prompt_column: text.
+        reference_columns: text, a list of texts, or empty (null) for no reference.
+        meta_columns: anything.
+        prompt_prefix: put before every prompt.
+        prompt_suffix: put behind every prompt.
+    """
+
+    prompt_column: str
+    reference_columns: tuple[str, ...] = ()
+    meta_columns: tuple[str, ...] = ()
+    prompt_prefix: str = ""
+    prompt_suffix: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        prompt_column: str,
+        reference_column: str | Sequence[str] | None,
+        meta_columns: Sequence[str] | None,
+        prompt_prefix: str,
+        prompt_suffix: str,
+    ) -> ColumnMap:
+        """From a pool's arguments, where one name may stand for a list of one."""
+        references = [reference_column] if isinstance(reference_column, str) else reference_column or []
+        return cls(prompt_column, tuple(references), tuple(meta_columns or ()), prompt_prefix, prompt_suffix)
+
+    def sample(self, row: Mapping[str, Any], id: str, where: str) -> Sample:
+        """The sample of a row.
+
+        Args:
+            row: column -> value.
+            id: of the sample.
+            where: file and line, for messages.
+
+        Raises:
+            DataPoolError: a column is missing or does not hold text.
+        """
+        prompt = _cell(row, self.prompt_column, where)
+        if not isinstance(prompt, str):
+            raise DataPoolError(f"{where}, column {self.prompt_column!r}: expected text, got {prompt!r}")
+        references = [text for name in self.reference_columns for text in _texts(row, name, where)]
+        meta_data = {name: _cell(row, name, where) for name in self.meta_columns} or None
+        return Sample(id, f"{self.prompt_prefix}{prompt}{self.prompt_suffix}", references, meta_data)
+
+
+def _texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
+    value = _cell(row, name, where)
+    if value is None:
+        return []
+    texts = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise DataPoolError(f"{where}, column {name!r}: expected text or a list of texts, got {value!r}")
+    return texts
+
+
+def _cell(row: Mapping[str, Any], name: str, where: str) -> Any:
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            near = difflib.get_close_matches(name, [str(column) for column in row], n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            columns = ", ".join(str(column) for column in row)
+            raise DataPoolError(f"{where}: no column {name!r}{hint}; it has {columns}")
+        value = value[part]
+    return value

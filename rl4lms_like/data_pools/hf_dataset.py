@@ -1,0 +1,102 @@
+"""Columns of a data set of the `datasets` library: on the hub, saved to disk, or in local files.
+
+path: imdb                                       a data set of the hub
+path: /data/my_set                               what `save_to_disk` wrote
+path: parquet, data_files: {train: a.parquet}    a file format and its files
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from rl4lms_like.core.errors import DataPoolError, import_extra
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.columns import ColumnMap
+from rl4lms_like.data_pools.splits import not_empty, share_of
+
+_USUAL_NAMES = {"train": ("train",), "val": ("val", "validation", "valid", "dev"), "test": ("test",)}
+
+
+class HfDatasetPool(TextGenPool):
+    """Columns of a `datasets` data set."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        path: str,
+        prompt_column: str,
+        name: str | None = None,
+        data_files: dict[str, str] | None = None,
+        split_names: dict[str, str] | None = None,
+        reference_column: str | list[str] | None = None,
+        meta_columns: list[str] | None = None,
+        prompt_prefix: str = "",
+        prompt_suffix: str = "",
+        max_size: Annotated[int, Ge(1)] | None = None,
+        split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
+        seed: int = 0,
+    ) -> HfDatasetPool:
+        """Builds the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            path: hub id, folder written by `save_to_disk`, or a format (`json`, `csv`, `parquet`, `text`).
+            prompt_column: the column that holds the prompt; `a.b` reaches into nested columns.
+            name: the data set's configuration.
+            data_files: the data set's split -> file, where `path` is a format.
+            split_names: `train`, `val`, `test` -> the data set's names for them, where they are unusual.
+            reference_column: a column, or several, that hold references: a text, a list of texts or null.
+            meta_columns: columns that rewards and metrics get as `meta_info`.
+            prompt_prefix: put before every prompt.
+            prompt_suffix: put behind every prompt.
+            max_size: at most so many samples a split.
+            split_ratios: shares of train, val and test, where the data set has one split only.
+            seed: of the shuffle before sharing out.
+
+        Raises:
+            DataPoolError: the data set cannot be loaded, or lacks a split or column; the message names it.
+            MissingExtraError: `datasets` is not installed.
+        """
+        columns = ColumnMap.of(prompt_column, reference_column, meta_columns, prompt_prefix, prompt_suffix)
+        tables = _load(path, name, data_files)
+        own_name, owned = _split_of(split, tables, split_names, path)
+        table = tables[own_name]
+        rows = list(range(len(table)) if owned else share_of(len(table), split, split_ratios, seed))[:max_size]
+        where = f"{path}[{own_name}]"
+        samples = [
+            columns.sample(record, f"{split}_{row}", f"{where}, row {row}")
+            for row, record in zip(rows, table.select(rows), strict=True)
+        ]
+        return cls(not_empty(samples, split, where))
+
+
+def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> dict[str, Any]:
+    """Split name -> table."""
+    datasets = import_extra("datasets", extra="data", needed_by="the data pool 'hf_dataset'")
+    saved = any((Path(path) / marker).is_file() for marker in ("dataset_dict.json", "state.json"))
+    try:
+        loaded = datasets.load_from_disk(path) if saved else datasets.load_dataset(path, name, data_files=data_files)
+    except Exception as error:
+        raise DataPoolError(f"cannot load the data set {path!r}: {type(error).__name__}: {error}") from error
+    return dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
+
+
+def _split_of(
+    split: str, tables: Mapping[str, Any], split_names: Mapping[str, str] | None, path: str
+) -> tuple[str, bool]:
+    """The data set's name for a split, and whether the split owns it; an only split belongs to all three."""
+    if len(tables) == 1 and not split_names:
+        return next(iter(tables)), False
+    wanted = [split_names[split]] if split_names and split in split_names else list(_USUAL_NAMES.get(split, (split,)))
+    for name in wanted:
+        if name in tables:
+            return name, True
+    raise DataPoolError(
+        f"the data set {path!r} has no split {' or '.join(map(repr, wanted))} for {split!r}; it has "
+        f"{', '.join(tables)}: name it in split_names"
+    )

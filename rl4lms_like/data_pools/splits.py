@@ -1,0 +1,113 @@
+"""Which rows belong to which split.
+
+data_files  {train: a, val: b, test: c}     one file a split
+path        one file for all                 its rows are shuffled by `seed` and shared out by `split_ratios`
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+import numpy as np
+
+from rl4lms_like.core.errors import DataPoolError
+
+SPLITS = ("train", "val", "test")
+
+T = TypeVar("T")
+
+
+def share_of(n_rows: int, split: str, ratios: Sequence[float], seed: int) -> list[int]:
+    """The rows of a split; the three splits are disjoint, and cover all rows if the ratios add up to 1.
+
+    Args:
+        n_rows: rows to share out.
+        split: `train`, `val` or `test`.
+        ratios: the shares of the three.
+        seed: of the shuffle.
+
+    Raises:
+        DataPoolError: unknown split, or ratios that are not three shares.
+    """
+    position = _position(split)
+    if len(ratios) != len(SPLITS) or min(ratios) < 0 or sum(ratios) > 1 + 1e-9:
+        raise DataPoolError(
+            f"split_ratios must be the shares of {', '.join(SPLITS)}, each at least 0, together at most 1; "
+            f"got {list(ratios)}"
+        )
+    order = np.random.default_rng(seed).permutation(n_rows)
+    borders = [round(n_rows * sum(ratios[:count])) for count in range(len(SPLITS) + 1)]
+    return [int(row) for row in order[borders[position] : borders[position + 1]]]
+
+
+def file_of(split: str, path: str | None, data_files: Mapping[str, str] | None) -> tuple[Path, bool]:
+    """The file that a split is read from, and whether the split owns all of it.
+
+    Raises:
+        DataPoolError: unknown split, no file for it, or both ways of naming files at once.
+    """
+    _position(split)
+    if (path is None) == (data_files is None):
+        raise DataPoolError("give either `path` (one file for all splits) or `data_files` (one file a split)")
+    if path is not None:
+        return Path(path), False
+    assert data_files is not None
+    if split not in data_files:
+        raise DataPoolError(f"data_files names no file for split {split!r}; it has {', '.join(data_files)}")
+    return Path(data_files[split]), True
+
+
+def rows_of_split(
+    rows: Iterable[T], split: str, *, owned: bool, split_ratios: Sequence[float], seed: int, max_size: int | None
+) -> Iterator[tuple[int, T]]:
+    """Numbered rows of a split, at most `max_size`; reads no further than it must."""
+    if owned:
+        return islice(enumerate(rows), max_size)
+    everything = list(rows)
+    chosen = share_of(len(everything), split, split_ratios, seed)[:max_size]
+    return ((row, everything[row]) for row in chosen)
+
+
+def not_empty(samples: list[T], split: str, source: str) -> list[T]:
+    """The samples, if there are any.
+
+    Raises:
+        DataPoolError: there are none.
+    """
+    if not samples:
+        raise DataPoolError(f"{source}: no samples for split {split!r}; the file is empty or its share is too small")
+    return samples
+
+
+@contextmanager
+def open_text(file: Path) -> Iterator[TextIO]:
+    """A UTF-8 text file, also one packed by gzip, for as long as the context lasts.
+
+    Raises:
+        DataPoolError: it cannot be opened, unpacked or decoded.
+    """
+    try:
+        with _opened(file) as lines:
+            yield lines
+    except OSError as error:
+        raise DataPoolError(f"cannot read {file}: {error.strerror or error}") from error
+    except (EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise DataPoolError(f"cannot read {file}: {error}") from error
+
+
+def _opened(file: Path) -> TextIO:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
+    return file.open(encoding="utf-8-sig", newline="")
+
+
+def _position(split: str) -> int:
+    if split not in SPLITS:
+        raise DataPoolError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+    return SPLITS.index(split)

@@ -1,0 +1,32 @@
+"""The `env.args` block: every argument of the environment, its default and its meaning. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+Count = Annotated[int, Ge(1)]
+NonNegative = Annotated[float, Ge(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvArguments:
+    """Arguments of the text environment.
+
+    Args:
+        max_episode_length: T, tokens; an episode is cut (truncated) after that many.
+        max_prompt_length: P, tokens; longer prompts are cut. Default: the tokenizer's `model_max_length`.
+        terminate_on_eos: whether the end-of-text token ends (terminates) an episode.
+        context_start_token: first decoder token of an encoder-decoder model (T5: 0, BART: 2); null for causal models.
+        prompt_truncation_side: which side of a long prompt is cut.
+        priority_scale: samples are drawn in proportion to their weight to this power; 0 draws uniformly.
+    """
+
+    max_episode_length: Count = 512
+    max_prompt_length: Count | None = None
+    terminate_on_eos: bool = False
+    context_start_token: Annotated[int, Ge(0)] | None = None
+    prompt_truncation_side: Literal["left", "right"] = "left"
+    priority_scale: NonNegative = 0.0

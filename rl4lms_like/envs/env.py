@@ -1,0 +1,207 @@
+"""One episode of text, token by token.
+
+    state    prompt + response so far       six int64 arrays, see `core.observation`
+    action   the next token's id            Discrete(vocab_size)
+    end      terminated: an end-of-text token, if `terminate_on_eos`;  truncated: `max_episode_length` tokens
+
+An end-of-text token at the length limit terminates. The reward sees `done = terminated or truncated`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.observation import KEYS, Observation, TextLayout
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.sampler import PrioritySampler
+from rl4lms_like.envs.registration import register_envs
+from rl4lms_like.rewards.call import AnyReward, score_transition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NO_LIMIT = 1_000_000
+"""Tokenizers without a length limit report about 1e30 tokens; nothing real reports more than this."""
+
+_CACHED_PROMPTS = 16_384
+"""Prompts whose ids are kept; 67 MB if each has 512 tokens."""
+
+
+class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
+    """The MDP of text generation as a Gymnasium environment.
+
+    Args:
+        tokenizer: encodes prompts and decodes responses; left as it is found.
+        reward_function: a `RewardFunction` or `BatchedRewardFunction`.
+        samples: what prompts are drawn from: samples, or pairs of sample and weight (a pool).
+        max_episode_length: T, tokens.
+        max_prompt_length: P, tokens. Default: the tokenizer's `model_max_length`.
+        terminate_on_eos: whether an end-of-text token ends an episode.
+        context_start_token: first decoder token of an encoder-decoder model.
+        prompt_truncation_side: which side of a long prompt is cut.
+        priority_scale: exponent of the samples' weights; 0 draws uniformly.
+        vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
+        eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
+
+    Raises:
+        ConfigError: an argument is needed that has no usable default.
+        DataPoolError: there is nothing to draw from.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's declaration)
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        reward_function: AnyReward,
+        samples: Iterable[Sample | tuple[Sample, float]],
+        max_episode_length: int = 512,
+        max_prompt_length: int | None = None,
+        terminate_on_eos: bool = False,
+        context_start_token: int | None = None,
+        prompt_truncation_side: Literal["left", "right"] = "left",
+        priority_scale: float = 0.0,
+        vocab_size: int | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        prompt_length = max_prompt_length or _length_limit(tokenizer)
+        self.layout = TextLayout(
+            tokenizer, prompt_length, max_episode_length, context_start_token, prompt_truncation_side
+        )
+        self.reward_function = reward_function
+        self.max_episode_length = max_episode_length
+        self.terminate_on_eos = terminate_on_eos
+        self.eos_token_ids = _end_tokens(tokenizer, eos_token_ids, terminate_on_eos)
+        self.sampler = PrioritySampler(samples, priority_scale)
+        self.action_space = spaces.Discrete(vocab_size or len(tokenizer))
+        self.observation_space = _observation_space(self.layout, max(vocab_size or 0, len(tokenizer)))
+        self._prompt_ids: dict[int, np.ndarray] = {}
+        self._observation: Observation | None = None
+        self._actions = np.empty(0, dtype=np.int64)
+        self._over = True
+
+    def sibling(self) -> TextGenEnv:
+        """An environment with an episode of its own that shares sampler, prompts, reward and spaces with this one."""
+        other = copy.copy(self)
+        other._observation, other._over = None, True
+        return other
+
+    @property
+    def observation(self) -> Observation:
+        """Where the episode stands; after its end, its last state.
+
+        Raises:
+            gymnasium.error.ResetNeeded: no episode was started yet.
+        """
+        if self._observation is None:
+            raise gymnasium.error.ResetNeeded("call reset() before anything else")
+        return self._observation
+
+    @property
+    def sample(self) -> Sample:
+        """The sample of the current episode."""
+        return self.observation.sample
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended, or none was started, so that `reset` comes next."""
+        return self._over
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Starts an episode from the next sample, or from `options["sample"]`."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self.sampler.seed(seed)
+        if options and "sample" in options:
+            sample = options["sample"]
+            prompt_ids = self.layout.encode(sample.prompt_or_input_text)
+        else:
+            sample, prompt_ids = self._draw()
+        self._actions = np.empty(self.max_episode_length, dtype=np.int64)
+        self._observation = Observation(sample, prompt_ids, self._actions, 0, self.layout)
+        self._over = False
+        return self._observation.to_dict(), _info(self._observation, self._observation)
+
+    def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Appends a token.
+
+        Raises:
+            gymnasium.error.ResetNeeded: the episode has ended.
+            RewardError: the reward failed, or did not return one finite number.
+        """
+        previous = self.observation
+        if self._over:
+            raise gymnasium.error.ResetNeeded("the episode has ended; call reset()")
+        token = int(action)
+        self._actions[previous.n_actions] = token
+        current = previous.after(previous.n_actions + 1)
+        terminated = self.terminate_on_eos and token in self.eos_token_ids
+        truncated = current.n_actions == self.max_episode_length and not terminated
+        self._observation, self._over = current, terminated or truncated
+        reward = score_transition(self.reward_function, previous, token, current, self._over)
+        return current.to_dict(), reward, terminated, truncated, _info(previous, current)
+
+    def leave(self) -> None:
+        """Ends the episode from outside: it was played elsewhere, `reset` starts the next."""
+        self._over = True
+
+    def _draw(self) -> tuple[Sample, np.ndarray]:
+        index = self.sampler.draw()
+        sample = self.sampler.samples[index]
+        if index not in self._prompt_ids:
+            if len(self._prompt_ids) >= _CACHED_PROMPTS:
+                self._prompt_ids.clear()
+            self._prompt_ids[index] = self.layout.encode(sample.prompt_or_input_text)
+        return sample, self._prompt_ids[index]
+
+
+def _info(previous: Observation, current: Observation) -> dict[str, Any]:
+    """RL4LMs' `info`; nothing in it is shared with the environment."""
+    return {
+        "output": current.context_text,
+        "action_history": list(current.action_history),
+        "reference_text": list(current.target_or_reference_texts),
+        "prompt_text": current.prompt_or_input_text,
+        "prev_output": previous.context_text,
+        "meta_info": copy.deepcopy(current.meta_info),
+    }
+
+
+def _length_limit(tokenizer: PreTrainedTokenizerBase) -> int:
+    limit = int(tokenizer.model_max_length)
+    if limit > _NO_LIMIT:
+        said = "the tokenizer names no length limit to take as default; give the number of prompt tokens, e.g. 128"
+        raise ConfigError([Mistake("max_prompt_length", said)], "the environment's arguments")
+    return limit
+
+
+def _end_tokens(
+    tokenizer: PreTrainedTokenizerBase, given: Sequence[int] | None, terminate_on_eos: bool
+) -> frozenset[int]:
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ends = frozenset(int(id) for id in (own if given is None else given))
+    if terminate_on_eos and not ends:
+        said = "no token ends an episode: the tokenizer has no EOS token; set it to false or give eos_token_ids"
+        raise ConfigError([Mistake("terminate_on_eos", said)], "the environment's arguments")
+    return ends
+
+
+def _observation_space(layout: TextLayout, n_ids: int) -> spaces.Dict:
+    lengths = (layout.max_prompt_length, layout.max_context_length)
+    boxes: dict[str, spaces.Space[Any]] = {}
+    for key, length in zip(KEYS, (*lengths, sum(lengths)), strict=True):
+        boxes[f"{key}_encoded_pt"] = spaces.Box(0, n_ids - 1, (length,), np.int64)
+        boxes[f"{key}_attention_mask_pt"] = spaces.Box(0, 1, (length,), np.int64)
+    return spaces.Dict(boxes)
+
+
+register_envs()

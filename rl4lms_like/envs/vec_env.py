@@ -1,0 +1,154 @@
+"""n episodes in one process, stepped like any Stable-Baselines3 `VecEnv`, or played whole.
+
+    prompts  = env.reset()             n prompts, all drawn by one sampler
+    rewards  = env.play(episodes)      [n_tokens], equal to stepping through `episodes` token by token
+
+Playing costs one call of the reward for each token it may pay; observations decode their text when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.observation import Observation, TextLayout
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.env import TextGenEnv
+from rl4lms_like.envs.workers import RewardWorkers
+from rl4lms_like.rewards.call import AnyReward, score_episodes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TextVecEnv(DummyVecEnv):
+    """`n_envs` text environments that share sampler, encoded prompts and reward.
+
+    Args:
+        n_envs: episodes at a time.
+        tokenizer: encodes prompts and decodes responses; left as it is found.
+        reward_function: a `RewardFunction` or `BatchedRewardFunction`.
+        samples: what prompts are drawn from: samples, or pairs of sample and weight (a pool).
+        max_episode_length: T, tokens.
+        max_prompt_length: P, tokens. Default: the tokenizer's `model_max_length`.
+        terminate_on_eos: whether an end-of-text token ends an episode.
+        context_start_token: first decoder token of an encoder-decoder model.
+        prompt_truncation_side: which side of a long prompt is cut.
+        priority_scale: exponent of the samples' weights; 0 draws uniformly.
+        vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
+        eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
+        reward_workers: processes that score played episodes; 0 scores them in this one.
+
+    Raises:
+        ConfigError: an argument is needed that has no usable default.
+        DataPoolError: there is nothing to draw from.
+        RewardError: `reward_workers` is above 0 and the reward cannot be sent to another process.
+    """
+
+    envs: list[TextGenEnv]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        n_envs: int,
+        tokenizer: PreTrainedTokenizerBase,
+        reward_function: AnyReward,
+        samples: Iterable[Sample | tuple[Sample, float]],
+        max_episode_length: int = 512,
+        max_prompt_length: int | None = None,
+        terminate_on_eos: bool = False,
+        context_start_token: int | None = None,
+        prompt_truncation_side: Literal["left", "right"] = "left",
+        priority_scale: float = 0.0,
+        vocab_size: int | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+        reward_workers: int = 0,
+    ) -> None:
+        first = TextGenEnv(
+            tokenizer,
+            reward_function,
+            samples,
+            max_episode_length=max_episode_length,
+            max_prompt_length=max_prompt_length,
+            terminate_on_eos=terminate_on_eos,
+            context_start_token=context_start_token,
+            prompt_truncation_side=prompt_truncation_side,
+            priority_scale=priority_scale,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+        )
+        super().__init__([first.sibling] * n_envs)
+        self._workers = RewardWorkers(reward_function, first.layout, reward_workers) if reward_workers else None
+
+    @property
+    def layout(self) -> TextLayout:
+        """Shapes and tokenizer of all observations."""
+        return self.envs[0].layout
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of the current episodes `[n_envs]`; still there after `play`, until the next `reset`."""
+        return [env.sample for env in self.envs]
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Starts the sequence of prompts that belongs to `seed`; it is one sequence for all environments."""
+        seeds = super().seed(seed)
+        first = seeds[0]
+        self._reset_seeds()
+        if first is not None:
+            self.envs[0].sampler.seed(first)
+        return seeds
+
+    def play(self, episodes: EpisodeBatch) -> np.ndarray:
+        """Task rewards of whole responses to the current prompts; the environments then await `reset`.
+
+        Args:
+            episodes: one for each environment, in their order.
+
+        Returns:
+            Flat `[n_tokens]` float32. `done` holds at the last token of every episode, however it ended.
+
+        Raises:
+            ValueError: the episodes do not fit the environments.
+            RewardError: the reward failed, or did not return one finite number for each request.
+        """
+        finished = self._finished(episodes)
+        for env in self.envs:
+            env.leave()
+        if self._workers is not None:
+            return self._workers.score(finished)
+        return score_episodes(self.envs[0].reward_function, finished)
+
+    def _finished(self, episodes: EpisodeBatch) -> list[Observation]:
+        """The last observation of each episode; responses are rows of one array."""
+        if episodes.n_episodes != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} episodes, one for each environment, got {episodes.n_episodes}")
+        if any(env.over or env.observation.n_actions for env in self.envs):
+            raise ValueError("play() scores whole responses to fresh prompts; call reset() first")
+        lengths = episodes.lengths.tolist()
+        if not (min(lengths) >= 1 and max(lengths) <= self.envs[0].max_episode_length):
+            limit = self.envs[0].max_episode_length
+            raise ValueError(f"responses must have 1 to {limit} tokens, got {min(lengths)} to {max(lengths)}")
+        responses = episodes.response_ids.cpu().numpy()
+        prompts = [env.observation for env in self.envs]
+        return [
+            Observation(prompt.sample, prompt.prompt_ids, response, length, prompt.layout)
+            for prompt, response, length in zip(prompts, responses, lengths, strict=True)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sequence of prompts stands, in JSON's types."""
+        return {"sampler": self.envs[0].sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with the prompts from a saved state; takes effect at the next `reset`."""
+        self.envs[0].sampler.load_state_dict(state["sampler"])
+
+    def close(self) -> None:
+        """Ends the reward's processes, if there are any."""
+        if self._workers is not None:
+            self._workers.close()
+        super().close()

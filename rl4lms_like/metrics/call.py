@@ -1,0 +1,60 @@
+"""Calls users' metrics and vouches for what comes back: names with scores of the right shape, or a `MetricError`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl4lms_like.core.errors import MetricError
+from rl4lms_like.metrics.base import BaseMetric, MetricResults
+
+
+def compute_metric(
+    metric: BaseMetric,
+    prompt_texts: list[str],
+    generated_texts: list[str],
+    reference_texts: list[list[str]],
+    meta_infos: list[dict[str, Any] | None] | None = None,
+    model: Any = None,
+    split_name: str | None = None,
+) -> MetricResults:
+    """The metric's results as plain floats; NaN is allowed, it says "not defined for these texts".
+
+    Raises:
+        MetricError: there is nothing to score, the metric failed, or its results are not a mapping of name to
+            (one score per text or None, one score).
+    """
+    name = type(metric).__name__
+    split = f"split {split_name!r}" if split_name else "the split"
+    if not generated_texts:
+        raise MetricError(f"{name}: {split} has no texts to score")
+    try:
+        results = metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
+    except Exception as error:
+        where = f"{split} ({len(generated_texts)} texts)"
+        raise MetricError(f"{name} failed on {where}: {type(error).__name__}: {error}") from error
+    if not isinstance(results, Mapping):
+        raise MetricError(f"{name} returned {type(results).__name__}; expected name -> (scores or None, score)")
+    return {key: _scores(f"{name}, result {key!r}", value, len(generated_texts)) for key, value in results.items()}
+
+
+def _scores(where: str, value: Any, n_texts: int) -> tuple[list[float] | None, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise MetricError(f"{where}: expected a pair (scores or None, score), got {value!r}")
+    per_text, overall = value
+    if per_text is None:
+        return None, _number(where, overall)
+    if isinstance(per_text, (str, bytes)) or not hasattr(per_text, "__len__"):
+        raise MetricError(f"{where}: expected a list of {n_texts} scores or None, got {per_text!r}")
+    if len(per_text) != n_texts:
+        raise MetricError(f"{where}: {len(per_text)} scores for {n_texts} texts")
+    return [_number(where, score) for score in per_text], _number(where, overall)
+
+
+def _number(where: str, value: Any) -> float:
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            pass
+    raise MetricError(f"{where}: expected a number, got {value!r}")

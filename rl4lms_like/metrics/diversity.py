@@ -1,0 +1,50 @@
+"""What shows that a tuned policy repeats itself: n-grams, stock sentences, equal texts, lengths."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from rl4lms_like.metrics.base import BaseMetric, MetricResults
+from rl4lms_like.scoring.diversity import distinct_n, top_sentence_share, unique_share
+
+
+class DistinctN(BaseMetric):
+    """Distinct 1-grams and 2-grams, the most frequent sentence, unique texts.
+
+    All four fall or rise with the number and length of texts: compare splits of equal size.
+    """
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """`diversity_metrics/` + `distinct-1`, `distinct-2`, `top_sentence_share`, `unique_texts`, each from 0 to 1."""
+        return {
+            "diversity_metrics/distinct-1": (None, distinct_n(generated_texts, 1)),
+            "diversity_metrics/distinct-2": (None, distinct_n(generated_texts, 2)),
+            "diversity_metrics/top_sentence_share": (None, top_sentence_share(generated_texts)),
+            "diversity_metrics/unique_texts": (None, unique_share(generated_texts)),
+        }
+
+
+class Length(BaseMetric):
+    """How long responses are."""
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """`length/words`: whitespace-separated words of each response, and their mean."""
+        words = [float(len(text.split())) for text in generated_texts]
+        return {"length/words": (words, fmean(words))}

@@ -1,0 +1,31 @@
+"""The language model as actor-critic, one policy per family.
+
+    from rl4lms_like.policies import POLICIES
+    POLICIES.resolve("causal_lm_actor_critic_policy")     imports torch; the table does not
+"""
+
+from __future__ import annotations
+
+from rl4lms_like.core.registry import Entry, Registry
+
+_ARGUMENTS = "rl4lms_like.policies.arguments:PolicyArguments"
+
+POLICIES = Registry(
+    "policy",
+    group="rl4lms_like.policies",
+    table={
+        "causal_lm_actor_critic_policy": Entry(
+            "rl4lms_like.policies.causal:CausalLMActorCriticPolicy",
+            "decoder-only language model (GPT-2, Llama, Qwen ...) with a separate or shared critic",
+            arguments=_ARGUMENTS,
+        ),
+        "seq2seq_lm_actor_critic_policy": Entry(
+            "rl4lms_like.policies.seq2seq:Seq2SeqLMActorCriticPolicy",
+            "encoder-decoder language model (T5, BART, Marian ...) with a separate or shared critic",
+            arguments=_ARGUMENTS,
+        ),
+    },
+)
+"""Policies by id (`alg.policy.id`)."""
+
+__all__ = ["POLICIES"]

@@ -1,0 +1,344 @@
+"""A language model as an actor-critic.
+
+    policy_model   the language model that is trained
+    value_model    the critic's own network, from the same weights; absent with `critic: shared`
+    value_head     hidden state -> value
+    ref_model      frozen copy that KL is measured against; absent where no KL is asked for
+
+`generate` writes episodes, `evaluate_actions` scores them in one teacher-forced pass. The signature is that of a
+Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` in the place of the observations.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import Schedule
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.generation import generate_arguments, plain_generation_config, seeded
+from rl4lms_like.policies.loading import checkpoint_activations, dropout_rates, load_model, without_output_layer
+from rl4lms_like.policies.optimizer import make_optimizer, parameter_groups
+from rl4lms_like.policies.parity import check_parity, probe_episodes
+from rl4lms_like.policies.teacher_forcing import EpisodeReader, aligned
+
+
+class EpisodeScores(NamedTuple):
+    """What a rollout keeps of one scoring pass; flat `[n_tokens]`, float32.
+
+    `ref_log_prob` equals `log_prob` where there is no reference model: the KL is 0.
+    """
+
+    values: Tensor
+    log_prob: Tensor
+    entropy: Tensor
+    ref_log_prob: Tensor
+
+
+class LMActorCriticPolicy(BasePolicy):
+    """Base of the causal and the seq2seq policy.
+
+    Args:
+        observation_space: of the environment.
+        action_space: `Discrete(vocabulary)`.
+        lr_schedule: Stable-Baselines3's.
+        use_reference: load a reference model.
+        optimizer_class: Stable-Baselines3's argument; its A2C passes RMSprop here.
+        use_sde: Stable-Baselines3's; must be False.
+        arguments: see `PolicyArguments`.
+
+    Raises:
+        ModelError: a checkpoint cannot be loaded, or does not fit the action space.
+        ParityError: its teacher-forced log-probs are not the ones it samples with.
+    """
+
+    reader_class: ClassVar[Any]
+    auto_class: ClassVar[Any]
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        *,
+        use_reference: bool = True,
+        optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW,
+        use_sde: bool = False,
+        **arguments: Any,
+    ) -> None:
+        self.arguments = PolicyArguments(**arguments)
+        super().__init__(
+            observation_space,
+            action_space,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=dict(self.arguments.optimizer_kwargs),
+        )
+        self._load(use_reference)
+        self._check_vocabulary()
+        self.set_training_mode(False)
+        self._build_heads()
+        check_parity(self)
+        self.optimizer = make_optimizer(
+            optimizer_class,
+            parameter_groups(
+                self.policy_model.parameters(), self._critic_parameters(), weight_decay=self.arguments.weight_decay
+            ),
+            learning_rate=lr_schedule(1),
+            optimizer_kwargs=self.arguments.optimizer_kwargs,
+        )
+
+    # --- construction -------------------------------------------------------------------------------------------
+
+    def _load(self, use_reference: bool) -> None:
+        options = self.arguments
+        self.policy_model = self._load_model(options.model_name)
+        self._saved_generation_config = copy.deepcopy(self.policy_model.generation_config)
+        self.policy_model.generation_config = plain_generation_config(self.policy_model, self.pad_token_id)
+        self.value_model: PreTrainedModel | None = None
+        if options.critic == "separate":
+            self.value_model = without_output_layer(copy.deepcopy(self.policy_model))
+        self.ref_model: PreTrainedModel | None = None
+        if use_reference:
+            own = options.reference_model in (None, options.model_name)
+            reference = copy.deepcopy(self.policy_model) if own else self._load_model(options.reference_model)
+            self.ref_model = reference.requires_grad_(False)
+        if options.gradient_checkpointing:
+            for model in (self.policy_model, self.value_model):
+                if model is not None:
+                    checkpoint_activations(model)
+        self.reader: EpisodeReader = self.reader_class(self.policy_model, compile=options.compile)
+        self.value_reader: EpisodeReader | None = (
+            None if self.value_model is None else self.reader_class(self.value_model, compile=options.compile)
+        )
+        self.ref_reader: EpisodeReader | None = None if self.ref_model is None else self.reader_class(self.ref_model)
+
+    def _load_model(self, model_name: str) -> PreTrainedModel:
+        return load_model(
+            self.auto_class,
+            model_name,
+            dropout=self.arguments.dropout,
+            attn_implementation=self.arguments.attn_implementation,
+            trust_remote_code=self.arguments.trust_remote_code,
+        )
+
+    def _check_vocabulary(self) -> None:
+        assert isinstance(self.action_space, spaces.Discrete)
+        if int(self.action_space.n) != self.vocab_size:
+            raise ModelError(
+                f"{self.arguments.model_name!r} has {self.vocab_size} output tokens, the environment's action space "
+                f"{self.action_space.n}: build it with vocab_size={self.vocab_size}"
+            )
+        reference = self.ref_model
+        if reference is not None and reference.config.get_text_config().vocab_size != self.vocab_size:
+            raise ModelError(
+                f"the reference {self.arguments.reference_model!r} has "
+                f"{reference.config.get_text_config().vocab_size} tokens, the policy {self.vocab_size}"
+            )
+
+    def _build_heads(self) -> None:
+        probe = probe_episodes(self.vocab_size, self.reader.prompt_side)
+        for reader in (self.reader, self.ref_reader):
+            if reader is not None:
+                reader.probe_head(probe)
+        with torch.no_grad():
+            width = self.reader.states(probe).shape[1]
+        self.value_head = nn.Linear(width, 1, bias=False)
+        if self.arguments.value_head_init == "zero":
+            nn.init.zeros_(self.value_head.weight)
+
+    def _critic_parameters(self) -> Iterator[nn.Parameter]:
+        if self.value_model is not None:
+            yield from self.value_model.parameters()
+        yield from self.value_head.parameters()
+
+    # --- facts --------------------------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens the model chooses from."""
+        return int(self.policy_model.config.get_text_config().vocab_size)
+
+    @property
+    def pad_token_id(self) -> int:
+        """An id for places that are masked: the model's pad, else its end of text, else 0."""
+        config = self.policy_model.config.get_text_config()
+        for token in (config.pad_token_id, config.eos_token_id):
+            if isinstance(token, list | tuple):
+                token = token[0]
+            if token is not None:
+                return int(token)
+        return 0
+
+    @property
+    def _logits_budget(self) -> int:
+        return int(self.arguments.logits_budget_mb * 2**20 / 4)
+
+    def set_training_mode(self, mode: bool) -> None:
+        """Stable-Baselines3 switches to training before updates; dropout stays off unless the config asks for it.
+
+        Gradient checkpointing works in training mode only; all dropout rates are 0 then.
+        """
+        self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
+        if self.ref_model is not None:
+            self.ref_model.eval()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.arguments.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        *,
+        eos_token_ids: Sequence[int],
+        max_new_tokens: int | None = None,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> EpisodeBatch:
+        """One response for each prompt.
+
+        Args:
+            prompt_ids: `[n, prompt_len]`, padded on either side.
+            prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
+            eos_token_ids: tokens that end a response; empty = all responses run to the length limit.
+            max_new_tokens: the environment's limit.
+            generation_kwargs: default: those of the policy.
+            seed: of the sampling; None draws from torch's global generator.
+
+        Returns:
+            The finished episodes, on the policy's device.
+        """
+        ids, mask = aligned(prompt_ids.to(self.device), prompt_mask.bool().to(self.device), self.reader.prompt_side)
+        arguments = generate_arguments(
+            self.arguments.generation_kwargs if generation_kwargs is None else generation_kwargs,
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            is_encoder_decoder=self.reader.is_encoder_decoder,
+        )
+        self.set_training_mode(False)
+        with seeded(seed, self.device), self._autocast():
+            sequences = self.policy_model.generate(input_ids=ids, attention_mask=mask.long(), **arguments)
+        start = 1 if self.reader.is_encoder_decoder else ids.shape[1]
+        response_ids = sequences[:, start:]
+        response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
+        copies = len(sequences) // len(ids)
+        return EpisodeBatch(
+            ids.repeat_interleave(copies, dim=0),
+            mask.repeat_interleave(copies, dim=0),
+            response_ids,
+            response_mask,
+            terminated,
+            prompt_side=self.reader.prompt_side,
+        ).trimmed()
+
+    # --- scoring ------------------------------------------------------------------------------------------------
+
+    def evaluate_actions(self, observations: EpisodeBatch, actions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, log-probs and entropies of all actions of some episodes, with gradients.
+
+        Args:
+            observations: the episodes.
+            actions: Stable-Baselines3's argument; the episodes know their actions.
+
+        Returns:
+            Values, log-prob and entropy, each flat `[n_tokens]`, float32.
+        """
+        with self._autocast():
+            log_prob, entropy, states = self.reader.scores(observations, logits_budget=self._logits_budget)
+            values = self._values(observations, states)
+        return values, log_prob, entropy
+
+    @torch.no_grad()
+    def score(self, episodes: EpisodeBatch) -> EpisodeScores:
+        """Everything a rollout needs to know of its episodes, without gradients."""
+        self.set_training_mode(False)
+        values, log_prob, entropy = self.evaluate_actions(episodes)
+        if self.ref_reader is None:
+            return EpisodeScores(values, log_prob, entropy, log_prob)
+        with self._autocast():
+            ref_log_prob, _, _ = self.ref_reader.scores(episodes, logits_budget=self._logits_budget)
+        return EpisodeScores(values, log_prob, entropy, ref_log_prob)
+
+    @torch.no_grad()
+    def final_values(self, episodes: EpisodeBatch) -> Tensor:
+        """The critic's value after each episode's last token `[n]`."""
+        with self._autocast():
+            states = (self.value_reader or self.reader).final_states(episodes)
+            return self.value_head(states.to(self.value_head.weight.dtype)).squeeze(-1).float()
+
+    def _values(self, episodes: EpisodeBatch, states: Tensor | None) -> Tensor:
+        if self.value_reader is not None:
+            states = self.value_reader.states(episodes)
+        elif states is None:
+            states = self.reader.states(episodes)
+        return self.value_head(states.to(self.value_head.weight.dtype)).squeeze(-1).float()
+
+    # --- one step at a time (Stable-Baselines3's `predict`) --------------------------------------------------------
+
+    def forward(self, observation: dict[str, Tensor], deterministic: bool = False) -> Tensor:
+        """The next token for each environment `[n]`."""
+        return self._predict(observation, deterministic)
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        with torch.no_grad(), self._autocast():
+            logits = self.reader.next_token_logits(observation)
+        if deterministic:
+            return logits.argmax(dim=-1)
+        return torch.multinomial(logits.softmax(dim=-1), 1).squeeze(1)
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+        """Writes the language model so that `AutoModel*.from_pretrained(folder)` loads it, the tokenizer beside it.
+
+        Dropout rates and the generation config are those of the checkpoint it started from.
+        """
+        folder = Path(folder)
+        model, plain = self.policy_model, self.policy_model.generation_config
+        rates = dropout_rates(model.config)
+        try:
+            model.generation_config = self._saved_generation_config
+            for name, value in self._original_dropout().items():
+                setattr(model.config, name, value)
+            model.save_pretrained(folder, safe_serialization=True)
+        finally:
+            model.generation_config = plain
+            for name, value in rates:
+                setattr(model.config, name, value)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        return folder
+
+    def _original_dropout(self) -> dict[str, float]:
+        from transformers import AutoConfig
+
+        source = AutoConfig.from_pretrained(
+            self.arguments.model_name, trust_remote_code=self.arguments.trust_remote_code
+        )
+        return dict(dropout_rates(source))
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "lr_schedule": self._dummy_schedule,
+            "use_reference": self.ref_model is not None,
+            **asdict(self.arguments),
+        }

@@ -1,0 +1,73 @@
+"""How a policy writes: transformers' `generate`, with nothing implied.
+
+What a checkpoint's own `generation_config` asks for (a temperature, forced tokens, no-repeat rules) is not applied
+unless the config says so: sampling is what the YAML names. transformers' own defaults stay, so an unset `top_k` is 50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+DEFAULT_LENGTH = 20
+"""transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
+
+
+def plain_generation_config(model: PreTrainedModel, pad_token_id: int) -> GenerationConfig:
+    """A generation config with token ids only; None where the model has none."""
+    own = model.generation_config or GenerationConfig()
+    start = getattr(own, "decoder_start_token_id", None)
+    if start is None:
+        start = getattr(model.config, "decoder_start_token_id", None)
+    return GenerationConfig(bos_token_id=own.bos_token_id, pad_token_id=pad_token_id, decoder_start_token_id=start)
+
+
+def generate_arguments(
+    generation_kwargs: Mapping[str, Any],
+    *,
+    max_new_tokens: int | None,
+    eos_token_ids: Sequence[int],
+    is_encoder_decoder: bool,
+) -> dict[str, Any]:
+    """The keyword arguments of one `generate` call.
+
+    `min_length` keeps RL4LMs' meaning: new tokens for a causal model, decoder tokens including the start token for a
+    seq2seq model.
+
+    Args:
+        generation_kwargs: from the config.
+        max_new_tokens: the environment's limit; the smaller one counts.
+        eos_token_ids: tokens that end a response; empty = none does.
+        is_encoder_decoder: the model's family.
+    """
+    arguments = {key: value for key, value in generation_kwargs.items() if key != "post_processing_fn"}
+    asked = arguments.pop("max_new_tokens", None)
+    max_length = arguments.pop("max_length", None)
+    if asked is None:
+        length = DEFAULT_LENGTH if max_length is None else max_length
+        asked = length - 1 if is_encoder_decoder else length
+    arguments["max_new_tokens"] = asked if max_new_tokens is None else min(asked, max_new_tokens)
+    min_length = arguments.pop("min_length", None)
+    if min_length is not None:
+        arguments["min_new_tokens"] = min_length - 1 if is_encoder_decoder else min_length
+    if arguments.get("min_new_tokens", 0) > arguments["max_new_tokens"]:
+        arguments["min_new_tokens"] = arguments["max_new_tokens"]
+    if not arguments.get("min_new_tokens") or not eos_token_ids:
+        arguments.pop("min_new_tokens", None)
+    arguments["eos_token_id"] = list(eos_token_ids) or None
+    return arguments
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Torch's random numbers from `seed` inside, untouched outside. None leaves them as they are."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,243 @@
+"""How a language model reads whole episodes: one forward pass, hidden states at the positions that chose an action.
+
+    causal    input    [pad  p1 p2 p3 | r1 r2 r3]        the state at p3 chose r1, at r1 chose r2, at r2 chose r3
+    seq2seq   encoder  [p1 p2 p3 pad]   decoder [start r1 r2]
+
+What must be right for these log-probs to be those of `generate` was measured for twelve families: positions counted
+from the mask, the attention mask always given, seq2seq prompts padded on the right, the decoder's start token taken
+from the model and never masked.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.token_scores import scores_of_logits, token_scores
+from rl4lms_like.policies.heads import current_head, linear_head_scale
+
+
+class EpisodeReader(ABC):
+    """Reads episodes with a language model.
+
+    Attributes:
+        model: the language model.
+        prompt_side: the side on which its prompts are padded.
+        is_encoder_decoder: the family.
+        head_scale: scale of its linear head, or None where only its own forward knows its logits; see `probe_head`.
+    """
+
+    prompt_side: ClassVar[Literal["left", "right"]]
+    is_encoder_decoder: ClassVar[bool]
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.head_scale: float | None = None
+
+    @abstractmethod
+    def states(self, episodes: EpisodeBatch) -> Tensor:
+        """The hidden states that chose each action `[n_tokens, d]`."""
+
+    @abstractmethod
+    def final_states(self, episodes: EpisodeBatch) -> Tensor:
+        """The hidden state after each episode's last token `[n, d]`."""
+
+    @abstractmethod
+    def logits(self, episodes: EpisodeBatch) -> Tensor:
+        """The model's own logits for each action `[n_tokens, vocab]`."""
+
+    @abstractmethod
+    def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
+        """Logits `[n, vocab]` of the token after an environment's observation."""
+
+    @torch.no_grad()
+    def probe_head(self, probe: EpisodeBatch) -> None:
+        """Finds out on some episodes whether a linear head explains the model's logits."""
+        self.head_scale = linear_head_scale(self.model, self.states(probe), self.logits(probe))
+
+    def scores(self, episodes: EpisodeBatch, *, logits_budget: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Log-prob and entropy of each action, flat `[n_tokens]`, and the hidden states where they were made.
+
+        Args:
+            episodes: what to read.
+            logits_budget: how many logits may be kept, counted in numbers.
+        """
+        if self.head_scale is None:
+            return *scores_of_logits(self.logits(episodes), episodes.actions), None
+        states = self.states(episodes)
+        head = current_head(self.model, self.head_scale)
+        return *token_scores(states, head, episodes.actions, logits_budget=logits_budget), states
+
+
+class CausalReader(EpisodeReader):
+    """Reads episodes with a decoder-only model.
+
+    Args:
+        model: any `AutoModelForCausalLM`.
+        compile: run its trunk through `torch.compile`.
+    """
+
+    prompt_side = "left"
+    is_encoder_decoder = False
+
+    def __init__(self, model: PreTrainedModel, *, compile: bool = False) -> None:
+        super().__init__(model)
+        self._has_trunk = model.base_model is not model
+        trunk = model.base_model
+        self._trunk: Any = torch.compile(trunk, dynamic=True) if compile else trunk
+        self._takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
+        self._takes_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def states(self, episodes: EpisodeBatch) -> Tensor:
+        """The hidden states that chose each action `[n_tokens, d]`."""
+        return self._hidden(episodes, drop_last=True)[episodes.response_mask]
+
+    def final_states(self, episodes: EpisodeBatch) -> Tensor:
+        """The hidden state after each episode's last token `[n, d]`."""
+        hidden = self._hidden(episodes, drop_last=False)
+        return hidden[torch.arange(len(hidden), device=hidden.device), episodes.lengths]
+
+    def logits(self, episodes: EpisodeBatch) -> Tensor:
+        """The model's own logits for each action `[n_tokens, vocab]`."""
+        length = episodes.response_ids.shape[1]
+        keep = {"logits_to_keep": length} if self._takes_keep else {}
+        logits = self.model(**self._inputs(episodes, drop_last=True), **keep).logits[:, -length:]
+        return logits[episodes.response_mask].float()
+
+    def _hidden(self, episodes: EpisodeBatch, *, drop_last: bool) -> Tensor:
+        """Hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
+        inputs = self._inputs(episodes, drop_last=drop_last)
+        if self._has_trunk:
+            hidden = self._trunk(**inputs).last_hidden_state
+        else:
+            hidden = self._trunk(**inputs, output_hidden_states=True).hidden_states[-1]
+        return hidden[:, episodes.prompt_ids.shape[1] - 1 :]
+
+    def _inputs(self, episodes: EpisodeBatch, *, drop_last: bool) -> dict[str, Any]:
+        stop = -1 if drop_last else None
+        ids = torch.cat([episodes.prompt_ids, episodes.response_ids], dim=1)[:, :stop]
+        real = torch.cat([episodes.prompt_mask, episodes.response_mask], dim=1)[:, :stop]
+        # What follows an episode's end cannot reach back to it; leaving it unmasked spares the attention a mask
+        # wherever no prompt is padded.
+        mask = torch.cat([episodes.prompt_mask, torch.ones_like(episodes.response_mask)], dim=1)[:, :stop]
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long(), "use_cache": False}
+        if self._takes_positions:
+            inputs["position_ids"] = (real.long().cumsum(dim=1) - 1).clamp_min(0)
+        return inputs
+
+    def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
+        """Logits `[n, vocab]` of the token after an environment's observation."""
+        mask = observation["input_attention_mask_pt"].bool()
+        ids = observation["input_encoded_pt"].long()
+        empty = ids.new_zeros(len(ids), 1)
+        episodes = EpisodeBatch(ids, mask, empty, torch.ones_like(empty).bool(), empty[:, 0].bool())
+        return self.logits(episodes.trimmed())
+
+
+class Seq2SeqReader(EpisodeReader):
+    """Reads episodes with an encoder-decoder model.
+
+    Args:
+        model: any `AutoModelForSeq2SeqLM`.
+        compile: run encoder and decoder through `torch.compile`.
+
+    Raises:
+        ModelError: the model does not say which token its decoder starts with.
+    """
+
+    prompt_side = "right"
+    is_encoder_decoder = True
+
+    def __init__(self, model: PreTrainedModel, *, compile: bool = False) -> None:
+        super().__init__(model)
+        self.start_token_id = decoder_start_token_id(model)
+        encoder, decoder = model.get_encoder(), model.get_decoder()
+        self._encoder: Any = torch.compile(encoder, dynamic=True) if compile else encoder
+        self._decoder: Any = torch.compile(decoder, dynamic=True) if compile else decoder
+
+    def states(self, episodes: EpisodeBatch) -> Tensor:
+        """The decoder's hidden states that chose each action `[n_tokens, d]`."""
+        return self._hidden(episodes, self._shifted(episodes)[:, :-1])[episodes.response_mask]
+
+    def final_states(self, episodes: EpisodeBatch) -> Tensor:
+        """The decoder's hidden state after each episode's last token `[n, d]`."""
+        hidden = self._hidden(episodes, self._shifted(episodes))
+        return hidden[torch.arange(len(hidden), device=hidden.device), episodes.lengths]
+
+    def logits(self, episodes: EpisodeBatch) -> Tensor:
+        """The model's own logits for each action `[n_tokens, vocab]`."""
+        output = self.model(
+            input_ids=episodes.prompt_ids,
+            attention_mask=episodes.prompt_mask.long(),
+            decoder_input_ids=self._shifted(episodes)[:, :-1],
+            use_cache=False,
+        )
+        return output.logits[episodes.response_mask].float()
+
+    def _shifted(self, episodes: EpisodeBatch) -> Tensor:
+        start = episodes.response_ids.new_full((episodes.n_episodes, 1), self.start_token_id)
+        return torch.cat([start, episodes.response_ids], dim=1)
+
+    def _hidden(self, episodes: EpisodeBatch, decoder_ids: Tensor) -> Tensor:
+        mask = episodes.prompt_mask.long()
+        encoded = self._encoder(input_ids=episodes.prompt_ids, attention_mask=mask).last_hidden_state
+        return self._decoder(
+            input_ids=decoder_ids, encoder_hidden_states=encoded, encoder_attention_mask=mask, use_cache=False
+        ).last_hidden_state
+
+    def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
+        """Logits `[n, vocab]` of the token after an environment's observation."""
+        prompt_ids, prompt_mask = aligned(
+            observation["prompt_or_input_encoded_pt"].long(),
+            observation["prompt_or_input_attention_mask_pt"].bool(),
+            "right",
+        )
+        context_ids, context_mask = aligned(
+            observation["context_encoded_pt"].long(), observation["context_attention_mask_pt"].bool(), "right"
+        )
+        episodes = EpisodeBatch(
+            prompt_ids, prompt_mask, context_ids, context_mask, context_mask[:, 0], prompt_side="right"
+        ).trimmed()
+        started = episodes.response_ids[:, 0] == self.start_token_id
+        if not bool(started.all()):
+            raise ModelError(
+                f"the decoder of this model starts with token {self.start_token_id}, the environment's context does "
+                f"not: set env.args.context_start_token to {self.start_token_id}"
+            )
+        output = self.model(
+            input_ids=episodes.prompt_ids,
+            attention_mask=episodes.prompt_mask.long(),
+            decoder_input_ids=episodes.response_ids,
+            use_cache=False,
+        )
+        last = episodes.lengths - 1
+        return output.logits[torch.arange(len(last), device=last.device), last].float()
+
+
+def decoder_start_token_id(model: PreTrainedModel) -> int:
+    """The token that a seq2seq model's decoder starts with.
+
+    Raises:
+        ModelError: neither its config nor its generation config names one.
+    """
+    for config in (model.generation_config, model.config):
+        token = getattr(config, "decoder_start_token_id", None)
+        if token is not None:
+            return int(token)
+    raise ModelError(f"{type(model).__name__}: the config has no decoder_start_token_id")
+
+
+def aligned(ids: Tensor, mask: Tensor, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
+    """Ids and mask `[n, length]` with each row's real tokens moved to one end, and no column that all rows pad."""
+    # A stable sort keeps the order of the real tokens; padding gathers on the given side.
+    order = mask.long().sort(dim=1, stable=True, descending=side == "right").indices
+    width = max(int(mask.sum(dim=1).max()), 1)
+    columns = slice(-width, None) if side == "left" else slice(width)
+    return ids.gather(1, order)[:, columns], mask.gather(1, order)[:, columns]

@@ -1,0 +1,111 @@
+"""Text rollouts for any Stable-Baselines3 on-policy algorithm.
+
+    TextPPO = with_text_rollouts(stable_baselines3.PPO)
+    TextPPO(CausalLMActorCriticPolicy, env, policy_kwargs={"model_name": "gpt2"}).learn(100_000)
+
+The algorithm keeps its own `train()`; only where rollouts come from changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.rollouts.collector import RolloutCollector
+from rl4lms_like.rollouts.kl import FixedKLController, KLController
+
+Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
+
+
+class TextRollouts:
+    """Mixin that stands before an `OnPolicyAlgorithm` and collects whole episodes.
+
+    Args:
+        kl_controller: what the KL to the reference costs; default: nothing, and no reference model is loaded.
+        norm_reward: see `RolloutCollector`.
+        bootstrap_truncated: see `RolloutCollector`.
+        score_batch_size: see `RolloutCollector`.
+        sort_by_length: see `EpisodeBuffer`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        kl_controller: KLController | None = None,
+        norm_reward: bool = False,
+        bootstrap_truncated: bool = False,
+        score_batch_size: int | None = None,
+        sort_by_length: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.kl_controller = kl_controller or FixedKLController(0.0)
+        self._collector_options = {
+            "norm_reward": norm_reward,
+            "bootstrap_truncated": bootstrap_truncated,
+            "score_batch_size": score_batch_size,
+        }
+        self._iteration: tuple[int, int] | None = None
+        kwargs["rollout_buffer_class"] = EpisodeBuffer
+        kwargs["rollout_buffer_kwargs"] = {"sort_by_length": sort_by_length}
+        # Stable-Baselines3 adds to this dict in place; the caller's stays as it is.
+        kwargs["policy_kwargs"] = {"use_reference": self._needs_reference, **(kwargs.get("policy_kwargs") or {})}
+        super().__init__(*args, **kwargs)
+
+    @property
+    def _needs_reference(self) -> bool:
+        return self.kl_controller.coeff != 0
+
+    def _setup_model(self: Any) -> None:
+        super()._setup_model()
+        seed = 0 if self.seed is None else self.seed
+        self.rollout_buffer.seed(derived_seed(seed, "minibatches"))
+        self.collector = RolloutCollector(
+            self.env, self.policy, kl=self.kl_controller, seed=seed, **self._collector_options
+        )
+
+    def collect_rollouts(
+        self: Any, env: VecEnv, callback: BaseCallback, rollout_buffer: EpisodeBuffer, n_rollout_steps: int
+    ) -> bool:
+        """Replaces Stable-Baselines3's: at least `n_rollout_steps * n_envs` tokens, in whole episodes.
+
+        Returns:
+            False if a callback asked to stop.
+        """
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        info = self.collector.collect(rollout_buffer, n_rollout_steps * env.num_envs)
+        self.num_timesteps += rollout_buffer.n_tokens
+        self.ep_info_buffer.extend(self.collector.episode_infos)
+        for key, value in info.items():
+            self.logger.record(key, value)
+        callback.update_locals(locals())
+        if not callback.on_step():
+            return False
+        callback.on_rollout_end()
+        return True
+
+    def learn_iteration(self: Any, iteration: int, n_iterations: int) -> None:
+        """One rollout and one update; schedules see `iteration / n_iterations` as progress."""
+        self._iteration = (iteration, n_iterations)
+        self.learn(total_timesteps=1, reset_num_timesteps=self.num_timesteps == 0, log_interval=None)
+
+    def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
+        if self._iteration is None:
+            super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        else:
+            self._current_progress_remaining = 1.0 - self._iteration[0] / self._iteration[1]
+
+
+def with_text_rollouts(algorithm: type[Algorithm]) -> type[Algorithm]:
+    """A subclass of any on-policy algorithm that trains a language model; its own `train()` is not touched."""
+    if issubclass(algorithm, TextRollouts):
+        return algorithm
+    name = f"Text{algorithm.__name__}"
+    doc = f"{algorithm.__name__} on whole episodes of text; see `TextRollouts`."
+    return type(name, (TextRollouts, algorithm), {"__module__": algorithm.__module__, "__doc__": doc})

@@ -1,0 +1,193 @@
+"""A rollout of whole episodes that speaks Stable-Baselines3.
+
+    add(episodes, rewards, values, log_probs)      as often as needed
+    compute_returns_and_advantage()                once
+    get(batch_size) -> RolloutBufferSamples        observations: EpisodeBatch; all else flat [n_tokens]
+
+So unmodified Stable-Baselines3 algorithms train a language model through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from torch import Tensor
+
+from rl4lms_like.core.advantages import generalized_advantages
+from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
+
+SORTING_WINDOW = 4
+"""With `sort_by_length`, episodes are sorted within windows of this many minibatches, so that order stays random."""
+
+
+class EpisodeBuffer:
+    """Episodes of one rollout with what is known of their tokens.
+
+    The signature is that of Stable-Baselines3's `RolloutBuffer`.
+
+    Args:
+        buffer_size: Stable-Baselines3's; a rollout has as many tokens as its episodes.
+        observation_space: Stable-Baselines3's; episodes know their shapes.
+        action_space: likewise.
+        device: where episodes and fields live.
+        gae_lambda: lambda of the advantages.
+        gamma: discount.
+        n_envs: Stable-Baselines3's; without meaning here.
+        sort_by_length: pack episodes of similar length together.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int = 0,
+        observation_space: spaces.Space | None = None,
+        action_space: spaces.Space | None = None,
+        device: torch.device | str = "cpu",
+        gae_lambda: float = 0.95,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        *,
+        sort_by_length: bool = False,
+    ) -> None:
+        self.buffer_size = buffer_size
+        self.device = torch.device("cpu" if device == "auto" else device)
+        self.gae_lambda = gae_lambda
+        self.gamma = gamma
+        self.n_envs = n_envs
+        self.sort_by_length = sort_by_length
+        self._rng = np.random.default_rng()
+        self.reset()
+
+    def seed(self, seed: int) -> None:
+        """Seeds the order of minibatches."""
+        self._rng = np.random.default_rng(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the random numbers; episodes do not outlive their iteration."""
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        self._rng.bit_generator.state = state["rng"]
+
+    def reset(self) -> None:
+        """Forgets all episodes."""
+        self._parts: list[tuple[EpisodeBatch, Tensor, Tensor, Tensor, Tensor]] = []
+        self.n_tokens = 0
+        self.episodes: EpisodeBatch | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether advantages have been computed."""
+        return self.episodes is not None
+
+    def add(
+        self,
+        episodes: EpisodeBatch,
+        rewards: Tensor,
+        values: Tensor,
+        log_probs: Tensor,
+        last_values: Tensor | None = None,
+    ) -> None:
+        """Adds episodes with their flat fields.
+
+        Args:
+            episodes: `n` whole episodes.
+            rewards: `[n_tokens]`, KL penalty and all.
+            values: `[n_tokens]`.
+            log_probs: `[n_tokens]`, of the policy that wrote them.
+            last_values: `[n]`, the value after each episode's end; default 0.
+
+        Raises:
+            ValueError: a field has not one entry per token.
+        """
+        if last_values is None:
+            last_values = torch.zeros(episodes.n_episodes)
+        fields = {"rewards": rewards, "values": values, "log_probs": log_probs}
+        for name, field in fields.items():
+            if field.shape != (episodes.n_tokens,):
+                raise ValueError(f"{name} has shape {tuple(field.shape)}, the episodes have {episodes.n_tokens} tokens")
+        flat = [field.to(self.device, torch.float32) for field in fields.values()]
+        self._parts.append((episodes.to(self.device), *flat, last_values.to(self.device, torch.float32)))
+        self.n_tokens += episodes.n_tokens
+
+    def compute_returns_and_advantage(self, last_values: Any = None, dones: Any = None) -> None:
+        """Advantages and returns of all tokens, within each episode; the arguments are Stable-Baselines3's."""
+        batches, rewards, values, log_probs, ends = zip(*self._parts, strict=True)
+        self.episodes = EpisodeBatch.concatenated(batches)
+        self._rewards, self._values, self._log_probs = torch.cat(rewards), torch.cat(values), torch.cat(log_probs)
+        advantages, returns = generalized_advantages(
+            self.episodes.pad(self._rewards),
+            self.episodes.pad(self._values),
+            self.episodes.response_mask,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            last_values=torch.cat(ends),
+        )
+        self._advantages = advantages[self.episodes.response_mask]
+        self._returns = returns[self.episodes.response_mask]
+
+    def get(self, batch_size: int | None = None) -> Iterator[RolloutBufferSamples]:
+        """One pass over the episodes in a new random order.
+
+        Args:
+            batch_size: tokens per minibatch, about; None = the whole rollout at once.
+        """
+        assert self.episodes is not None, "compute_returns_and_advantage comes first"
+        if batch_size is None:
+            groups = [list(range(self.episodes.n_episodes))]
+        else:
+            groups = self._minibatches(self.episodes.lengths.tolist(), batch_size)
+        for group in groups:
+            yield self.samples(torch.tensor(group, device=self.device))
+
+    def samples(self, episodes: Tensor) -> RolloutBufferSamples:
+        """Some episodes and their fields, as Stable-Baselines3 names them."""
+        assert self.episodes is not None
+        tokens = self.episodes.token_index(episodes)
+        chosen = self.episodes.select(episodes)
+        return RolloutBufferSamples(
+            observations=chosen,  # type: ignore[arg-type]
+            actions=chosen.actions,
+            old_values=self._values[tokens],
+            old_log_prob=self._log_probs[tokens],
+            advantages=self._advantages[tokens],
+            returns=self._returns[tokens],
+        )
+
+    def _minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:
+        order = self._rng.permutation(len(lengths)).tolist()
+        if not self.sort_by_length:
+            return pack_episodes(lengths, order, batch_size)
+        groups: list[list[int]] = []
+        for window in pack_episodes(lengths, order, SORTING_WINDOW * batch_size):
+            groups += pack_episodes(lengths, sorted(window, key=lengths.__getitem__), batch_size)
+        return [groups[i] for i in self._rng.permutation(len(groups))]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """Rewards `[n_tokens]`, KL penalty and all."""
+        return np.asarray(self._rewards.cpu().numpy())
+
+    @property
+    def values(self) -> np.ndarray:
+        """Values `[n_tokens]`; numpy, as Stable-Baselines3 expects."""
+        return np.asarray(self._values.cpu().numpy())
+
+    @property
+    def returns(self) -> np.ndarray:
+        """Returns `[n_tokens]`; numpy, as Stable-Baselines3 expects."""
+        return np.asarray(self._returns.cpu().numpy())
+
+    @property
+    def advantages(self) -> Tensor:
+        """Advantages `[n_tokens]`."""
+        return self._advantages
+
+    @advantages.setter
+    def advantages(self, advantages: Tensor) -> None:
+        self._advantages = advantages

@@ -1,0 +1,193 @@
+"""From prompts to a full buffer, in five verbs.
+
+    prompts  = env.reset()
+    episodes = policy.generate(prompts)         [n, response_len]
+    rewards  = env.play(episodes)               [n_tokens]
+    scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob
+    buffer.add(shape(rewards, scores))          KL penalty and normalisation, then advantages once
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.losses import kl_estimate
+from rl4lms_like.core.seeding import SeedStream
+from rl4lms_like.envs.stepping import play_by_stepping
+from rl4lms_like.policies.base import EpisodeScores, LMActorCriticPolicy
+from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.rollouts.kl import KLController
+
+
+class ScoredEpisodes(NamedTuple):
+    """One generation batch: episodes, their task rewards `[n_tokens]` and their scores."""
+
+    episodes: EpisodeBatch
+    rewards: Tensor
+    scores: EpisodeScores
+
+    def infos(self) -> list[dict[str, float]]:
+        """Total task reward `r` and length `l` of each episode, as Stable-Baselines3's `Monitor` gives them."""
+        totals = episode_sums(self.episodes, self.rewards).tolist()
+        return [{"r": r, "l": n} for r, n in zip(totals, self.episodes.lengths.tolist(), strict=True)]
+
+
+class RolloutCollector:
+    """Fills a buffer with whole episodes.
+
+    Args:
+        env: a `TextVecEnv`, or any vectorised environment of `TextGenEnv`s.
+        policy: writes and scores.
+        kl: what the KL to the reference costs.
+        norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals. They are
+            not centred: a constant per token would pay for length.
+        bootstrap_truncated: the critic's value follows episodes that hit the length limit.
+        score_batch_size: tokens per scoring pass; None = a whole generation batch at once.
+        seed: of the sampling.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: LMActorCriticPolicy,
+        *,
+        kl: KLController,
+        norm_reward: bool = False,
+        bootstrap_truncated: bool = False,
+        score_batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.env = env
+        self.policy = policy
+        self.kl = kl
+        self.norm_reward = norm_reward
+        self.bootstrap_truncated = bootstrap_truncated
+        self.score_batch_size = score_batch_size
+        self.seeds = SeedStream(seed, "rollout")
+        self.max_episode_length: int = env.get_attr("max_episode_length", [0])[0]
+        ends = env.get_attr("terminate_on_eos", [0])[0]
+        self.episode_infos: list[dict[str, float]] = []
+        self.eos_token_ids: list[int] = sorted(env.get_attr("eos_token_ids", [0])[0]) if ends else []
+
+    def collect(self, buffer: EpisodeBuffer, n_tokens: int) -> dict[str, float]:
+        """Fills an empty buffer with at least `n_tokens` tokens.
+
+        Returns:
+            What is logged of the rollout, under RL4LMs' keys.
+        """
+        parts, gathered, seconds = [], 0, {"generate_s": 0.0, "play_s": 0.0, "score_s": 0.0}
+        while gathered < n_tokens:
+            parts.append(self._batch(seconds))
+            gathered += parts[-1].episodes.n_tokens
+        scale = self._reward_scale(parts) if self.norm_reward else 1.0
+        kl_rewards = [self._kl_reward(part) for part in parts]
+        for part, kl_reward in zip(parts, kl_rewards, strict=True):
+            buffer.add(
+                part.episodes,
+                part.rewards * scale + kl_reward,
+                part.scores.values,
+                part.scores.log_prob,
+                self._last_values(part.episodes),
+            )
+        buffer.compute_returns_and_advantage()
+        self.episode_infos = [info for part in parts for info in part.infos()]
+        info = rollout_info(parts, kl_rewards) | {"rollout_info/kl_coeff": self.kl.coeff}
+        kl = torch.cat([part.scores.log_prob - part.scores.ref_log_prob for part in parts])
+        self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
+        return info | {f"time/{name}": value for name, value in seconds.items()}
+
+    def _batch(self, seconds: dict[str, float]) -> ScoredEpisodes:
+        observation = self.env.reset()
+        assert isinstance(observation, dict)
+        start = time.perf_counter()
+        episodes = self.policy.generate(
+            torch.as_tensor(observation["prompt_or_input_encoded_pt"]).long(),
+            torch.as_tensor(observation["prompt_or_input_attention_mask_pt"]),
+            eos_token_ids=self.eos_token_ids,
+            max_new_tokens=self.max_episode_length,
+            seed=self.seeds.next(),
+        )
+        generated = time.perf_counter()
+        play = getattr(self.env, "play", None)
+        rewards = play_by_stepping(self.env, episodes) if play is None else play(episodes)
+        played = time.perf_counter()
+        scores = self._score(episodes)
+        seconds["generate_s"] += generated - start
+        seconds["play_s"] += played - generated
+        seconds["score_s"] += time.perf_counter() - played
+        return ScoredEpisodes(episodes, torch.as_tensor(rewards, dtype=torch.float32).to(scores.values.device), scores)
+
+    def _score(self, episodes: EpisodeBatch) -> EpisodeScores:
+        if self.score_batch_size is None or episodes.n_tokens <= self.score_batch_size:
+            scores = self.policy.score(episodes)
+        else:
+            groups = pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), self.score_batch_size)
+            device = episodes.response_ids.device
+            parts = [self.policy.score(episodes.select(torch.tensor(group, device=device))) for group in groups]
+            scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+        for name, field in scores._asdict().items():
+            if not bool(torch.isfinite(field).all()):
+                raise ModelError(
+                    f"{int((~torch.isfinite(field)).sum())} of {len(field)} tokens of a rollout have a {name} that is "
+                    f"not finite: the policy has diverged (lower alg.args.learning_rate or raise kl_div.coeff)"
+                )
+        return scores
+
+    def _kl_reward(self, part: ScoredEpisodes) -> Tensor:
+        return -self.kl.coeff * kl_estimate(part.scores.log_prob, part.scores.ref_log_prob, self.kl.estimator)
+
+    def _last_values(self, episodes: EpisodeBatch) -> Tensor | None:
+        if not self.bootstrap_truncated:
+            return None
+        return self.policy.final_values(episodes).masked_fill(episodes.terminated, 0.0)
+
+    def _reward_scale(self, parts: list[ScoredEpisodes]) -> float:
+        totals = torch.cat([episode_sums(part.episodes, part.rewards) for part in parts])
+        spread = float(totals.std()) if len(totals) > 1 else 0.0
+        return 1.0 / (spread + 1e-8) if spread > 0 else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes during a run."""
+        return {"seeds": self.seeds.state_dict(), "kl": self.kl.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        self.seeds.load_state_dict(state["seeds"])
+        self.kl.load_state_dict(state["kl"])
+
+
+def episode_sums(episodes: EpisodeBatch, field: Tensor) -> Tensor:
+    """The sum of a flat field over each episode `[n]`."""
+    return episodes.pad(field).sum(dim=1)
+
+
+def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor]) -> dict[str, float]:
+    """Mean (and, under `<name>_std`, standard deviation) of a rollout's numbers, under RL4LMs' keys."""
+    scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*(part.scores for part in parts), strict=True)))
+    series = {
+        "ep_rew": torch.cat([episode_sums(part.episodes, part.rewards) for part in parts]),
+        "kl_div_mean": scores.log_prob - scores.ref_log_prob,
+        "ep_lens": torch.cat([part.episodes.lengths for part in parts]),
+        "ep_kl_rew": torch.cat([episode_sums(p.episodes, kl) for p, kl in zip(parts, kl_rewards, strict=True)]),
+        "log_prob": scores.log_prob,
+        "ref_log_prob": scores.ref_log_prob,
+        "values": scores.values,
+        "entropy": scores.entropy,
+    }
+    info = {}
+    for name, values in series.items():
+        info[f"rollout_info/{name}"] = float(values.double().mean())
+        info[f"rollout_info/{name}_std"] = float(values.double().std(unbiased=False))
+    terminated = torch.cat([part.episodes.terminated for part in parts])
+    info["rollout_info/n_episodes"] = len(terminated)
+    info["rollout_info/n_tokens"] = len(scores.values)
+    info["rollout_info/truncated_share"] = float((~terminated).double().mean())
+    return info

@@ -1,0 +1,28 @@
+"""Sentiment by the VADER lexicon (Hutto and Gilbert, 2014): words with valences, rules for negation and emphasis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+POSITIVE = 0.05
+"""The compound score from which VADER's authors call a text positive."""
+
+
+def sentiment(text: str) -> float:
+    """VADER's compound score, from -1 (negative) to 1 (positive); 0 for a text without words of the lexicon."""
+    return float(_analyzer().polarity_scores(text)["compound"])
+
+
+def sentiments(prompt_texts: Sequence[str], generated_texts: Sequence[str], *, include_prompt: bool) -> list[float]:
+    """The score of each response, read together with its prompt or alone."""
+    prompts = prompt_texts if include_prompt else [""] * len(generated_texts)
+    return [sentiment(prompt + generated) for prompt, generated in zip(prompts, generated_texts, strict=True)]
+
+
+@cache
+def _analyzer() -> Any:
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    return SentimentIntensityAnalyzer()

@@ -1,0 +1,37 @@
+"""Toy scores that need no model and no reference: increasing numbers, dates."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def increasing_numbers(text: str, min_tokens: int) -> float:
+    """How much of a text is numbers that grow, from 0 to 1 (RL4LMs' definition).
+
+    `k / max(n_tokens, min_tokens / 2)`, where tokens are separated by whitespace and `k` is the length of the strictly
+    increasing run that starts at the first number and stops at the first number that is not larger; other tokens in
+    between do not stop it. Numbers are what `float` reads, but finite: `nan`, `inf` and `1e999` are words here, in
+    RL4LMs they were numbers.
+    """
+    tokens = text.split()
+    run_length, largest = 0, -math.inf
+    for number in filter(math.isfinite, map(_number, tokens)):
+        if number <= largest:
+            break
+        run_length, largest = run_length + 1, number
+    return run_length / max(len(tokens), min_tokens / 2) if run_length else 0.0
+
+
+def has_date(text: str) -> float:
+    """1 if the text has a date like `2022-10-04`, else 0."""
+    return 1.0 if _DATE.search(text) else 0.0
+
+
+def _number(token: str) -> float:
+    try:
+        return float(token)
+    except ValueError:
+        return math.nan

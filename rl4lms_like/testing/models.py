@@ -1,0 +1,286 @@
+"""Tiny random language models of many families, made from configs in milliseconds and without a network.
+
+    tokenizer = make_tokenizer()                      byte-level BPE, trained on the spot
+    model = make_causal_lm("gpt2", tokenizer)         2 layers, 32 wide, float32, seeded
+    folder = save_model(path, model, tokenizer)       what `from_pretrained` reads
+
+Everything family-specific stands in one table; a new family is a new row. The models keep their family's own
+conventions (dropout, attention windows, the token a decoder starts with), because those are what tests are after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+PAD_TOKEN = "<pad>"
+EOS_TOKEN = "<eos>"
+UNK_TOKEN = "<unk>"
+
+SENTENCES: Sequence[str] = (
+    "The film opens with a quiet morning in a small town by the sea.",
+    "I saw this comedy with my sister, and we laughed from start to finish.",
+    "A wonderful story, but the ending seemed slow and a little cold.",
+    "On 12 March 1998 the museum bought 34 paintings for 5,670 dollars.",
+    "Count with me: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20.",
+    "Who wrote the letter? Nobody knew, and nobody asked!",
+)
+
+# Rows: what `AutoConfig.for_model` is given beside the vocabulary and the special tokens. `size` is the hidden width;
+# `heads` divide it; `positions` is the longest text; `scale` multiplies the family's own initial weight scale.
+
+
+def _gpt2(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return {
+        "n_embd": size,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_positions": positions,
+        "initializer_range": 0.02 * scale,
+    }
+
+
+def _opt(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return {
+        "hidden_size": size,
+        "word_embed_proj_dim": size,
+        "ffn_dim": 4 * size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": positions,
+        "init_std": 0.02 * scale,
+    }
+
+
+def _rotary(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return {
+        "hidden_size": size,
+        "intermediate_size": 4 * size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": positions,
+        "initializer_range": 0.02 * scale,
+    }
+
+
+def _grouped(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return _rotary(size, layers, heads, positions, scale) | {"num_key_value_heads": max(1, heads // 2)}
+
+
+def _windowed(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return _grouped(size, layers, heads, positions, scale) | {"head_dim": size // heads, "sliding_window": 8}
+
+
+def _gemma(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return _grouped(size, layers, heads, positions, scale) | {"head_dim": size // heads}
+
+
+def _gemma2(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return _windowed(size, layers, heads, positions, scale) | {"query_pre_attn_scalar": size // heads}
+
+
+def _t5(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    return {
+        "d_model": size,
+        "d_ff": 4 * size,
+        "d_kv": size // heads,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "num_heads": heads,
+        "initializer_factor": float(scale),
+    }
+
+
+def _bart(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
+    sides = ("encoder", "decoder")
+    return {
+        "d_model": size,
+        **{f"{side}_layers": layers for side in sides},
+        **{f"{side}_attention_heads": heads for side in sides},
+        **{f"{side}_ffn_dim": 4 * size for side in sides},
+        "max_position_embeddings": positions,
+        "init_std": 0.02 * scale,
+    }
+
+
+_CAUSAL = MappingProxyType(
+    {
+        "gpt2": _gpt2,
+        "opt": _opt,
+        "gpt_neox": _rotary,
+        "llama": _grouped,
+        "qwen2": _grouped,
+        "mistral": _windowed,
+        "gemma": _gemma,
+        "gemma2": _gemma2,
+    }
+)
+_SEQ2SEQ = MappingProxyType({"t5": _t5, "bart": _bart, "marian": _bart, "mbart": _bart})
+
+CAUSAL_FAMILIES: Sequence[str] = tuple(_CAUSAL)
+SEQ2SEQ_FAMILIES: Sequence[str] = tuple(_SEQ2SEQ)
+
+_EAGER_ONLY = frozenset({"gemma2"})
+_START_WITH_PAD = frozenset({"t5", "marian"})  # the others' decoders start with their end token
+_END_IS_FORCED = frozenset({"bart", "marian", "mbart"})  # at the length limit, by their own configs
+
+
+def make_tokenizer(
+    texts: Iterable[str] = SENTENCES, vocab_size: int = 320, *, append_eos: bool = False
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on ``texts``: any string survives encode and decode.
+
+    Args:
+        texts: what merges are learned from.
+        vocab_size: the most tokens it may have; 2 special tokens and 256 bytes are always there.
+        append_eos: end every encoded text with the end token, as T5's and BART's tokenizers do.
+
+    Returns:
+        A tokenizer with pad token 0 and end token 1; the end token is the start token as well.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer=trainer)
+    # No text makes an unknown token; but where none is named, `AutoTokenizer` adds one in some families' folders.
+    return _wrap(bpe, append_eos=append_eos, unk_token=EOS_TOKEN)
+
+
+def make_word_tokenizer(words: Iterable[str], *, append_eos: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer whose vocabulary is ``words``, split at white space: the smallest action space for a toy task.
+
+    Args:
+        words: one token each, in this order after the 3 special tokens; unknown words become the third of those.
+        append_eos: end every encoded text with the end token.
+    """
+    vocabulary = {token: index for index, token in enumerate((PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words))}
+    splitter = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
+    splitter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _wrap(splitter, append_eos=append_eos, unk_token=UNK_TOKEN)
+
+
+def _wrap(tokenizer: Tokenizer, *, append_eos: bool, **special_tokens: str) -> PreTrainedTokenizerFast:
+    if append_eos:
+        eos_id = tokenizer.token_to_id(EOS_TOKEN)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A {EOS_TOKEN}", pair=f"$A {EOS_TOKEN} $B {EOS_TOKEN}", special_tokens=[(EOS_TOKEN, eos_id)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD_TOKEN,
+        eos_token=EOS_TOKEN,
+        bos_token=EOS_TOKEN,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **special_tokens,
+    )
+
+
+def make_causal_lm(
+    family: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    hidden_size: int = 32,
+    n_layers: int = 2,
+    n_heads: int = 4,
+    n_positions: int = 128,
+    scale: float = 1.0,
+    seed: int = 0,
+    **config: Any,
+) -> PreTrainedModel:
+    """A random decoder-only model.
+
+    Args:
+        family: one of `CAUSAL_FAMILIES`.
+        tokenizer: gives the vocabulary size and the special tokens.
+        hidden_size: width of the residual stream.
+        n_layers: transformer blocks.
+        n_heads: attention heads; they divide the width.
+        n_positions: longest prompt and response together, where the family has such a limit.
+        scale: multiplies the family's initial weight scale. At 1 most families are near-uniform, good for learning
+            from scratch; at 10 they are far from uniform, good for comparing log-probs (T5 is so at 1).
+        seed: of the weights; the global random state is left alone.
+        **config: further arguments of the family's config, stronger than the ones made here.
+
+    Raises:
+        ValueError: if the family is unknown.
+    """
+    size = _dimensions(_CAUSAL, family, hidden_size, n_layers, n_heads, n_positions, scale)
+    return _make(AutoModelForCausalLM, family, tokenizer, size | config, seed)
+
+
+def make_seq2seq_lm(
+    family: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    hidden_size: int = 32,
+    n_layers: int = 2,
+    n_heads: int = 4,
+    n_positions: int = 128,
+    scale: float = 1.0,
+    seed: int = 0,
+    **config: Any,
+) -> PreTrainedModel:
+    """A random encoder-decoder model with ``n_layers`` on either side.
+
+    Arguments are `make_causal_lm`'s; ``family`` is one of `SEQ2SEQ_FAMILIES`.
+
+    Raises:
+        ValueError: if the family is unknown.
+    """
+    size = _dimensions(_SEQ2SEQ, family, hidden_size, n_layers, n_heads, n_positions, scale)
+    size["decoder_start_token_id"] = tokenizer.pad_token_id if family in _START_WITH_PAD else tokenizer.eos_token_id
+    if family in _END_IS_FORCED:
+        size["forced_eos_token_id"] = tokenizer.eos_token_id
+    return _make(AutoModelForSeq2SeqLM, family, tokenizer, size | config, seed)
+
+
+def save_model(path: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Writes model and tokenizer into one folder, as `from_pretrained` reads them, and returns the folder."""
+    folder = Path(path)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _dimensions(
+    table: Mapping[str, Any], family: str, size: int, layers: int, heads: int, positions: int, scale: float
+) -> dict[str, Any]:
+    if family not in table:
+        raise ValueError(f"unknown family {family!r}; there are {', '.join(table)}")
+    return table[family](size, layers, heads, positions, scale)
+
+
+def _make(
+    auto_class: Any, family: str, tokenizer: PreTrainedTokenizerBase, size: Mapping[str, Any], seed: int
+) -> PreTrainedModel:
+    special_tokens = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **(special_tokens | dict(size)))
+    attention = {"attn_implementation": "eager"} if family in _EAGER_ONLY else {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto_class.from_config(config, dtype=torch.float32, **attention)
+    return model.eval()

@@ -1,0 +1,283 @@
+"""Small line charts as inline SVG: no script, colours from the page's style sheet, a tooltip on every point.
+
+    data -> Frame (ranges, ticks, linear or logarithmic) -> band, gridlines, line, target, hover columns
+
+A value of None is a gap in the line. Axes end where the data end; ticks lie on 1, 2, 5 times a power of ten. A long
+series is drawn as its trend (running medians) over a faint line that keeps every peak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from statistics import median
+from typing import TypeAlias
+
+WIDTH, HEIGHT = 340, 170
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 24
+MAX_POINTS = 300
+MAX_DOTS = 16
+LOG_ZERO = 1e-15
+
+Point: TypeAlias = "tuple[float, float | None, float | None]"
+"""x, y, and the standard deviation drawn around y; None where there is none."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart."""
+
+    label: str
+    points: Sequence[Point]
+
+    @property
+    def last(self) -> float | None:
+        """The last value there is."""
+        return next((y for _, y, _ in reversed(self.points) if y is not None), None)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a chart's numbers lie on the canvas."""
+
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    log: bool
+
+    def x(self, value: float) -> float:
+        """Canvas position of an x."""
+        low, high = self.x_range
+        share = (value - low) / (high - low) if high > low else 0.5
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Canvas position of a y; values outside the range lie on its border."""
+        low, high = self.y_range
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
+        share = min(max((value - low) / (high - low), 0.0), 1.0)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x_name: str = "iteration",
+    log: bool = False,
+    target: float | None = None,
+    from_zero: bool = False,
+) -> str:
+    """A chart as an `<svg>` element.
+
+    Args:
+        series: one or two lines; the first in the accent colour.
+        title: read out by screen readers, with a summary of the lines.
+        x_name: what x counts.
+        log: logarithmic y; values of zero and below lie on the lower border.
+        target: a dashed horizontal line.
+        from_zero: the y axis includes zero.
+
+    Raises:
+        ValueError: if there is no value to draw.
+    """
+    is_long = any(len(line.points) > MAX_POINTS for line in series)
+    raw = [Series(line.label, thinned(line.points)) for line in series] if is_long else series
+    series = [Series(line.label, trend(line.points)) for line in series] if is_long else series
+    frame = _frame(raw, log=log, target=target, from_zero=from_zero)
+    parts = [_grid(frame), _axis(frame, x_name)]
+    if target is not None:
+        parts.append(f'<line class="target" x1="{LEFT}" x2="{WIDTH - RIGHT}"{_at(frame.y(target))}/>')
+    for number, line in enumerate(series, start=1):
+        noise = f'<g class="raw">{_line(raw[number - 1], frame)}</g>' if is_long else ""
+        parts.append(f'<g class="line-{number}">{_band(line, frame)}{noise}{_line(line, frame)}</g>')
+    parts.append(_hover(series, frame, x_name))
+    summary = "; ".join(_summary(line) for line in series)
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{title}. {summary}")}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+    """About `limit` points that keep every peak: the lowest and the highest of each stretch."""
+    kept: list[Point] = []
+    for stretch in _stretches(points, math.ceil(2 * len(points) / limit)):
+        extremes = {min(stretch, key=_height), max(stretch, key=_height)}
+        kept += sorted(extremes, key=lambda point: point[0])
+    return kept
+
+
+def trend(points: Sequence[Point], limit: int = MAX_POINTS // 3) -> list[Point]:
+    """About `limit` points: the middle of each stretch at its median height."""
+    middles: list[Point] = []
+    for stretch in _stretches(points, math.ceil(len(points) / limit)):
+        stds = [std for _, _, std in stretch if std is not None]
+        middle = stretch[len(stretch) // 2][0]
+        middles.append((middle, median(map(_height, stretch)), median(stds) if stds else None))
+    return middles
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` round numbers within `[low, high]`, a step of 1, 2 or 5 times a power of ten apart."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * min((1, 2, 5, 10), key=lambda factor: abs(math.log(factor * power / rough)))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def format_number(value: float | None, digits: int = 3) -> str:
+    """A number for people: `0.0123`, `12,300`, `1.5M`, `3.1e-6`, `−0.2`; an en dash for None."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if 999_500 <= size < 9.995e8:
+        text = f"{value / 1e6:,.{digits}g}M"
+    elif 999.5 <= size < 999_500:
+        text = f"{value:,.0f}"
+    elif value == 0 or 1e-4 <= size < 999.5:
+        text = f"{value:.{digits}g}"
+    else:
+        text = f"{value:.{digits - 1}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+def _frame(series: Sequence[Series], *, log: bool, target: float | None, from_zero: bool) -> Frame:
+    xs = [x for line in series for x, y, _ in line.points if y is not None]
+    ys = [edge for line in series for edge in _edges(line)] + ([] if target is None else [target])
+    if not xs:
+        raise ValueError("nothing to draw: no series has a value")
+    if log:
+        positive = [y for y in ys if y > LOG_ZERO] or [1e-9]
+        low, high = 10 ** math.floor(math.log10(min(positive))), 10 ** math.ceil(math.log10(max(positive)))
+        return Frame((min(xs), max(xs)), (low, high if high > low else low * 10), log=True)
+    low, high = min(ys), max(ys)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    size = max(abs(low), abs(high))
+    is_flat = high - low <= 1e-9 * size + 1e-200
+    pad = 0.05 * (high - low) if not is_flat else 0.5 * size if size > 1e-200 else 1.0
+    rests_on_zero, hangs_from_zero = from_zero and low == 0, from_zero and high == 0 > low
+    low, high = low if rests_on_zero else low - pad, high if hangs_from_zero else high + pad
+    return Frame((min(xs), max(xs)), (low, high), log=False)
+
+
+def _edges(line: Series) -> list[float]:
+    return [edge for _, y, std in line.points if y is not None for edge in (y - (std or 0.0), y + (std or 0.0))]
+
+
+def _stretches(points: Sequence[Point], length: int) -> Iterator[list[Point]]:
+    """The points that have a value, `length` at a time; a stretch without any is left out."""
+    for start in range(0, len(points), length):
+        stretch = [point for point in points[start : start + length] if point[1] is not None]
+        if stretch:
+            yield stretch
+
+
+def _height(point: Point) -> float:
+    return point[1] if point[1] is not None else math.nan
+
+
+def _grid(frame: Frame) -> str:
+    parts = []
+    if frame.log:
+        low, high = (round(math.log10(edge)) for edge in frame.y_range)
+        powers = range(low, high + 1, max(1, math.ceil((high - low) / 4)))
+        ticks = [(10.0**power, f'10<tspan class="power" dy="-4">{power}</tspan>') for power in powers]
+    else:
+        values = nice_ticks(*frame.y_range)
+        write = _tick_format(values)
+        ticks = [(value, escape(write(value))) for value in values]
+    for value, label in ticks:
+        y = frame.y(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}"{_at(y)}/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{label}</text>')
+    return "".join(parts)
+
+
+def _tick_format(values: Sequence[float]) -> Callable[[float], str]:
+    """All ticks of an axis with the same number of decimals."""
+    step = values[1] - values[0] if len(values) > 1 else abs(values[0]) if values else 1.0
+    largest = max((abs(value) for value in values), default=0.0)
+    if largest >= 1e6:
+        return format_number
+    if largest >= 10_000:
+        return lambda value: f"{format_number(value / 1000)}k" if value else "0"
+    if step and step < 1e-4:
+        return lambda value: format_number(value, 2)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step else 0
+    return lambda value: f"{value if abs(value) > step * 1e-6 else 0:,.{decimals}f}".replace("-", "−")
+
+
+def _axis(frame: Frame, x_name: str) -> str:
+    low, high = frame.x_range
+    ticks = [tick for tick in nice_ticks(low, high, count=5) if tick == round(tick) or high - low < 4]
+    parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}"{_at(HEIGHT - BOTTOM)}/>']
+    for tick in ticks:
+        place = f'x="{frame.x(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle"'
+        parts.append(f'<text class="tick" {place}>{format_number(tick)}</text>')
+    parts.append(f'<text class="tick name" x="0" y="{HEIGHT - 8}">{escape(x_name)}</text>')
+    return "".join(parts)
+
+
+def _band(line: Series, frame: Frame) -> str:
+    inside = [(x, y, std) for x, y, std in line.points if y is not None and std is not None]
+    if len(inside) < 2:
+        return ""
+    upper = [f"{frame.x(x):.1f},{frame.y(y + std):.1f}" for x, y, std in inside]
+    lower = [f"{frame.x(x):.1f},{frame.y(y - std):.1f}" for x, y, std in reversed(inside)]
+    return f'<polygon class="band" points="{" ".join(upper + lower)}"/>'
+
+
+def _line(line: Series, frame: Frame) -> str:
+    parts = []
+    for is_there, run in groupby(line.points, key=lambda point: point[1] is not None):
+        places = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, _ in run if y is not None]
+        if is_there and len(places) > 1:
+            parts.append(f'<polyline class="line" points="{" ".join(places)}"/>')
+    dots = [(x, y) for x, y, _ in line.points if y is not None]
+    for x, y in dots if len(dots) <= MAX_DOTS else dots[-1:]:
+        parts.append(f'<circle class="dot" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.2"/>')
+    return "".join(parts)
+
+
+def _hover(series: Sequence[Series], frame: Frame, x_name: str) -> str:
+    """One invisible column for each x, which shows its points and their numbers under the pointer."""
+    columns: dict[float, list[tuple[int, Series, float, float | None]]] = {}
+    for number, line in enumerate(series, start=1):
+        for x, y, std in line.points:
+            if y is not None:
+                columns.setdefault(x, []).append((number, line, y, std))
+    places = sorted(columns)
+    parts = []
+    for index, x in enumerate(places):
+        left = frame.x((places[index - 1] + x) / 2) if index else LEFT
+        right = frame.x((x + places[index + 1]) / 2) if index + 1 < len(places) else WIDTH - RIGHT
+        lines = [f"{x_name} {format_number(x)}"]
+        dots = ""
+        for number, line, y, std in columns[x]:
+            spread = "" if std is None else f" ± {format_number(std)}"
+            lines.append(f"{line.label}: {format_number(y, 4)}{spread}")
+            dots += f'<circle class="mark line-{number}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.2"/>'
+        area = f'x="{left:.1f}" width="{right - left:.1f}" y="{TOP}" height="{HEIGHT - TOP - BOTTOM}"'
+        title = f"<title>{escape(chr(10).join(lines))}</title>"
+        parts.append(f'<g class="hover">{title}<rect {area}/>{dots}</g>')
+    return "".join(parts)
+
+
+def _summary(line: Series) -> str:
+    values = [y for _, y, _ in line.points if y is not None]
+    if not values:
+        return f"{line.label}: no values"
+    ends = f"from {format_number(values[0])} to {format_number(values[-1])}"
+    return f"{line.label}: {ends}, lowest {format_number(min(values))}, highest {format_number(max(values))}"
+
+
+def _at(y: float) -> str:
+    return f' y1="{y:.1f}" y2="{y:.1f}"'

@@ -1,0 +1,220 @@
+"""What a person sees while a run goes on.
+
+    on a terminal                                          elsewhere, one line an iteration
+      (notices and evaluation tables scroll up here)         iteration    reward        KL     coeff  entropy  ...
+      ppo  ━━━━━━━━━━━━╸━━━━━━━  12/25  0:00:24 left              1/25     0.082    0.0000    0.1000    2.610  ...
+      reward 0.612 ▁▂▃▅▆▇  KL 0.113 (coeff 0.098) ...
+
+Quiet: warnings only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS
+from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+HEADER_EVERY = 40
+SPARK_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of the progress line: its short name, where it comes from and how it is written."""
+
+    label: str
+    keys: tuple[str, ...]
+    format: str
+
+    def value(self, values: Mapping[str, Any]) -> float | None:
+        """The first of `keys` that is there."""
+        return next((float(values[key]) for key in self.keys if key in values), None)
+
+    def text(self, values: Mapping[str, Any]) -> str:
+        """The number, or a dash."""
+        value = self.value(values)
+        return "-" if value is None else format(value, self.format)
+
+
+REWARD = Column("reward", ("rollout_info/ep_rew", "rollout/ep_rew_mean"), ".3f")
+KL = Column("KL", ("rollout_info/kl_div_mean",), ".4f")
+COEFF = Column("coeff", ("rollout_info/kl_coeff",), ".4f")
+ENTROPY = Column("entropy", ("rollout_info/entropy",), ".3f")
+VALUE_LOSS = Column("value loss", ("ppo/value_loss", "train/value_loss"), ".4f")
+SPEED = Column("tokens/s", ("time/tokens_per_s", "time/fps"), ",.0f")
+COLUMNS = (REWARD, KL, COEFF, ENTROPY, VALUE_LOSS, SPEED)
+
+
+class RunConsole(Console):
+    """A console that falls silent when nobody reads it any more (`... | head`); rich's own ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Sends whatever is printed from now on nowhere."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class ConsoleSink(Sink):
+    """Shows progress.
+
+    Args:
+        quiet: show nothing but warnings.
+        console: where to; default: standard output.
+    """
+
+    name = "stdout"
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        self.console = console or RunConsole(highlight=False)
+        self.quiet = quiet
+        self._live: Live | None = None
+        self._progress = Progress(
+            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn()),
+            *(TextColumn("[dim]{task.fields[left]}"),),
+            console=self.console,
+            expand=True,
+        )
+        self._name = ""
+        self._values: dict[str, Any] = {}
+        self._rewards: list[float] = []
+        self._first_scores: dict[str, Mapping[str, Any]] = {}
+        self._n_iters, self._iteration, self._n_lines = 0, 0, 0
+        self._began, self._completed = time.monotonic(), 0
+
+    def open(self, run: RunDescription) -> None:
+        self._name = run.experiment
+
+    def start(self, n_iters: int, completed: int = 0) -> None:
+        self._n_iters, self._completed, self._iteration = n_iters, completed, completed
+        self._began = time.monotonic()
+        if self.quiet or not self.console.is_terminal or self._live is not None:
+            return
+        self._progress.add_task(self._name, total=n_iters, completed=completed, left="")
+        self._live = Live(get_renderable=self._frame, console=self.console, redirect_stderr=sys.stderr.isatty())
+        self._live.start()
+        atexit.register(self.close)
+
+    def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        self._values.update(values)
+        self._iteration = iteration
+        reward = REWARD.value(values)
+        if reward is not None and math.isfinite(reward):
+            self._rewards.append(reward)
+        if self._live is not None:
+            self._progress.update(self._progress.task_ids[0], completed=iteration, left=f"{self._left()} left")
+        elif any(key.startswith(ROLLOUT_GROUPS) for key in values):
+            self._line()
+
+    def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
+        first = self._first_scores.setdefault(split_name, dict(metrics))
+        if self.quiet or not metrics:
+            return
+        is_first = first == dict(metrics)
+        table = Table(box=None, padding=(0, 1, 0, 1), header_style="bold")
+        table.add_column(f"{split_name}, epoch {epoch}", min_width=24)
+        table.add_column("score", justify="right", min_width=9)
+        if not is_first:
+            table.add_column("at first", justify="right", min_width=9, style="dim", header_style="dim")
+        for key, score in metrics.items():
+            table.add_row(key, _score(score), *([] if is_first else [_score(first.get(key))]))
+        self.console.print(Text(), table)
+        self._n_lines = 0
+
+    def print(self, text: str) -> None:
+        """Prints lines as they are, above the live display."""
+        if not self.quiet:
+            self.show(Text(text))
+
+    def show(self, text: Text) -> None:
+        """Prints a message, quiet or not, without breaking its lines."""
+        self.console.print(text, soft_wrap=True)
+
+    def close(self) -> None:
+        """Stops the display and gives the terminal its cursor back; also called when the process ends."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            atexit.unregister(self.close)
+
+    def _frame(self) -> Group:
+        numbers = Text("  ", no_wrap=True, overflow="ellipsis")
+        room = self.console.width - 76
+        for column in (REWARD, KL, ENTROPY, SPEED):
+            if column.value(self._values) is None:
+                continue
+            numbers.append(f"{column.label} ", style="dim").append(column.text(self._values), style="bold")
+            if column is REWARD and room > 0:
+                numbers.append(f" {sparkline(self._rewards[-min(room, SPARK_WIDTH) :])}", style="cyan")
+            if column is KL:
+                numbers.append(f" (coeff {COEFF.text(self._values)})", style="dim")
+            numbers.append("   ")
+        return Group(self._progress, numbers)
+
+    def _line(self) -> None:
+        cells = [("iteration", self._of_total()), *((column.label, column.text(self._values)) for column in COLUMNS)]
+        cells.append(("left", self._left()))
+        if self._n_lines % HEADER_EVERY == 0:
+            self.print("\n" + "".join(f"{label:>11}" for label, _ in cells))
+        self.print("".join(f"{text:>11}" for _, text in cells))
+        self._n_lines += 1
+
+    def _of_total(self) -> str:
+        return f"{self._iteration}/{self._n_iters}" if self._n_iters else str(self._iteration)
+
+    def _left(self) -> str:
+        n_done, n_left = self._iteration - self._completed, self._n_iters - self._iteration
+        if n_done <= 0 or n_left < 0:
+            return "-"
+        return duration((time.monotonic() - self._began) / n_done * n_left)
+
+
+class ConsoleHandler(logging.Handler):
+    """Shows the library's messages above the live display; those marked `file_only` stay in the log file."""
+
+    def __init__(self, sink: ConsoleSink) -> None:
+        super().__init__()
+        self.sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one message."""
+        if getattr(record, "file_only", False):
+            return
+        style = {logging.WARNING: "yellow", logging.ERROR: "bold red"}.get(record.levelno, "")
+        prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        self.sink.show(Text(prefix + record.getMessage(), style=style))
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as a row of blocks, from the lowest of them to the highest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    top = len(BLOCKS) - 1
+    return "".join(BLOCKS[round((value - low) / (high - low) * top) if high > low else 0] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """`0:42`, `12:05`, `3:07:12`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _score(score: Any) -> str:
+    return f"{score:.4g}" if isinstance(score, (int, float)) else str(score if score is not None else "-")

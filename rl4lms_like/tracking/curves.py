@@ -1,0 +1,74 @@
+"""Which logged keys the report draws, and how. What each key means: `docs/metrics_explained.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One chart over iterations; drawn if the run logged any of its keys.
+
+    Args:
+        group: the heading it stands under.
+        title: its caption.
+        note: one line that says what is drawn, with the unit.
+        lines: label -> the keys to look for, the first one present wins.
+        band: shade one standard deviation around the line (`<key>_std`).
+        target: path in the config of the value to aim at.
+        log: logarithmic axis.
+        from_zero: the axis includes zero.
+    """
+
+    group: str
+    title: str
+    note: str
+    lines: Mapping[str, tuple[str, ...]]
+    band: bool = False
+    target: tuple[str, ...] = field(default=())
+    log: bool = False
+    from_zero: bool = False
+
+
+LEARNING = "What the policy learns"
+EVALUATIONS = "Evaluations"
+UPDATE = "How the updates behave"
+COST = "What it costs"
+
+CURVES = (
+    Curve(LEARNING, "Reward", "task reward of an episode; band: ± one std",
+          {"reward": ("rollout_info/ep_rew", "rollout/ep_rew_mean")}, band=True),
+    Curve(LEARNING, "KL to the reference", "nats per token",
+          {"KL": ("rollout_info/kl_div_mean",)}, target=("alg", "kl_div", "target_kl"), from_zero=True),
+    Curve(LEARNING, "KL coefficient", "weight of the KL penalty in the reward",
+          {"coefficient": ("rollout_info/kl_coeff",)}, from_zero=True),
+    Curve(LEARNING, "Entropy", "nats per token; falls as the policy becomes certain",
+          {"entropy": ("rollout_info/entropy",)}),
+    Curve(LEARNING, "KL penalty", "its share of an episode's reward",
+          {"penalty": ("rollout_info/ep_kl_rew",)}),
+    Curve(LEARNING, "Response length", "tokens; band: ± one std",
+          {"tokens": ("rollout_info/ep_lens", "rollout/ep_len_mean")}, band=True),
+    Curve(LEARNING, "Truncated responses", "share that hit the length limit without an end",
+          {"share": ("rollout_info/truncated_share",)}, from_zero=True),
+    Curve(UPDATE, "Value loss", "mean squared error of the critic",
+          {"loss": ("ppo/value_loss", "train/value_loss")}, from_zero=True),
+    Curve(UPDATE, "Explained variance", "of the returns; 1 is perfect, 0 a constant guess",
+          {"explained variance": ("ppo/explained_variance", "train/explained_variance")}),
+    Curve(UPDATE, "Ratio-one gap", "largest |ratio − 1| in the first minibatch; 0 is exact",
+          {"gap": ("train/ratio_gap",)}, log=True),
+    Curve(UPDATE, "Policy loss", "the surrogate that is minimised",
+          {"loss": ("ppo/policy_gradient_loss", "train/policy_gradient_loss", "train/policy_loss")}),
+    Curve(UPDATE, "Approximate KL", "from the rollout's policy; nats per token",
+          {"KL": ("ppo/approx_kl", "train/approx_kl")}, from_zero=True),
+    Curve(UPDATE, "Clip fraction", "share of tokens whose ratio left the clip range",
+          {"share": ("ppo/clip_fraction", "train/clip_fraction")}, from_zero=True),
+    Curve(UPDATE, "Gradient norm", "before clipping, actor and critic together",
+          {"norm": ("train/grad_norm",)}, from_zero=True),
+    Curve(UPDATE, "Learning rate", "of the policy",
+          {"learning rate": ("train/learning_rate",)}, from_zero=True),
+    Curve(COST, "Throughput", "tokens per second, rollout and update together",
+          {"tokens/s": ("time/tokens_per_s", "time/fps")}, from_zero=True),
+    Curve(COST, "Time", "seconds per iteration",
+          {"update": ("time/update_s",), "rollout": ("time/rollout_s",)}, from_zero=True),
+)  # fmt: skip

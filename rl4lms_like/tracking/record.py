@@ -1,0 +1,157 @@
+"""A run read back from its folder: whatever is there, of a run that may still be going on or has crashed.
+
+    RunRecord.iterations    one mapping an iteration, rollout and update together, in order
+    RunRecord.evaluations   split -> epoch -> corpus scores
+    RunRecord.predictions   split -> epoch -> the file with the texts
+
+What a resumed run logged again replaces what was logged before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.tracking.run_folder import CONFIG_FILE, LOG_FILE, ROLLOUT_FILE, TRAINING_FILE
+from rl4lms_like.tracking.sink import Epoch
+
+TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+PREDICTIONS = re.compile(r"^epoch_(?P<epoch>\d+(\.\d+)?)_(?P<split>.+)_split_predictions\.json$")
+METRICS = re.compile(r"^(?P<split>.+)_split_metrics\.jsonl$")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder holds.
+
+    Args:
+        path: the folder.
+        config: the run's config as plain data.
+        iterations: what each iteration measured, with `iteration` and `timesteps`, in order.
+        evaluations: split -> epoch, in order -> metric key -> corpus score.
+        predictions: split -> epoch, in order -> file.
+        began: first time in the log.
+        ended: last time in the log.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    iterations: list[dict[str, Any]]
+    evaluations: dict[str, dict[Epoch, dict[str, Any]]]
+    predictions: dict[str, dict[Epoch, Path]]
+    began: datetime | None
+    ended: datetime | None
+
+    def setting(self, *path: str) -> Any:
+        """A value of the config, None where any key of `path` is absent."""
+        value: Any = self.config
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def curve(self, key: str) -> list[tuple[float, float | None]]:
+        """(iteration, value) of every iteration that has the key; None where it was not a finite number."""
+        return [(line["iteration"], number(line[key])) for line in self.iterations if key in line]
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """Reads a run folder.
+
+    Raises:
+        RL4LMsLikeError: it is not a run folder, or one of its files is not what a tracker wrote.
+    """
+    path = Path(path)
+    if not (path / CONFIG_FILE).is_file():
+        raise RL4LMsLikeError(f"{path} is not a run folder: it has no {CONFIG_FILE}")
+    iterations: dict[int, dict[str, Any]] = {}
+    for name in (ROLLOUT_FILE, TRAINING_FILE):
+        for position, line in enumerate(_lines(path / name), start=1):
+            iteration = line.setdefault("iteration", position)
+            iterations.setdefault(iteration, {}).update(line)
+    began, ended = _times(path / LOG_FILE)
+    return RunRecord(
+        path=path,
+        config=_load(path / CONFIG_FILE),
+        iterations=[iterations[iteration] for iteration in sorted(iterations)],
+        evaluations=_evaluations(path),
+        predictions=_predictions(path),
+        began=began,
+        ended=ended,
+    )
+
+
+def read_predictions(file: Path) -> list[dict[str, Any]]:
+    """The texts of one evaluation.
+
+    Raises:
+        RL4LMsLikeError: the file is not a list of objects.
+    """
+    content = _load(file)
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise RL4LMsLikeError(f"{file}: expected a list of objects")
+    return content
+
+
+def number(value: Any) -> float | None:
+    """`value` if it is a finite number, else None (`null`, the text `n/a`, NaN of other writers)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) != float("inf") and value == value else None
+
+
+def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
+    splits: dict[str, dict[Epoch, dict[str, Any]]] = {}
+    for file in sorted(path.iterdir()):
+        if match := METRICS.match(file.name):
+            scores = {line["epoch"]: line["metrics"] for line in _lines(file)}
+            splits[match["split"]] = {epoch: scores[epoch] for epoch in sorted(scores)}
+    return _in_order(splits)
+
+
+def _predictions(path: Path) -> dict[str, dict[Epoch, Path]]:
+    splits: dict[str, dict[Epoch, Path]] = {}
+    for file in path.iterdir():
+        if match := PREDICTIONS.match(file.name):
+            epoch = float(match["epoch"])
+            splits.setdefault(match["split"], {})[int(epoch) if epoch.is_integer() else epoch] = file
+    return _in_order({split: {epoch: files[epoch] for epoch in sorted(files)} for split, files in splits.items()})
+
+
+def _in_order(splits: dict[str, Any]) -> dict[str, Any]:
+    usual = {"train": 0, "val": 1, "test": 2}
+    return {split: splits[split] for split in sorted(splits, key=lambda name: (usual.get(name, 3), name))}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a last line that is not finished yet is left out."""
+    if not file.is_file():
+        return []
+    whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
+    try:
+        return [json.loads(line) for line in whole.split("\n") if line]
+    except json.JSONDecodeError as error:
+        raise RL4LMsLikeError(f"{file} has a line that is not JSON: {error}") from error
+
+
+def _load(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RL4LMsLikeError(f"{file} is not JSON: {error}") from error
+
+
+def _times(log: Path) -> tuple[datetime | None, datetime | None]:
+    """The first and the last time in a log."""
+    if not log.is_file():
+        return None, None
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    times = [match[1] for match in map(TIME_IN_LOG.match, lines) if match]
+    if not times:
+        return None, None
+    return datetime.fromisoformat(times[0]), datetime.fromisoformat(times[-1])

@@ -1,0 +1,131 @@
+"""The run folder: everything a run leaves behind, as files that any program can read while it runs.
+
+    <base>/<project>/<experiment>/
+        config.json                                   the run's config; its creation claims the folder
+        log.txt                                       this library's messages
+        rollout_info.jsonl                            one object an iteration: `rollout_info/*`, `time/*`
+        training_info.jsonl                           one object an iteration: everything else
+        {val,test}_split_metrics.jsonl                {"epoch": ..., "metrics": {...}}
+        epoch_<epoch>_<split>_split_predictions.json  the texts and their scores
+        checkpoints/  model/                          written by the trainer
+
+A line is on disk as soon as it is logged. Numbers that JSON cannot say (NaN, infinities) are written as `null`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
+
+ROLLOUT_GROUPS = ("rollout_info/", "rollout/")
+ROLLOUT_FILE = "rollout_info.jsonl"
+TRAINING_FILE = "training_info.jsonl"
+CONFIG_FILE = "config.json"
+LOG_FILE = "log.txt"
+
+
+class RunFolder(Sink):
+    """Writes the files of a run.
+
+    Args:
+        path: the folder, as returned by `claim_folder`.
+    """
+
+    name = "json"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for file in path.glob("*.jsonl"):
+            _drop_half_line(file)
+
+    def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        head = {"iteration": iteration, "timesteps": timesteps}
+        has_rollout = any(key.startswith(ROLLOUT_GROUPS) for key in values)
+        groups = (*ROLLOUT_GROUPS, "time/") if has_rollout else ROLLOUT_GROUPS
+        rollout = {key: value for key, value in values.items() if key.startswith(groups)}
+        training = {key: value for key, value in values.items() if key not in rollout}
+        for file, group in ((ROLLOUT_FILE, rollout), (TRAINING_FILE, training)):
+            if group:
+                self._append(file, {**head, **group})
+
+    def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
+        self._append(f"{split_name}_split_metrics.jsonl", {"epoch": epoch, "metrics": metrics})
+
+    def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
+        file = self.path / f"epoch_{epoch}_{split_name}_split_predictions.json"
+        _write_whole(file, json.dumps(to_json(list(predictions)), indent=1, ensure_ascii=False))
+
+    def _append(self, file: str, line: Mapping[str, Any]) -> None:
+        with (self.path / file).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def claim_folder(wanted: Path, config: Mapping[str, Any], *, resume: bool = False) -> Path:
+    """Makes the run's folder and writes `config.json` into it.
+
+    A folder that holds a run already is left alone: the new run goes into `<experiment>_2`, `_3` ..., so that the lines
+    of two runs never mix. Two processes that start at once get two folders.
+
+    Args:
+        wanted: `<base>/<project>/<experiment>`.
+        config: the run's config as plain data.
+        resume: continue in `wanted` itself, whatever it holds.
+
+    Returns:
+        The folder that was taken.
+    """
+    text = json.dumps(to_json(config), indent=2, ensure_ascii=False) + "\n"
+    if resume:
+        wanted.mkdir(parents=True, exist_ok=True)
+        _write_whole(wanted / CONFIG_FILE, text)
+        return wanted
+    for number in count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            with (path / CONFIG_FILE).open("x", encoding="utf-8") as stream:
+                stream.write(text)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("unreachable: count() never ends")
+
+
+def to_json(value: Any) -> Any:
+    """`value` as data that JSON can say.
+
+    Scalars and arrays of numpy and torch become numbers and lists, numbers that are not finite None, and objects of
+    other kinds, paths for instance, their text.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    return str(value)
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Writes all of it or nothing, so that a crash never leaves half a JSON file."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _drop_half_line(file: Path) -> None:
+    """Cuts off the line that a crash interrupted, so that a resumed run does not write onto it."""
+    content = file.read_bytes()
+    if content and not content.endswith(b"\n"):
+        file.write_bytes(content[: content.rfind(b"\n") + 1])

@@ -1,0 +1,59 @@
+"""TensorBoard event files: iterations against tokens, evaluations against their epoch.
+
+`tensorboard --logdir <folder>` shows every experiment below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import import_extra
+from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
+
+N_TEXTS = 5
+
+
+class TensorBoardSink(Sink):
+    """Writes event files through Stable-Baselines3's writer, which also knows its figures, videos and histograms.
+
+    Args:
+        folder: the event files go to `<folder>/<experiment>`.
+
+    Raises:
+        MissingExtraError: if the package is not installed.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, folder: str | Path) -> None:
+        import_extra("tensorboard", extra="tensorboard", needed_by="tensorboard_log")
+        self.folder = Path(folder)
+        self._output: Any = None
+
+    def open(self, run: RunDescription) -> None:
+        """Opens the event file."""
+        from stable_baselines3.common.logger import TensorBoardOutputFormat
+
+        self._output = TensorBoardOutputFormat(str(self.folder / run.experiment))
+
+    def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        numbers = {**values, "iteration": iteration}
+        self._output.write(numbers, {key: ("",) for key in numbers}, timesteps)
+        self._output.writer.flush()
+
+    def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
+        for key, score in metrics.items():
+            if not isinstance(score, str):
+                self._output.writer.add_scalar(f"{split_name}/{key}", score, int(epoch))
+        self._output.writer.flush()
+
+    def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
+        for row, prediction in enumerate(predictions[:N_TEXTS]):
+            text = f"**{prediction.get('prompt_text', '')}**\n\n{prediction.get('generated_text', '')}"
+            self._output.writer.add_text(f"{split_name}_predictions/{row}", text, int(epoch))
+
+    def close(self) -> None:
+        if self._output is not None:
+            self._output.close()

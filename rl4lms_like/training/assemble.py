@@ -1,0 +1,237 @@
+"""From a config to the objects of a run. Ids are resolved here and only here; nothing reads the config afterwards.
+
+    RunConfig ─ tokenizer ─ samples ─ reward, metrics ─ environment ─ policy inside algorithm ─> Run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from stable_baselines3.common.vec_env import VecEnv
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+from rl4lms_like.core.errors import ComponentError, ConfigError, DataPoolError, Mistake, ModelError, RL4LMsLikeError
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.envs.make import make_vec_env
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.policies import POLICIES
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.generation import generate_arguments
+from rl4lms_like.policies.loading import load_tokenizer
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.rollouts.adapt import with_text_rollouts
+from rl4lms_like.rollouts.kl import make_kl_controller
+from rl4lms_like.training.config import ComponentConfig, RunConfig, TokenizerConfig
+
+SMALL_MODEL = 20_000_000
+"""Trained parameters up to which more than one thread costs more than it brings."""
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a trainer needs.
+
+    Args:
+        config: what it was assembled from, for the record.
+        tokenizer: of prompts and responses.
+        samples: by split, `train`, `val` and `test`.
+        metrics: computed at each evaluation.
+        env: where rollouts are played.
+        algorithm: holds the policy.
+        max_prompt_length: tokens; longer prompts are cut.
+    """
+
+    config: RunConfig
+    tokenizer: PreTrainedTokenizerBase
+    samples: Mapping[str, list[Sample]]
+    metrics: list[BaseMetric]
+    env: VecEnv
+    algorithm: OnPolicyTextAlgorithm
+    max_prompt_length: int
+
+    @property
+    def policy(self) -> Any:
+        """The policy that is trained."""
+        return self.algorithm.policy
+
+
+def assemble(config: RunConfig) -> Run:
+    """Builds the objects of a run.
+
+    Raises:
+        ConfigError: the config asks for what does not fit together.
+        DataPoolError: a data pool could not be prepared, or has no training samples.
+        ModelError: a model or tokenizer cannot be loaded, or they do not fit each other.
+        ComponentError: a reward or metric could not be built.
+    """
+    policy_arguments = PolicyArguments(**config.alg.policy.args)
+    model_config = load_model_config(policy_arguments)
+    tokenizer = build_tokenizer(config.tokenizer)
+    _check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, policy_arguments.model_name)
+    pools = {split: build_datapool(config.datapool, split) for split in SPLITS}
+    if not len(pools["train"]):
+        raise DataPoolError(f"data pool {config.datapool.id!r}: the split 'train' has no samples")
+    reward_fn = _built(REWARDS, config.reward_fn, "reward")
+    metrics = [_built(METRICS, metric, "metric") for metric in config.train_evaluation.metrics]
+    env = build_env(config, tokenizer, reward_fn, pools["train"], model_config)
+    max_prompt_length = env.get_attr("layout", [0])[0].max_prompt_length
+    _check_positions(model_config, max_prompt_length, env.get_attr("max_episode_length", [0])[0])
+    algorithm = build_alg(config, env)
+    set_threads(config.n_threads, algorithm.policy)
+    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
+    return Run(config, tokenizer, samples, metrics, env, algorithm, max_prompt_length)
+
+
+def build_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a config's `tokenizer` block."""
+    return load_tokenizer(
+        config.model_name,
+        pad_token_as_eos_token=config.pad_token_as_eos_token,
+        padding_side=config.padding_side,
+        truncation_side=config.truncation_side,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def build_datapool(config: ComponentConfig, split: str) -> Any:
+    """One split of a config's `datapool` block.
+
+    Raises:
+        DataPoolError: it could not be prepared; says which pool and split.
+    """
+    try:
+        return DATA_POOLS.get(config.id, {"split": split, **config.args})
+    except RL4LMsLikeError:
+        raise
+    except Exception as error:
+        raise DataPoolError(
+            f"data pool {config.id!r} failed to prepare the split {split!r}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def build_env(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, reward_fn: Any, samples: Any, model_config: PretrainedConfig
+) -> VecEnv:
+    """The vectorised environment of a config's `env` block.
+
+    Episodes end where generation does: the shorter of `max_episode_length` and the rollouts' `max_new_tokens`.
+    """
+    arguments = dict(config.env.args)
+    is_seq2seq = bool(model_config.is_encoder_decoder)
+    if not is_seq2seq:
+        arguments.pop("context_start_token", None)
+    asked = generate_arguments(
+        config.alg.policy.args.get("generation_kwargs") or {},
+        max_new_tokens=arguments.get("max_episode_length"),
+        eos_token_ids=(),
+        is_encoder_decoder=is_seq2seq,
+    )
+    arguments["max_episode_length"] = asked["max_new_tokens"]
+    return make_vec_env(
+        config.env.vec_env,
+        config.env.n_envs,
+        config.env.reward_workers,
+        tokenizer=tokenizer,
+        reward_function=reward_fn,
+        samples=samples,
+        vocab_size=int(model_config.get_text_config().vocab_size),
+        eos_token_ids=_end_tokens(tokenizer, model_config),
+        **arguments,
+    )
+
+
+def build_alg(config: RunConfig, env: VecEnv) -> Any:
+    """The algorithm of a config's `alg` block, its policy loaded."""
+    arguments = {"seed": config.seed, "device": config.device}
+    arguments |= {key: value for key, value in config.alg.args.items() if value is not None}
+    kl = asdict(config.alg.kl_div)
+    norm_reward = kl.pop("norm_reward")
+    algorithm = with_text_rollouts(ALGORITHMS.resolve(config.alg.id))
+    return algorithm(
+        POLICIES.resolve(config.alg.policy.id),
+        env,
+        policy_kwargs=dict(config.alg.policy.args),
+        kl_controller=make_kl_controller(kl.pop("coeff"), kl.pop("target_kl"), **kl),
+        norm_reward=norm_reward,
+        **arguments,
+    )
+
+
+def load_model_config(arguments: PolicyArguments) -> PretrainedConfig:
+    """The config of the policy's model.
+
+    Raises:
+        ModelError: there is none under that name.
+    """
+    try:
+        return AutoConfig.from_pretrained(arguments.model_name, trust_remote_code=arguments.trust_remote_code)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"cannot load the config of the model {arguments.model_name!r} (alg.policy.args.model_name): {reason}"
+        ) from error
+
+
+def set_threads(n_threads: int | str, policy: Any) -> None:
+    """Torch's threads: as asked, or 1 where `auto` meets a small model (two threads made one 40 times slower)."""
+    if n_threads != "auto":
+        torch.set_num_threads(int(n_threads))
+    elif sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad) <= SMALL_MODEL:
+        torch.set_num_threads(1)
+
+
+def _built(registry: Any, config: ComponentConfig, kind: str) -> Any:
+    try:
+        return registry.get(config.id, config.args)
+    except RL4LMsLikeError:
+        raise
+    except Exception as error:
+        raise ComponentError(f"{kind} {config.id!r} could not be built: {type(error).__name__}: {error}") from error
+
+
+def _end_tokens(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> list[int]:
+    """The tokenizer's end of text, and the model's where it has several and the tokenizer's is one of them."""
+    own = model_config.get_text_config().eos_token_id
+    several = list(own) if isinstance(own, list | tuple) else []
+    if tokenizer.eos_token_id is None:
+        return several or ([] if own is None else [int(own)])
+    return several if tokenizer.eos_token_id in several else [tokenizer.eos_token_id]
+
+
+def _check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
+) -> None:
+    vocab_size = int(model_config.get_text_config().vocab_size)
+    if len(tokenizer) > vocab_size:
+        raise ModelError(
+            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only {vocab_size}: "
+            f"some prompts could not be embedded. Use the model's own tokenizer"
+        )
+
+
+def _check_positions(model_config: PretrainedConfig, max_prompt_length: int, max_episode_length: int) -> None:
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return
+    seq2seq = bool(model_config.is_encoder_decoder)
+    needed = max(max_prompt_length, max_episode_length) if seq2seq else max_prompt_length + max_episode_length
+    if needed > positions:
+        what = "the longer of prompt and response" if seq2seq else "prompt and response together"
+        raise ConfigError(
+            [
+                Mistake(
+                    "env.args",
+                    f"the model has {positions} positions, {what} may need {needed} (max_prompt_length "
+                    f"{max_prompt_length}, response {max_episode_length}): shorten them",
+                )
+            ]
+        )

@@ -1,0 +1,195 @@
+"""The components of a config, looked up and their `args` held against their signatures. Loads no model, no torch.
+
+    reward_fn                  REWARDS
+    datapool                   DATA_POOLS
+    train_evaluation.metrics   METRICS
+    env                        TextGenEnv
+    alg, alg.policy            ALGORITHMS, POLICIES
+
+Works on the raw mapping, so that a block that is wrong in one place is still checked in all others.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+from rl4lms_like.core.registry import Registry
+from rl4lms_like.core.schema import check_arguments, join, signature_of
+from rl4lms_like.core.wording import shown
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.policies import POLICIES
+from rl4lms_like.rewards import REWARDS
+
+REGISTRIES: dict[str, Registry] = {
+    "data_pools": DATA_POOLS,
+    "rewards": REWARDS,
+    "metrics": METRICS,
+    "policies": POLICIES,
+    "algorithms": ALGORITHMS,
+}
+"""Every registry, by the name that the command line gives it."""
+
+FILLED_IN: dict[str, tuple[str, ...]] = {
+    "data pool": ("split",),
+    "policy": (
+        "observation_space",
+        "action_space",
+        "lr_schedule",
+        "tokenizer",
+        "optimizer_class",
+        "use_sde",
+        "state_dict",
+    ),
+    "algorithm": ("policy", "env", "policy_kwargs", "tracker", "_init_setup_model"),
+}
+"""Arguments that the library gives its components itself, by the registry's kind."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A place in the config that holds a component."""
+
+    path: str
+    block: dict[str, Any]
+    registry: Registry
+
+
+def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
+    """A copy of the mapping with all `args` coerced to their types, and every mistake in ids, `args` and paths.
+
+    What is not shaped like a component at all is left to the check of the blocks.
+    """
+    blocks = copy.deepcopy(dict(mapping))
+    mistakes = []
+    for slot in _slots(blocks):
+        mistakes += _bind(slot)
+    mistakes += _bind_env(blocks)
+    for check in CROSS_CHECKS:
+        mistakes += check(blocks)
+    return blocks, mistakes
+
+
+def _bind(slot: _Slot) -> list[Mistake]:
+    id, args = slot.block.get("id"), slot.block.get("args") or {}
+    if not isinstance(id, str) or not isinstance(args, Mapping):
+        return []
+    try:
+        target = slot.registry.signature(id)
+    except ConfigError as error:
+        return [Mistake(join(slot.path, "id"), mistake.message) for mistake in error.mistakes]
+    except MissingExtraError:  # nothing is wrong with the config; building the component says what to install
+        return []
+    own = slot.registry.entry(id).arguments is None
+    exclude = FILLED_IN.get(slot.registry.kind, ()) if own else ()
+    bound, mistakes = check_arguments(target, args, join(slot.path, "args"), exclude=exclude)
+    slot.block["args"] = bound
+    return mistakes
+
+
+def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a bound mapping in which the `args` of every component hold all arguments, defaults included."""
+    blocks = copy.deepcopy(dict(mapping))
+    for slot in _slots(blocks):
+        try:
+            target = slot.registry.signature(slot.block["id"])
+        except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
+            continue
+        slot.block["args"] = _complete(target, slot.block.get("args") or {})
+    if isinstance(blocks.get("env"), dict):
+        blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
+    return blocks
+
+
+def _complete(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments in the order of the signature, then those it takes by `**kwargs`."""
+    everything = signature_of(target).defaults | dict(args)
+    ordered = [argument.name for argument in signature_of(target).arguments if argument.name in everything]
+    return {name: everything[name] for name in [*ordered, *(set(everything) - set(ordered))]}
+
+
+def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
+    env = blocks.get("env")
+    if not isinstance(env, dict) or not isinstance(env.get("args") or {}, Mapping):
+        return []
+    env["args"], mistakes = check_arguments(EnvArguments, env.get("args") or {}, "env.args")
+    return mistakes
+
+
+def _slots(blocks: dict[str, Any]) -> Iterator[_Slot]:
+    alg = blocks.get("alg")
+    places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
+    if isinstance(alg, dict) and "supervised" not in str(alg.get("id")):
+        places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
+    evaluation = blocks.get("train_evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None
+    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
+        places.append((f"train_evaluation.metrics.{index}", metric, METRICS))
+    for path, block, registry in places:
+        if isinstance(block, dict):
+            yield _Slot(path, block, registry)
+
+
+def at(blocks: Any, path: str) -> Any:
+    """The value at a dotted path, None where there is none."""
+    for key in path.split("."):
+        blocks = blocks.get(key) if isinstance(blocks, Mapping) else None
+    return blocks
+
+
+def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
+    """Model names that can only be local folders, and are not there."""
+    places = ["tokenizer.model_name", "alg.model_name"]
+    places += [f"alg.policy.args.{key}" for key in ("model_name", "reference_model")]
+    names = ((path, at(blocks, path)) for path in places)
+    return [
+        Mistake(path, f"there is no folder {name!r}" + _where_from(name))
+        for path, name in names
+        if isinstance(name, str) and names_folder(name) and not Path(name).expanduser().is_dir()
+    ]
+
+
+def names_folder(name: str) -> bool:
+    """Whether a model name means a local folder: hub ids are `name` or `owner/name`.
+
+    `owner/name` means a folder only where a folder `owner` stands.
+    """
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        return True
+    return "/" in name and Path(name).parent.is_dir()
+
+
+def _where_from(name: str) -> str:
+    return "" if Path(name).expanduser().is_absolute() else f" below {Path.cwd()}"
+
+
+def _shaping_rewards(blocks: dict[str, Any]) -> list[Mistake]:
+    """A reward's `shaping_fn` is the id of another reward."""
+    id = at(blocks, "reward_fn.args.shaping_fn")
+    if not isinstance(id, str):
+        return []
+    try:
+        REWARDS.entry(id)
+    except ConfigError as error:
+        return [Mistake("reward_fn.args.shaping_fn", mistake.message) for mistake in error.mistakes]
+    return []
+
+
+def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
+    """A supervised run's `post_processing_fn` is null or a component."""
+    post = at(blocks, "alg.generation_kwargs.post_processing_fn")
+    if post is None or (isinstance(post, Mapping) and isinstance(post.get("id"), str)):
+        return []
+    message = f"expected null or a mapping with id; got {shown(post)}"
+    return [Mistake("alg.generation_kwargs.post_processing_fn", message)]
+
+
+CROSS_CHECKS = (_missing_folders, _shaping_rewards, _post_processing)
+"""What several keys say together. Pairs of algorithm and policy that do not fit are a further one of these."""

@@ -1,0 +1,65 @@
+"""Components for readers: one line an id, or one id in full. Reads tables and signatures, loads no torch."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.registry import Registry
+from rl4lms_like.core.schema import Argument, signature_of
+from rl4lms_like.core.wording import shown, without_sections
+from rl4lms_like.training.binding import FILLED_IN, REGISTRIES
+
+WIDTH = 100
+
+
+def listing(kind: str) -> str:
+    """The ids of a registry (`rewards`), each with its summary and what it needs."""
+    registry = REGISTRIES[kind]
+    ids = registry.ids()
+    width = max(map(len, ids), default=0)
+    return "\n".join(f"{id:<{width}}  {_summary(registry, id)}" for id in ids)
+
+
+def description(id: str) -> str:
+    """Everything known of an id, in every registry that has it.
+
+    Raises:
+        ConfigError: no registry has it.
+    """
+    found = [registry for registry in REGISTRIES.values() if id in registry]
+    if not found and ":" in id:
+        return _describe(next(iter(REGISTRIES.values())), id, kind="component")
+    if not found:
+        unknown = [Mistake("", registry.unknown(id)) for registry in REGISTRIES.values()]
+        near = [mistake for mistake in unknown if "did you mean" in mistake.message]
+        raise ConfigError(near or unknown, f"the id {id!r}")
+    return "\n\n".join(_describe(registry, id, kind=registry.kind) for registry in found)
+
+
+def _describe(registry: Registry, id: str, *, kind: str) -> str:
+    entry, target = registry.entry(id), registry.signature(id)
+    exclude = FILLED_IN.get(registry.kind, ()) if entry.arguments is None else ()
+    signature = signature_of(target, exclude=exclude)
+    path = entry.target if isinstance(entry.target, str) else f"{entry.target.__module__}:{entry.target.__qualname__}"
+    lines = [f"{id} ({kind})", f"  {_summary(registry, id)}", f"  {path}"]
+    text = without_sections(inspect.getdoc(target) or "")
+    if text and entry.arguments is None:
+        lines += ["", textwrap.indent(text, "  ")]
+    lines += ["", "  arguments:" if signature.arguments or signature.open else "  no arguments"]
+    lines += [line for argument in signature.arguments for line in _argument(argument)]
+    if signature.open:
+        lines.append("    any other by name")
+    return "\n".join(lines)
+
+
+def _argument(argument: Argument) -> list[str]:
+    value = "required" if argument.required else f"default {shown(argument.default)}"
+    lines = [f"    {argument.name}: {argument.type_text} ({value})"]
+    return lines + textwrap.wrap(argument.help, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
+
+def _summary(registry: Registry, id: str) -> str:
+    entry = registry.entry(id)
+    return entry.summary + (f" [needs {entry.needs}]" if entry.needs else "")

@@ -1,0 +1,324 @@
+"""A run, as data. RL4LMs' YAML blocks as frozen dataclasses; what a block leaves out has its default here.
+
+    RunConfig             tokenizer  reward_fn  datapool  env  alg (args, kl_div, policy)  train_evaluation
+    SupervisedConfig      tokenizer             datapool       alg (model, training_args)  train_evaluation
+
+`load_config` reads, overrides, checks (components and their `args` included) and raises one `ConfigError` with every
+mistake. No model is loaded and no torch imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from annotated_types import Ge
+
+from rl4lms_like.algorithms.arguments import Count, NonNegative, Positive
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.schema import check_arguments
+from rl4lms_like.training.binding import bind
+from rl4lms_like.training.notices import Notice, notices_of, without_stray_commas
+from rl4lms_like.training.overrides import apply_overrides
+from rl4lms_like.training.yaml_file import read_yaml
+
+Side = Literal["left", "right"]
+Whole = Annotated[int, Ge(0)]
+Arguments = dict[str, Any]
+"""Keyword arguments of a component."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentConfig:
+    """A component by id.
+
+    Args:
+        id: an id of the registry, or an import path `package.module:Name`.
+        args: its arguments.
+    """
+
+    id: str
+    args: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The `tokenizer` block.
+
+    Args:
+        model_name: hub id or local folder; may differ from the policy's.
+        pad_token_as_eos_token: use EOS as pad token where the tokenizer has no pad token.
+        padding_side: of evaluation prompts; rollouts pad as their model needs.
+        truncation_side: of supervised runs; the prompts of RL runs have `prompt_truncation_side`.
+        max_length: prompt tokens of a supervised run's generation; default: the tokenizer's own limit.
+        trust_remote_code: run code that a hub tokenizer brings along.
+    """
+
+    model_name: str
+    pad_token_as_eos_token: bool = True
+    padding_side: Side = "left"
+    truncation_side: Side = "left"
+    max_length: Count | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """The `env` block.
+
+    Args:
+        n_envs: prompts that are generated together.
+        vec_env: `text` plays whole episodes in this process; `dummy` and `subproc` are Stable-Baselines3's, token by
+            token.
+        reward_workers: processes that compute rewards; 0 computes them in this one.
+        args: arguments of `TextGenEnv`.
+    """
+
+    n_envs: Count = 1
+    vec_env: Literal["text", "dummy", "subproc"] = "text"
+    reward_workers: Whole = 0
+    args: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    """The `alg.kl_div` block: the KL penalty against the reference model.
+
+    Args:
+        coeff: first KL coefficient; 0 switches the penalty off, and no reference model is kept.
+        target_kl: KL per token the controller steers to; null keeps the coefficient.
+        norm_reward: standardise the rewards of a rollout.
+        controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` where there is a
+            target, else `fixed`.
+        gain: how far one iteration may move the coefficient (`adaptive`).
+        horizon: tokens after which the coefficient may have doubled or halved (`horizon`).
+        estimator: of the KL of one token from its log-ratio: `k1`, `k2` or `k3`.
+        max_coeff: the coefficient never rises above it.
+    """
+
+    coeff: NonNegative
+    target_kl: Positive | None = None
+    norm_reward: bool = False
+    controller: Literal["adaptive", "horizon", "fixed"] | None = None
+    gain: Positive = 0.1
+    horizon: Count = 10_000
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    max_coeff: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.controller is None:
+            object.__setattr__(self, "controller", "fixed" if self.target_kl is None else "adaptive")
+        if self.controller != "fixed" and self.target_kl is None:
+            raise ValueError(f"controller {self.controller!r} needs target_kl; or set controller to 'fixed'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """The `alg` block of an RL run.
+
+    Args:
+        id: an id of the registry, or an import path `package.module:Name`.
+        args: its arguments.
+        kl_div: the KL penalty.
+        policy: the language model as actor-critic, `id` and `args`.
+    """
+
+    id: str
+    args: Arguments = field(default_factory=dict)
+    kl_div: KLConfig
+    policy: ComponentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvaluationConfig:
+    """The `train_evaluation` block of an RL run.
+
+    Args:
+        eval_batch_size: prompts per generation call.
+        n_iters: iterations; each is one rollout and one update. 0 only evaluates.
+        eval_every: iterations between evaluations on `val`.
+        save_every: iterations between checkpoints.
+        metrics: list of `id` and `args`.
+        generation_kwargs: of evaluation, instead of the rollouts'; null takes the rollouts'.
+        max_eval_samples: evaluate on the first so many samples of a split; null takes all.
+        save_model: save the final model.
+    """
+
+    eval_batch_size: Count
+    n_iters: Whole
+    eval_every: Count
+    save_every: Count = 20
+    metrics: list[ComponentConfig] = field(default_factory=list)
+    generation_kwargs: dict[str, Any] | None = None
+    max_eval_samples: Count | None = None
+    save_model: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """An RL run.
+
+    Args:
+        tokenizer: which tokenizer.
+        reward_fn: what to prefer, `id` and `args`.
+        datapool: what to prompt with, `id` and `args`.
+        env: the environment.
+        alg: algorithm, KL penalty and policy.
+        train_evaluation: schedule and metrics.
+        seed: of everything random in the run.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
+        n_threads: of torch; `auto` chooses by the size of the model.
+        notices: what its reader should know; not a key of the file.
+    """
+
+    tokenizer: TokenizerConfig
+    reward_fn: ComponentConfig
+    datapool: ComponentConfig
+    env: EnvConfig = field(default_factory=EnvConfig)
+    alg: AlgorithmConfig
+    train_evaluation: TrainEvaluationConfig
+    seed: Whole = 0
+    device: str = "auto"
+    n_threads: Count | Literal["auto"] = "auto"
+    notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain data; it parses to an equal config."""
+        return _to_dict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedAlgConfig:
+    """The `alg` block of a supervised run.
+
+    Args:
+        id: contains `supervised`.
+        model_type: `causal` or `seq2seq`.
+        model_name: hub id or local folder.
+        generation_kwargs: of evaluation; `post_processing_fn` is null or `{id: ...}`.
+        training_args: of transformers' `TrainingArguments`.
+    """
+
+    id: str
+    model_type: Literal["causal", "seq2seq"]
+    model_name: str
+    generation_kwargs: Arguments = field(default_factory=dict)
+    training_args: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedEvaluationConfig:
+    """The `train_evaluation` block of a supervised run.
+
+    Args:
+        eval_batch_size: prompts per generation call.
+        metrics: list of `id` and `args`.
+        max_eval_samples: evaluate on the first so many samples of a split; null takes all.
+        save_model: save the final model.
+    """
+
+    eval_batch_size: Count
+    metrics: list[ComponentConfig] = field(default_factory=list)
+    max_eval_samples: Count | None = None
+    save_model: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedConfig:
+    """A supervised run.
+
+    Args:
+        tokenizer: which tokenizer.
+        datapool: what to train on, `id` and `args`.
+        alg: model and training arguments.
+        train_evaluation: batch size and metrics.
+        seed: of everything random in the run.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
+        n_threads: of torch; `auto` chooses by the size of the model.
+        notices: what its reader should know; not a key of the file.
+    """
+
+    tokenizer: TokenizerConfig
+    datapool: ComponentConfig
+    alg: SupervisedAlgConfig
+    train_evaluation: SupervisedEvaluationConfig
+    seed: Whole = 0
+    device: str = "auto"
+    n_threads: Count | Literal["auto"] = "auto"
+    notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain data; it parses to an equal config."""
+        return _to_dict(self)
+
+
+AnyConfig: TypeAlias = RunConfig | SupervisedConfig
+"""Either kind of run."""
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> AnyConfig:
+    """Reads, overrides and checks a YAML file.
+
+    Args:
+        path: the file.
+        overrides: `alg.args.learning_rate=1e-5`, in order.
+
+    Raises:
+        ConfigError: with every mistake of the file, the overrides and the components' arguments.
+    """
+    mapping, repeated = read_yaml(path)
+    changed, mistakes = apply_overrides(mapping, overrides)
+    return parse_config(changed, source=str(path), mistakes=repeated + mistakes)
+
+
+def parse_config(
+    mapping: Mapping[str, Any],
+    *,
+    source: str = "the config",
+    components: bool = True,
+    mistakes: Sequence[Mistake] = (),
+) -> AnyConfig:
+    """Checks a mapping, which is left as it is.
+
+    Args:
+        mapping: the six blocks of an RL run, or the four of a supervised one.
+        source: what error messages call it.
+        components: look up ids and check their `args`; without it only the blocks themselves are checked.
+        mistakes: found already, to be reported with the others.
+
+    Raises:
+        ConfigError: with every mistake.
+    """
+    blocks, comma_notices = without_stray_commas(mapping)
+    found = list(mistakes)
+    if components:
+        blocks, wrong = bind(blocks)
+        found += wrong
+    kind = SupervisedConfig if is_supervised(mapping) else RunConfig
+    fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
+    found = list(dict.fromkeys([*found, *wrong]))
+    if found:
+        raise ConfigError(_in_order_of(mapping, found), source)
+    config: AnyConfig = kind(**fields, notices=tuple(comma_notices + notices_of(blocks)))
+    return config
+
+
+def is_supervised(mapping: Mapping[str, Any]) -> bool:
+    """Whether `alg.id` names a supervised run."""
+    alg = mapping.get("alg")
+    return isinstance(alg, Mapping) and "supervised" in str(alg.get("id"))
+
+
+def _in_order_of(mapping: Mapping[str, Any], mistakes: list[Mistake]) -> list[Mistake]:
+    """Block after block, as in the file; what belongs to no block of it comes first."""
+    rank = {str(block): index for index, block in enumerate(mapping)}
+    return sorted(mistakes, key=lambda mistake: rank.get(mistake.path.partition(".")[0], -1))
+
+
+def _to_dict(config: AnyConfig) -> dict[str, Any]:
+    fields = dataclasses.asdict(config)
+    del fields["notices"]
+    return fields

@@ -1,0 +1,147 @@
+"""How good is a policy on a split: generate, score, keep every text.
+
+    samples ─ sorted by length ─ batches ─ generate ─ back in order ─ metrics ─> scores, predictions
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.metrics.call import compute_metric
+from rl4lms_like.policies.base import LMActorCriticPolicy
+
+NOT_APPLICABLE = "n/a"
+"""Stands in a prediction for a metric that scores splits only."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result on one split.
+
+    Args:
+        scores: metric key -> corpus score.
+        predictions: one object per sample, under RL4LMs' keys.
+        seconds: by part.
+    """
+
+    scores: dict[str, float]
+    predictions: list[dict[str, Any]]
+    seconds: dict[str, float]
+
+
+def generate_responses(
+    policy: LMActorCriticPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    batch_size: int,
+    max_prompt_length: int,
+    eos_token_ids: Sequence[int],
+    generation_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """One response text for each prompt, in their order; prompts of similar length are generated together.
+
+    Args:
+        policy: writes.
+        tokenizer: encodes and decodes.
+        prompts: `n` texts.
+        batch_size: prompts per generation call.
+        max_prompt_length: tokens; longer prompts are cut on the policy's `prompt_truncation_side`.
+        eos_token_ids: what ends a response.
+        generation_kwargs: sampling, greedy or beam search; default: the policy's.
+        seed: of the sampling; the same seed draws the same random numbers.
+    """
+    layout = TextLayout(
+        tokenizer, max_prompt_length, 1, prompt_truncation_side=policy.arguments.prompt_truncation_side
+    )
+    encoded = layout.encode_all(prompts) if prompts else []
+    order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
+    responses = [""] * len(prompts)
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        width = max(max(len(encoded[i]) for i in batch), 1)
+        ids = torch.full((len(batch), width), layout.pad_token_id)
+        mask = torch.zeros(len(batch), width, dtype=torch.bool)
+        for row, i in enumerate(batch):
+            ids[row, width - len(encoded[i]) :] = torch.from_numpy(encoded[i])
+            mask[row, width - len(encoded[i]) :] = True
+        episodes = policy.generate(
+            ids,
+            mask,
+            eos_token_ids=eos_token_ids,
+            generation_kwargs=generation_kwargs,
+            seed=derived_seed(seed, "evaluation", start),
+        )
+        rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
+        for i, text in zip(batch, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
+            responses[i] = text
+    return responses
+
+
+def evaluate_on_samples(
+    policy: LMActorCriticPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Sequence[Sample],
+    metrics: Sequence[BaseMetric],
+    *,
+    split_name: str,
+    batch_size: int,
+    max_prompt_length: int,
+    eos_token_ids: Sequence[int],
+    generation_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Evaluation:
+    """Generates for every sample of a split and computes the metrics on it.
+
+    Raises:
+        MetricError: a metric failed; says which.
+    """
+    start = time.perf_counter()
+    prompts = [sample.prompt_or_input_text for sample in samples]
+    responses = generate_responses(
+        policy,
+        tokenizer,
+        prompts,
+        batch_size=batch_size,
+        max_prompt_length=max_prompt_length,
+        eos_token_ids=eos_token_ids,
+        generation_kwargs=generation_kwargs,
+        seed=seed,
+    )
+    generated = time.perf_counter()
+    references = [sample.references for sample in samples]
+    meta_infos = [sample.meta_data for sample in samples]
+    results: dict[str, tuple[list[float] | None, float]] = {}
+    for metric in metrics:
+        results |= compute_metric(
+            metric, prompts, responses, references, meta_infos, policy.policy_model, split_name
+        )
+    predictions = [
+        {
+            "split_name": split_name,
+            "sample_id": sample.id,
+            "prompt_text": sample.prompt_or_input_text,
+            "generated_text": response,
+            "ref_text": reference_text(sample.references),
+            **{key: NOT_APPLICABLE if each is None else each[i] for key, (each, _) in results.items()},
+        }
+        for i, (sample, response) in enumerate(zip(samples, responses, strict=True))
+    ]
+    seconds = {"generate_s": generated - start, "metrics_s": time.perf_counter() - generated}
+    return Evaluation({key: score for key, (_, score) in results.items()}, predictions, seconds)
+
+
+def reference_text(references: Sequence[str]) -> str:
+    """All references in one text, as RL4LMs writes them: `<START-1>first<END-1><START-2>second<END-2>`."""
+    return "".join(f"<START-{i}>{text}<END-{i}>" for i, text in enumerate(references, start=1))

@@ -1,0 +1,107 @@
+"""What is not wrong in a config, but should be known: keys without meaning, and defaults that act unseen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rl4lms_like.core.schema import join
+from rl4lms_like.training.binding import at, with_defaults
+
+_STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
+_DEFAULT_LENGTH = 20
+"""transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Where (`alg.policy.args.generation_kwargs`) and what."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Notice]]:
+    """A copy in which the text `True,` (a line of Python in YAML) is the boolean, with a notice for each."""
+    notices: list[Notice] = []
+
+    def cleaned(value: Any, path: str) -> Any:
+        if isinstance(value, Mapping):
+            return {key: cleaned(item, join(path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [cleaned(item, join(path, index)) for index, item in enumerate(value)]
+        if isinstance(value, str) and _STRAY_COMMA.match(value):
+            truth = value[:-1].lower()
+            notices.append(Notice(path, f"the text {value!r} is read as {truth}; remove the comma"))
+            return truth == "true"
+        return value
+
+    return {key: cleaned(item, str(key)) for key, item in mapping.items()}, notices
+
+
+def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
+    """Everything worth knowing about a config that has no mistakes."""
+    return [*_without_meaning(blocks), *_sampling(blocks), *_episodes(blocks), *_sizes(blocks)]
+
+
+def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
+    notices = []
+    if "apply_model_parallel" in (at(blocks, "alg.policy.args") or {}):
+        notices.append(Notice("alg.policy.args.apply_model_parallel", "has no meaning any more, and is ignored"))
+    if is_causal(blocks) and at(blocks, "env.args.context_start_token") is not None:
+        message = "ignored: a causal model continues its prompt without a start token"
+        notices.append(Notice("env.args.context_start_token", message))
+    return notices
+
+
+def _sampling(blocks: Mapping[str, Any]) -> list[Notice]:
+    notices = []
+    for path in ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs"):
+        kwargs = at(blocks, path)
+        if not isinstance(kwargs, Mapping):
+            continue
+        if kwargs.get("do_sample") and kwargs.get("top_k") is None:
+            message = "transformers' default of 50 applies; 0 samples from the whole distribution"
+            notices.append(Notice(join(path, "top_k"), message))
+        if kwargs.get("max_new_tokens") is None and kwargs.get("max_length") is None:
+            message = f"not given; responses have at most {response_limit(blocks, path)} tokens"
+            notices.append(Notice(join(path, "max_new_tokens"), message))
+    return notices
+
+
+def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:
+    if at(blocks, "alg.policy") is None or at(blocks, "env.args.terminate_on_eos"):
+        return []
+    message = "false: responses go on after the end-of-text token, to the full length"
+    return [Notice("env.args.terminate_on_eos", message)]
+
+
+def _sizes(blocks: Mapping[str, Any]) -> list[Notice]:
+    complete = with_defaults(blocks)
+    batch, n_steps = at(complete, "alg.args.batch_size"), at(complete, "alg.args.n_steps")
+    rollout = (n_steps or 0) * (at(complete, "env.n_envs") or 1)
+    if batch is None or n_steps is None or batch <= rollout:
+        return []
+    message = f"more tokens than a rollout's least, n_steps * n_envs = {rollout}: one minibatch may hold it all"
+    return [Notice("alg.args.batch_size", message)]
+
+
+def response_limit(blocks: Mapping[str, Any], path: str) -> int:
+    """The longest response that the generation arguments at `path` allow, in tokens."""
+    kwargs = at(blocks, path) or {}
+    if kwargs.get("max_new_tokens") is not None:
+        return int(kwargs["max_new_tokens"])
+    length = int(kwargs.get("max_length") or _DEFAULT_LENGTH)
+    return length if is_causal(blocks) else length - 1
+
+
+def is_causal(blocks: Mapping[str, Any]) -> bool:
+    """Whether the run's model is decoder-only, as far as its ids say."""
+    if at(blocks, "alg.policy.id") is not None:
+        return "causal" in at(blocks, "alg.policy.id")
+    return bool(at(blocks, "alg.model_type") == "causal")

@@ -1,0 +1,42 @@
+"""What `check` prints: the resolved config, notices, the batch arithmetic and the memory estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.training.binding import with_defaults
+from rl4lms_like.training.budget import plan_batches
+from rl4lms_like.training.config import AnyConfig, RunConfig
+from rl4lms_like.training.yaml_file import dump_yaml
+
+
+def preview(config: AnyConfig) -> Iterator[str]:
+    """The parts of the answer, the quick ones first."""
+    yield "# resolved config\n" + resolved(config)
+    if config.notices:
+        yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
+    if isinstance(config, RunConfig):
+        yield "# batches\n" + _table(plan_batches(config).lines())
+        yield "# memory\n" + _memory(config)
+
+
+def resolved(config: AnyConfig) -> str:
+    """The config as YAML, every default filled in; it loads to the same run."""
+    return dump_yaml(with_defaults(config.to_dict()))
+
+
+def _memory(config: RunConfig) -> str:
+    from rl4lms_like.training.memory import estimate_memory, gibibytes
+
+    try:
+        estimate = estimate_memory(config)
+    except ModelError as error:
+        return f"no estimate: {error}\n"
+    rows = [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
+    rows += [("peak of the update", gibibytes(estimate.update)), ("peak of the rollout", gibibytes(estimate.rollout))]
+    return _table(rows) + estimate.verdict + "\n"
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name:<{width}}  {value}\n" for name, value in rows)

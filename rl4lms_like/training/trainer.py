@@ -1,0 +1,96 @@
+"""The run: evaluate, then iterations of rollout and update, evaluating and saving on schedule, then evaluate again.
+
+An epoch in the files is a number of completed iterations: 0 before training, `n_iters` after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
+
+logger = logging.getLogger(__name__)
+
+
+class OnPolicyTrainer:
+    """Trains and evaluates a run.
+
+    Args:
+        run: what `assemble` built.
+        tracker: where numbers and files go.
+    """
+
+    def __init__(self, run: Run, tracker: Tracker) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.schedule = run.config.train_evaluation
+        self.current_iter = 0
+        self._evaluated: set[tuple[int, str]] = set()
+        run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
+
+    def train_and_eval(self) -> None:
+        """The whole run."""
+        n_iters = self.schedule.n_iters
+        self.evaluate(("val", "test"))
+        self.tracker.start(n_iters, completed=self.current_iter)
+        while self.current_iter < n_iters:
+            self._iterate(n_iters)
+            if self.current_iter % self.schedule.save_every == 0 and self.schedule.save_model:
+                self.save(self.tracker.checkpoint_base_path / f"iteration_{self.current_iter:05d}")
+            if self.current_iter % self.schedule.eval_every == 0:
+                self.evaluate(("val",))
+        self.evaluate(("val", "test"))
+        if self.schedule.save_model:
+            self.save(self.tracker.run_path / "model")
+
+    def _iterate(self, n_iters: int) -> None:
+        algorithm = self.run.algorithm
+        start, tokens = time.perf_counter(), algorithm.num_timesteps
+        algorithm.learn_iteration(self.current_iter, n_iters)
+        self.current_iter += 1
+        seconds = time.perf_counter() - start
+        algorithm.logger.record("time/iteration", self.current_iter)
+        algorithm.logger.record("time/iteration_s", seconds)
+        algorithm.logger.record("time/tokens_per_s", (algorithm.num_timesteps - tokens) / seconds)
+        algorithm.logger.dump(step=algorithm.num_timesteps)
+
+    def evaluate(self, splits: tuple[str, ...]) -> dict[str, Evaluation]:
+        """Evaluates on splits that have samples, once for each number of completed iterations."""
+        evaluations = {}
+        for split in splits:
+            samples = self.run.samples[split][: self.schedule.max_eval_samples]
+            if not samples or (self.current_iter, split) in self._evaluated:
+                continue
+            self._evaluated.add((self.current_iter, split))
+            evaluation = evaluate_on_samples(
+                self.run.policy,
+                self.run.tokenizer,
+                samples,
+                self.run.metrics,
+                split_name=split,
+                batch_size=self.schedule.eval_batch_size,
+                max_prompt_length=self.run.max_prompt_length,
+                eos_token_ids=sorted(self.run.env.get_attr("eos_token_ids", [0])[0]),
+                generation_kwargs=self.schedule.generation_kwargs,
+                seed=self.run.config.seed,
+            )
+            self.tracker.log_metrics(self.current_iter, split, evaluation.scores)
+            self.tracker.log_predictions(self.current_iter, split, evaluation.predictions)
+            evaluations[split] = evaluation
+        return evaluations
+
+    def save(self, folder: Path) -> Path:
+        """Writes the language model and the tokenizer, ready for `from_pretrained`.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        try:
+            return Path(self.run.policy.save_model(folder, self.run.tokenizer))
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot save the model to {folder}: {error}") from error

@@ -1,0 +1,149 @@
+"""One update: exact under micro-batches, safe at one token, early stopped, with the learning rates it was given."""
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+
+from rl4lms_like.algorithms.a2c import A2C
+from rl4lms_like.algorithms.base import learning_rate_schedule
+from rl4lms_like.algorithms.ppo import PPO
+from tests.builders import POLICIES, SAMPLING, make_env
+
+
+def build(algorithm, model_dir, tokenizer, family="causal", policy_kwargs=None, n_envs=8, length=10, **arguments):
+    defaults = {"n_steps": 20, "learning_rate": 1e-3, "seed": 1, "device": "cpu"}
+    if algorithm is PPO:
+        defaults |= {"batch_size": 80, "n_epochs": 2}
+    return algorithm(
+        POLICIES[family],
+        make_env(tokenizer, model_dir, n_envs=n_envs, length=length),
+        policy_kwargs={"model_name": str(model_dir), "generation_kwargs": SAMPLING, **(policy_kwargs or {})},
+        **{**defaults, **arguments},
+    )
+
+
+def parameters(algorithm):
+    return torch.cat([p.detach().flatten() for p in algorithm.policy.parameters()])
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+def test_micro_batches_never_change_the_gradient(algorithm, family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
+    model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
+    gradients = []
+    for micro_batch_size in (None, 30, 1):
+        built = build(
+            algorithm, model_dir, tiny_tokenizer, family, micro_batch_size=micro_batch_size, ent_coef=0.01,
+            policy_kwargs={"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}},
+        )  # fmt: skip
+        before = parameters(built)
+        built.learn_iteration(0, 1)
+        gradients.append((parameters(built) - before) / 1e-3)
+    assert float(gradients[0].norm()) > 1e-3
+    for other in gradients[1:]:
+        torch.testing.assert_close(gradients[0], other, atol=2e-3 * float(gradients[0].norm()), rtol=1e-3)
+
+
+def test_a_minibatch_of_one_token_is_safe(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=3, length=1, n_steps=1, batch_size=1)
+    built.learn_iteration(0, 1)
+    assert torch.isfinite(parameters(built)).all()
+
+
+def test_the_update_stops_when_it_has_gone_too_far(tiny_gpt2_dir, tiny_tokenizer):
+    far = build(PPO, tiny_gpt2_dir, tiny_tokenizer, n_epochs=8, learning_rate=1e-2, target_kl=1e-3)
+    far.learn_iteration(0, 1)
+    epochs = far.logger.name_to_value["train/epochs"]
+    assert epochs < 8 and far.logger.name_to_value["train/n_updates"] < 8 * 3
+
+
+def test_the_critic_has_its_own_learning_rate_and_both_follow_the_schedule(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(
+        PPO, tiny_gpt2_dir, tiny_tokenizer, critic_learning_rate=5e-3, learning_rate_schedule="linear"
+    )  # fmt: skip
+    for iteration, remaining in ((0, 1.0), (1, 0.75)):
+        built.learn_iteration(iteration, 4)
+        rates = {group["role"]: group["lr"] for group in built.policy.optimizer.param_groups}
+        assert rates == {"actor": pytest.approx(1e-3 * remaining), "critic": pytest.approx(5e-3 * remaining)}
+    assert learning_rate_schedule(2.0, "cosine")(0.5) == pytest.approx(1.0)
+    assert learning_rate_schedule(2.0, "cosine")(1.0) == 2.0 and learning_rate_schedule(2.0, "constant") == 2.0
+
+
+def test_biases_and_normalisation_weights_do_not_decay(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"weight_decay": 0.1})
+    for group in built.policy.optimizer.param_groups:
+        assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] == 0.1}
+    listed = sum(p.numel() for group in built.policy.optimizer.param_groups for p in group["params"])
+    models = (built.policy.policy_model, built.policy.value_model, built.policy.value_head)
+    assert listed == sum(p.numel() for model in models for p in model.parameters())
+    assert built.policy.optimizer.defaults["fused"] is True
+
+
+def test_the_reference_stays_and_the_shared_critic_trains_the_trunk(tiny_gpt2_dir, tiny_tokenizer):
+    from rl4lms_like.rollouts.kl import FixedKLController
+
+    built = build(
+        PPO, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1), policy_kwargs={"critic": "shared"}
+    )
+    assert built.policy.value_model is None
+    before = [p.clone() for p in built.policy.ref_model.parameters()]
+    built.learn_iteration(0, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, built.policy.ref_model.parameters(), strict=True))
+    assert built.policy.value_head.weight.grad.abs().sum() > 0
+
+
+def test_dropout_is_off_unless_asked_for_and_its_ratio_is_explained(tiny_gpt2_dir, tiny_tokenizer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quiet = build(PPO, tiny_gpt2_dir, tiny_tokenizer)
+        quiet.learn_iteration(0, 1)
+    assert quiet.logger.name_to_value["train/ratio_gap"] < 1e-5
+    noisy = build(PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"dropout": True})
+    with pytest.warns(UserWarning, match="Likely cause: dropout is on"):
+        noisy.learn_iteration(0, 1)
+    assert noisy.logger.name_to_value["train/ratio_gap"] > 1e-3
+
+
+@pytest.mark.parametrize("option", [{"gradient_checkpointing": True}, {"attn_implementation": "eager"}])
+@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+def test_options_for_memory_and_attention_change_no_number(option, family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
+    model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
+    changes = []
+    for policy_kwargs in ({}, option):
+        built = build(
+            PPO, model_dir, tiny_tokenizer, family,
+            policy_kwargs={**policy_kwargs, "optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}},
+        )  # fmt: skip
+        before = parameters(built)
+        built.learn_iteration(0, 1)
+        changes.append(parameters(built) - before)
+    torch.testing.assert_close(*changes, atol=1e-6, rtol=1e-3)
+
+
+def test_bfloat16_autocast_keeps_float32_weights_and_scores(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"dtype": "bfloat16"})
+    built.learn_iteration(0, 1)
+    assert all(p.dtype == torch.float32 for p in built.policy.parameters())
+    assert built.logger.name_to_value["train/ratio_gap"] < 5e-2
+    scores = built.policy.score(built.rollout_buffer.episodes)
+    assert {field.dtype for field in scores} == {torch.float32}
+    built.policy.arguments = dataclasses.replace(built.policy.arguments, dtype="float32")
+    exact = built.policy.score(built.rollout_buffer.episodes)
+    assert 0 < float((exact.log_prob - scores.log_prob).abs().max()) < 0.2
+
+
+def test_many_tokens_times_a_large_vocabulary_stay_within_the_budget(tiny_gpt2_dir, tiny_tokenizer):
+    """A budget below the rollout's logits changes memory, not numbers."""
+    changes = []
+    for budget in (512.0, 1.0):
+        built = build(
+            PPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=64, n_steps=16, batch_size=100_000,
+            policy_kwargs={"logits_budget_mb": budget, "optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}},
+        )  # fmt: skip
+        before = parameters(built)
+        built.learn_iteration(0, 1)
+        assert built.rollout_buffer.n_tokens * 320 * 4 > 2**19
+        changes.append(parameters(built) - before)
+    torch.testing.assert_close(*changes, atol=1e-6, rtol=1e-3)

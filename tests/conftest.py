@@ -1,0 +1,58 @@
+"""What every test may ask for. No network, one thread, models made on the spot.
+
+tiny_tokenizer     byte-level BPE of 320 tokens, pad 0, end 1
+tiny_gpt2_dir      a saved 2-layer GPT-2 and its tokenizer, as `from_pretrained` reads them
+tiny_t5_dir        the same for T5, whose tokenizer ends every text with the end token
+shared_dir         the folder with real models and data beside the checkout; the test skips where it is absent
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports torch or huggingface_hub: they read these once.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["WANDB_MODE"] = "offline"
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl4lms_like.testing import models
+
+torch.set_num_threads(1)
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    folder = REPOSITORY.parent / "shared"
+    if not (folder / "spec").is_dir():
+        pytest.skip(f"needs the real models and data of {folder.name!r} beside the checkout, which are not there")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    return models.make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    model = models.make_causal_lm("gpt2", tiny_tokenizer)
+    return models.save_model(tmp_path_factory.mktemp("tiny_gpt2"), model, tiny_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tiny_t5_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = models.make_tokenizer(append_eos=True)
+    return models.save_model(tmp_path_factory.mktemp("tiny_t5"), models.make_seq2seq_lm("t5", tokenizer), tokenizer)

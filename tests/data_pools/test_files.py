@@ -1,0 +1,160 @@
+"""Columns of local JSON-lines and CSV files become samples; what cannot be read is named by file, line and column."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.files import CsvPool, JsonlPool
+from rl4lms_like.testing.checkers import check_data_pool
+
+ROWS = [
+    {"q": f"Why {index}?", "answers": [f"So {index}.", "No."], "best": f"So {index}.", "info": {"topic": index}}
+    for index in range(20)
+]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n\n".join(json.dumps(row) for row in ROWS) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(text, name="file"):
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return str(path)
+
+    return to_file
+
+
+def test_fields_become_samples(jsonl):
+    pool = JsonlPool.prepare(
+        "train",
+        data_files={"train": jsonl},
+        prompt_column="q",
+        prompt_prefix="Q: ",
+        prompt_suffix=" A:",
+        reference_column=["answers", "best"],
+        meta_columns=["info.topic"],
+    )
+    assert len(pool) == 20
+    assert pool[3] == (
+        Sample("train_3", "Q: Why 3? A:", ["So 3.", "No.", "So 3."], {"info.topic": 3}),
+        1.0,
+    )
+
+
+def test_one_file_is_shared_out(jsonl):
+    pools = {split: JsonlPool.prepare(split, path=jsonl, prompt_column="q") for split in ("train", "val", "test")}
+    assert {split: len(pool) for split, pool in pools.items()} == {"train": 16, "val": 2, "test": 2}
+    prompts = [sample.prompt_or_input_text for pool in pools.values() for sample in pool.samples]
+    assert sorted(prompts) == sorted(row["q"] for row in ROWS)
+
+
+def test_max_size_limits_each_split(jsonl):
+    assert len(JsonlPool.prepare("train", path=jsonl, prompt_column="q", max_size=5)) == 5
+    assert len(JsonlPool.prepare("train", data_files={"train": jsonl}, prompt_column="q", max_size=5)) == 5
+
+
+def test_reading_stops_at_max_size(write):
+    path = write('{"q": "a"}\n{"q": "b"}\nbroken\n')
+    assert len(JsonlPool.prepare("train", data_files={"train": path}, prompt_column="q", max_size=2)) == 2
+
+
+def test_no_reference_is_no_reference(write):
+    path = write('{"q": "a", "r": null}\n{"q": "b", "r": []}\n')
+    pool = JsonlPool.prepare("test", data_files={"test": path}, prompt_column="q", reference_column="r")
+    assert [sample.references for sample in pool.samples] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"q": "a"}\n{"q": "b"\n', r"file, line 2, character 10: not JSON"),
+        ('{"q": "a"}\n\n["b"]\n', r"file, line 3: expected a JSON object, got \[\"b\"\]"),
+        ('{"q": "a"}\n{"question": "b"}\n', r"file, line 2: no column 'q'; it has question"),
+        ('{"q": 3}\n', r"file, line 1, column 'q': expected text, got 3"),
+        ('{"q": "a", "r": [1]}\n', r"file, line 1, column 'r': expected text or a list of texts, got \[1\]"),
+        (b'{"q": "\xff"}\n', r"cannot read .*file: .*utf-8"),
+        ("", r"file: no samples for split 'train'"),
+    ],
+)
+def test_what_is_wrong_with_json_lines_is_named(write, text, said):
+    reference_column = "r" if "'r'" in said else None
+    with pytest.raises(DataPoolError, match=said):
+        JsonlPool.prepare(
+            "train", data_files={"train": write(text)}, prompt_column="q", reference_column=reference_column
+        )
+
+
+def test_a_near_miss_is_suggested(write):
+    with pytest.raises(DataPoolError, match=r"no column 'promt' .did you mean 'prompt'"):
+        JsonlPool.prepare("train", data_files={"train": write('{"prompt": "a"}')}, prompt_column="promt")
+
+
+@pytest.mark.parametrize("pool", [JsonlPool, CsvPool])
+def test_a_missing_file_is_named(tmp_path, pool):
+    with pytest.raises(DataPoolError, match=r"cannot read .*nowhere: No such file"):
+        pool.prepare("train", path=str(tmp_path / "nowhere"), prompt_column="q")
+
+
+def test_csv_columns_become_samples(write):
+    path = write('id,q,a\n1,"Why, then?","So.\nNo."\n2,What?,That.\n')
+    args = {"data_files": {"val": path}, "prompt_column": "q", "reference_column": "a", "meta_columns": ["id"]}
+    assert CsvPool.prepare("val", **args).samples == [
+        Sample("val_0", "Why, then?", ["So.\nNo."], {"id": "1"}),
+        Sample("val_1", "What?", ["That."], {"id": "2"}),
+    ]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.tsv", None), ("a.txt", "\t")])
+def test_other_delimiters(write, name, delimiter):
+    path = write("q\ta\nWhy, then?\tSo.\n", name)
+    pool = CsvPool.prepare("val", data_files={"val": path}, prompt_column="q", delimiter=delimiter)
+    assert pool.samples[0].prompt_or_input_text == "Why, then?"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("q,a\nWhy?,So.\nWhat?\n", r"file, line 3: 1 values for 2 columns \(q, a\)"),
+        ('q,a\nWhy?,"So.\n', r"file, line 2: not CSV: unexpected end of data"),
+        ("question,a\nWhy?,So.\n", r"file, line 2: no column 'q'"),
+        ("q,a\n", r"file: no samples for split 'train'"),
+    ],
+)
+def test_what_is_wrong_with_csv_is_named(write, text, said):
+    with pytest.raises(DataPoolError, match=said):
+        CsvPool.prepare("train", data_files={"train": write(text)}, prompt_column="q")
+
+
+def test_packed_files_are_read(write):
+    path = write(gzip.compress(b"q\nWhy?\n"), "a.csv.gz")
+    assert CsvPool.prepare("val", data_files={"val": path}, prompt_column="q").samples[0].prompt_or_input_text == "Why?"
+    packed = gzip.compress(b"q\nWhy?\n")
+    for broken in (packed[:-4], packed[:10] + b"\xff" * 8, b"q\nWhy?\n"):
+        with pytest.raises(DataPoolError, match="cannot read"):
+            CsvPool.prepare("val", data_files={"val": write(broken, "b.csv.gz")}, prompt_column="q")
+
+
+def test_both_pass_the_checker(jsonl, write):
+    check_data_pool(JsonlPool, path=jsonl, prompt_column="q", reference_column="answers", meta_columns=["info"])
+    table = "q,a\n" + "".join(f"Why {index}?,So.\n" for index in range(10))
+    check_data_pool(CsvPool, path=write(table), prompt_column="q", reference_column="a")
+
+
+def test_a_real_file(shared_dir):
+    path = str(shared_dir / "data/commongen/commongen.dev.jsonl")
+    pool = JsonlPool.prepare(
+        "val", path=path, prompt_column="concept_set", reference_column="scene", split_ratios=(0, 1, 0)
+    )
+    assert len(pool) > 900
+    assert all("#" in sample.prompt_or_input_text and len(sample.references) >= 2 for sample in pool.samples)

@@ -1,0 +1,51 @@
+"""Importing the library is quick, and what users subclass loads no model library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LIGHT = (
+    "rl4lms_like",
+    "rl4lms_like.algorithms.arguments",
+    "rl4lms_like.cli",
+    "rl4lms_like.core.errors",
+    "rl4lms_like.core.observation",
+    "rl4lms_like.core.registry",
+    "rl4lms_like.core.sample",
+    "rl4lms_like.core.schema",
+    "rl4lms_like.data_pools",
+    "rl4lms_like.data_pools.base",
+    "rl4lms_like.metrics",
+    "rl4lms_like.metrics.base",
+    "rl4lms_like.policies.arguments",
+    "rl4lms_like.rewards",
+    "rl4lms_like.rewards.base",
+    "rl4lms_like.training.config",
+)
+HEAVY = ("torch", "transformers", "stable_baselines3", "pandas", "datasets")
+
+LOADED = f"import importlib, sys; importlib.import_module(sys.argv[1]); print(*(set({HEAVY!r}) & set(sys.modules)))"
+TIMED = "import time; start = time.perf_counter(); import rl4lms_like; print(time.perf_counter() - start)"
+
+
+def python(program: str, *arguments: str) -> str:
+    outcome = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout.strip()
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_loads_no_heavy_package(module):
+    assert python(LOADED, module) == ""
+
+
+def test_the_check_sees_a_heavy_package():
+    assert "torch" in python(LOADED, "torch").split()
+
+
+def test_import_takes_less_than_half_a_second():
+    quickest = min(float(python(TIMED)) for _ in range(5))
+    assert quickest < 0.5

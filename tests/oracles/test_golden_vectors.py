@@ -1,0 +1,181 @@
+"""The formulas give the values of the papers' formulas, worked out elsewhere, with gradients."""
+
+import json
+
+import pytest
+import torch
+
+from rl4lms_like.core import losses
+from rl4lms_like.core.advantages import generalized_advantages, normalized, whitened
+from rl4lms_like.core.token_scores import Head, scores_of_logits, token_scores
+from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.rollouts.kl import AdaptiveKLController, HorizonKLController
+from tests.builders import episodes_of_lengths
+
+
+@pytest.fixture(scope="module")
+def golden(shared_dir):
+    cases = json.loads((shared_dir / "spec" / "golden_vectors.json").read_text())["cases"]
+    return {case["id"]: case for case in cases}
+
+
+def tensors(case, *names):
+    return [torch.tensor(case["inputs"][name], dtype=torch.float64) for name in names]
+
+
+def close(got, expected, mask=None):
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    got = torch.as_tensor(got, dtype=torch.float64)
+    if mask is not None:
+        got, expected = got[mask], expected[mask]
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimators(golden, estimator):
+    case = golden["kl_estimators"]
+    log_prob, reference, mask = tensors(case, "log_probs", "ref_log_probs", "mask")
+    mask = mask.bool()
+    log_prob.requires_grad_()
+    kl = losses.kl_estimate(log_prob, reference, estimator)
+    close(kl.detach(), case["expected"][estimator], mask)
+    close(kl[mask].mean().detach(), case["expected"][f"{estimator}_masked_mean"])
+    (gradient,) = torch.autograd.grad(kl[mask].mean(), log_prob)
+    expected = torch.tensor(case["expected"][f"grad_{estimator}_wrt_logp"], dtype=torch.float64)
+    scale = 1.0 if torch.allclose(gradient[mask], expected[mask], atol=1e-6) else float(mask.sum())
+    close(gradient * scale, expected, mask)
+
+
+def test_kl_estimators_over_all_outcomes(golden):
+    case = golden["kl_exact_enumeration"]
+    logits, reference = tensors(case, "logits", "ref_logits")
+    log_prob, ref_log_prob = logits.log_softmax(0), reference.log_softmax(0)
+    for name in ("k1", "k2", "k3"):
+        expectation = (log_prob.exp() * losses.kl_estimate(log_prob, ref_log_prob, name)).sum()
+        close(expectation, case["expected"][f"E_{name}"])
+
+
+def test_adaptive_kl_controller(golden):
+    case = golden["adaptive_kl_kbeta"]
+    controller = AdaptiveKLController(0.001, 0.2, gain=0.1)
+    seen = []
+    for kl in case["inputs"]["observed_kl"]:
+        controller.move(kl)
+        seen.append(controller.coeff)
+    close(seen, case["expected"]["kl_coef_after_each_update"])
+
+
+def test_horizon_kl_controller(golden):
+    case = golden["adaptive_kl_horizon"]
+    controller = HorizonKLController(0.2, 6.0, horizon=10_000)
+    seen = []
+    for kl in case["inputs"]["observed_kl"]:
+        controller.move(kl, 256)
+        seen.append(controller.coeff)
+    close(seen, case["expected"]["kl_coef_after_each_update"])
+
+
+def test_kl_in_the_reward(golden):
+    case = golden["kl_in_reward"]
+    log_prob, reference, mask = tensors(case, "log_probs", "ref_log_probs", "mask")
+    scores = torch.tensor(case["inputs"]["scores"], dtype=torch.float64)
+    rewards = torch.zeros_like(log_prob)
+    last = mask.sum(1).long() - 1
+    rewards[torch.arange(len(last)), last] = scores
+    rewards -= case["params"]["kl_coef"] * losses.kl_estimate(log_prob, reference)
+    close(rewards, case["expected"]["token_rewards"], mask.bool())
+
+
+def test_gae_of_padded_episodes(golden):
+    case = golden["gae_right_padded"]
+    rewards, values, mask = tensors(case, "rewards", "values", "mask")
+    advantages, returns = generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=0.95)
+    close(advantages, case["expected"]["advantages"], mask.bool())
+    close(returns, case["expected"]["returns"], mask.bool())
+    close(whitened(advantages, mask), case["expected"]["advantages_whitened_unbiased"], mask.bool())
+    close(whitened(advantages, mask, unbiased=False), case["expected"]["advantages_whitened_biased"], mask.bool())
+    advantages, _ = generalized_advantages(rewards, values, mask, gamma=0.97, gae_lambda=0.9)
+    close(advantages, case["expected"]["advantages_gamma097_lam09"], mask.bool())
+
+
+def test_gae_skips_tokens_that_are_not_the_policys(golden):
+    case = golden["gae_tool_hole"]
+    rewards, values, mask = tensors(case, "rewards", "values", "mask")
+    advantages, returns = generalized_advantages(rewards, values, mask, gamma=0.9, gae_lambda=0.8)
+    close(advantages, case["expected"]["advantages_skip"], mask.bool())
+    close(returns, case["expected"]["returns_skip"], mask.bool())
+
+
+def test_gae_of_a_flat_rollout_with_a_value_after_its_end(golden):
+    case = golden["gae_flat_episode_starts"]
+    rewards, values = tensors(case, "rewards", "values")
+    for last_values, key in (([0.0, 0.7], "advantages"), ([0.0, 0.0], "advantages_done")):
+        buffer = EpisodeBuffer(gamma=0.99, gae_lambda=0.95)
+        buffer.add(episodes_of_lengths([2, 3]), rewards, values, torch.zeros(5), torch.tensor(last_values))
+        buffer.compute_returns_and_advantage()
+        torch.testing.assert_close(buffer.advantages, torch.tensor(case["expected"][key]), atol=2e-5, rtol=2e-5)
+
+
+def test_normalised_advantages_are_stable_baselines3s(golden):
+    case = golden["masked_whiten"]
+    values, mask = tensors(case, "values", "mask")
+    close(whitened(values, mask), case["expected"]["unbiased"], mask.bool())
+    expected = torch.tensor(case["expected"]["sb3_style"], dtype=torch.float64)
+    close(normalized(values[mask.bool()]), expected[mask.bool()] if expected.ndim == 2 else expected)
+
+
+def test_ppo_clip(golden):
+    for name, high, value, gradient in (
+        ("ppo_clip", 0.2, "token-mean", "grad_token-mean"),
+        ("ppo_clip_higher_token_mean", 0.28, "loss", "grad"),
+    ):
+        case = golden[name]
+        log_prob, old, advantages, mask = tensors(case, "log_probs", "old_log_probs", "advantages", "mask")
+        mask = mask.bool()
+        log_prob.requires_grad_()
+        loss = losses.clipped_surrogate((log_prob - old)[mask], advantages[mask], 0.2, high)
+        close(loss.detach(), case["expected"][value])
+        close(torch.autograd.grad(loss, log_prob)[0], case["expected"][gradient], mask)
+    case = golden["ppo_clip"]
+    log_prob, old, mask = tensors(case, "log_probs", "old_log_probs", "mask")
+    close(losses.approximate_kl((log_prob - old)[mask.bool()]), case["expected"]["approx_kl_k3"])
+
+
+def test_value_losses(golden):
+    case = golden["value_loss_clipped"]
+    values, old, returns, mask = tensors(case, "values", "old_values", "returns", "mask")
+    mask = mask.bool()
+    values.requires_grad_()
+    loss = losses.clipped_value_error(values[mask], returns[mask], old[mask], 0.2)
+    close(loss.detach(), case["expected"]["token_mean"])
+    close(torch.autograd.grad(loss, values)[0], case["expected"]["grad_token_mean"], mask)
+    close(
+        losses.value_error(values[mask], returns[mask], old[mask], 0.2).detach(),
+        case["expected"]["sb3_mse_of_clipped"],
+    )
+
+
+def test_a2c_loss(golden):
+    case = golden["a2c_loss"]
+    log_prob, advantages, returns, values, entropy = tensors(
+        case, "log_probs", "advantages", "returns", "values", "entropy"
+    )
+    loss = (
+        losses.policy_gradient(log_prob, advantages)
+        + case["params"]["vf_coef"] * losses.value_error(values, returns)
+        - case["params"]["ent_coef"] * entropy.mean()
+    )
+    close(loss, case["expected"]["loss"])
+
+
+def test_log_probs_and_entropy_of_extreme_logits(golden):
+    case = golden["logprob_entropy"]
+    (logits,) = tensors(case, "logits")
+    labels = torch.tensor(case["inputs"]["labels"])
+    identity = Head(torch.eye(logits.shape[1]))
+    for log_prob, entropy in (
+        scores_of_logits(logits, labels),
+        token_scores(logits.float(), identity, labels, logits_budget=100),
+    ):
+        torch.testing.assert_close(log_prob, torch.tensor(case["expected"]["log_probs"]), atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(entropy, torch.tensor(case["expected"]["entropy"]), atol=2e-5, rtol=2e-5)

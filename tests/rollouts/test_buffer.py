@@ -1,0 +1,72 @@
+"""The buffer gives every episode once per pass, with its own fields, in minibatches counted in tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from tests.builders import episodes_of_lengths
+
+
+def filled(lengths, seed=0, **options):
+    buffer = EpisodeBuffer(**options)
+    buffer.seed(seed)
+    middle = len(lengths) // 2
+    for part, offset in ((lengths[:middle], 0), (lengths[middle:], 1000)):
+        episodes = episodes_of_lengths(part, seed=offset)
+        n = episodes.n_tokens
+        buffer.add(episodes, torch.randn(n), torch.arange(n) + float(offset), -torch.arange(n).float())
+    buffer.compute_returns_and_advantage()
+    return buffer
+
+
+@pytest.mark.parametrize("sort_by_length", [False, True])
+def test_a_pass_visits_every_token_once(sort_by_length):
+    lengths = [3, 9, 1, 4, 4, 7, 2, 8, 5, 6, 3, 2]
+    buffer = filled(lengths, sort_by_length=sort_by_length)
+    passes = []
+    for _ in range(2):
+        batches = list(buffer.get(10))
+        passes.append(torch.cat([batch.old_values for batch in batches]))
+        for batch in batches:
+            assert len(batch.actions) <= 10
+            assert torch.equal(batch.observations.actions, batch.actions)
+            torch.testing.assert_close(batch.advantages, batch.returns - batch.old_values)
+            assert torch.equal(batch.old_log_prob % 1000, -(batch.old_values % 1000) % 1000)
+        assert sorted(passes[-1].tolist()) == sorted(buffer.values.tolist())
+    assert not torch.equal(*passes), "the order is new in every pass"
+
+
+def test_sorting_by_length_wastes_less_padding():
+    lengths = np.random.default_rng(0).integers(1, 40, 96).tolist()
+
+    def padding(buffer):
+        return sum(int((~batch.observations.response_mask).sum()) for batch in buffer.get(80))
+
+    assert padding(filled(lengths, sort_by_length=True)) < 0.6 * padding(filled(lengths))
+
+
+def test_the_order_is_the_seeds_and_its_state_can_be_saved():
+    def order(buffer):
+        return [batch.old_values.tolist() for batch in buffer.get(8)]
+
+    lengths = [2, 3, 4, 5, 3, 2]
+    a, b = filled(lengths, seed=4), filled(lengths, seed=4)
+    assert order(a) == order(b)
+    state = a.state_dict()
+    following = order(a)
+    c = filled(lengths, seed=5)
+    c.load_state_dict(state)
+    assert order(c) == following
+
+
+def test_the_whole_rollout_at_once():
+    buffer = filled([2, 3, 4])
+    (batch,) = buffer.get(None)
+    assert batch.observations.n_episodes == 3
+    assert np.array_equal(batch.returns.numpy(), buffer.returns)
+
+
+def test_a_field_of_the_wrong_size_is_refused():
+    with pytest.raises(ValueError, match=r"rewards has shape \(4,\), the episodes have 5 tokens"):
+        EpisodeBuffer().add(episodes_of_lengths([2, 3]), torch.zeros(4), torch.zeros(5), torch.zeros(5))

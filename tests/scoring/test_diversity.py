@@ -1,0 +1,33 @@
+"""Repetition is counted as defined."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl4lms_like.scoring.diversity import distinct_n, top_sentence_share, unique_share
+
+
+def test_distinct_n_counts_over_all_texts():
+    texts = ["a b a b", "A b c"]  # 1-grams: 7, of which a b c; 2-grams: ab ba ab, ab bc
+    assert distinct_n(texts, 1) == pytest.approx(3 / 7)
+    assert distinct_n(texts, 2) == pytest.approx(3 / 5)
+
+
+def test_ngrams_do_not_cross_texts():
+    assert distinct_n(["a", "b"], 2) == 0.0
+    assert distinct_n([""], 1) == 0.0
+
+
+def test_words_and_punctuation_are_tokens():
+    assert distinct_n(["don't stop, don't"], 1) == pytest.approx(3 / 4)
+
+
+def test_top_sentence_share_is_of_texts():
+    texts = ["A joy.  It is fun!", "Bad. it is FUN!", "It is fun! It is fun!", "Other."]
+    assert top_sentence_share(texts) == pytest.approx(3 / 4)
+    assert top_sentence_share(["a.", "b.", "c.", "d."]) == pytest.approx(1 / 4)
+    assert top_sentence_share(["", ""]) == 0.0
+
+
+def test_unique_share():
+    assert unique_share(["a", "a", "b", "c"]) == pytest.approx(3 / 4)

@@ -1,0 +1,149 @@
+"""The checkers say what is wrong with components, and nothing about good ones."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools import TextGenPool
+from rl4lms_like.metrics import BaseMetric
+from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
+from rl4lms_like.testing.checkers import check_data_pool, check_metric, check_reward_function
+
+
+class Good(RewardFunction):
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return float(len(current_observation.context_text))
+
+
+class SaysTerminal(Good):
+    terminal = True
+
+
+class Counts(Good):
+    def __init__(self):
+        self.count = itertools.count()
+
+    def __call__(self, *_):
+        return next(self.count)
+
+
+class Nan(Good):
+    def __call__(self, *_):
+        return float("nan")
+
+
+class Changes(Good):
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        current_observation.target_or_reference_texts.append("more")
+        return 0.0
+
+
+class Locked(Good):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+class Relative(BatchedRewardFunction):
+    def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+        longest = max(map(len, gen_texts))
+        return [len(text) / (longest + 1) for text in gen_texts]
+
+
+class Mean(BaseMetric):
+    key = "family/name"
+
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        scores = [float(len(text)) for text in generated_texts]
+        return {self.key: (scores, sum(scores) / len(scores))}
+
+
+class OneWordKey(Mean):
+    key = "name"
+
+
+class Sorts(Mean):
+    def compute(self, prompt_texts, generated_texts, *rest):
+        generated_texts.sort()
+        return super().compute(prompt_texts, generated_texts, *rest)
+
+
+class Divides(Mean):
+    def compute(self, prompt_texts, generated_texts, *rest):
+        return {self.key: ([1 / len(text) for text in generated_texts], 1.0)}
+
+
+class Forgets(Mean):
+    calls = 0
+
+    def compute(self, *texts):
+        self.calls += 1
+        return {"family/name": (None, self.calls)}
+
+
+class Pool(TextGenPool):
+    made = itertools.count()
+
+    @classmethod
+    def prepare(cls, split, fault=""):
+        id = {"ids": "x", "number": 3}.get(fault)
+        text = f"{next(cls.made)}" if fault == "random" else "prompt"
+        references = "text" if fault == "references" else []
+        samples = [Sample(id or str(index), text, references) for index in range(0 if fault == "empty" else 3)]
+        return samples if fault == "list" else cls(samples)
+
+
+def test_good_components_pass():
+    check_reward_function(Good())
+    check_reward_function(Relative(), batch_independent=False)
+    check_metric(Mean())
+    check_data_pool(Pool)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (SaysTerminal, "SaysTerminal is marked terminal, but pays .* where done is False"),
+        (Counts, "Counts gives other rewards for the same episodes"),
+        (Nan, "Nan returned nan for token 1 of sample 'check_0'"),
+        (Changes, "Changes changes the samples"),
+        (Locked, "Locked cannot be pickled"),
+        (Relative, "Relative gives an episode other rewards alone"),
+    ],
+)
+def test_bad_rewards_are_told_why(reward, said):
+    with pytest.raises(AssertionError, match=said):
+        check_reward_function(reward())
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (OneWordKey, "reports 'name'; names are 'family/name'"),
+        (Sorts, "Sorts changes the lists"),
+        (Divides, "Divides failed on split 'val' .*ZeroDivisionError"),
+        (Forgets, "gives another 'family/name' for the same texts"),
+    ],
+)
+def test_bad_metrics_are_told_why(metric, said):
+    with pytest.raises(AssertionError, match=said):
+        check_metric(metric())
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("ids", "ids occur more than once"),
+        ("number", "sample 0: the id is 3, not text"),
+        ("random", "another call of prepare\\(\\) gives other samples"),
+        ("references", "references are 'text', not a list"),
+        ("list", "prepare\\(\\) returned list, not a TextGenPool"),
+        ("empty", "Pool, split 'train': there are no samples"),
+    ],
+)
+def test_bad_pools_are_told_why(fault, said):
+    with pytest.raises(AssertionError, match=said):
+        check_data_pool(Pool, fault=fault)

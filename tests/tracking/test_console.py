@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from rl4lms_like.tracking.console import ConsoleHandler, ConsoleSink, duration, sparkline
+from rl4lms_like.tracking.sink import RunDescription
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+def sink_to(stream: io.StringIO, *, terminal: bool, quiet: bool = False, width: int = 110) -> ConsoleSink:
+    console = Console(file=stream, force_terminal=terminal, width=width, highlight=False, legacy_windows=False)
+    return ConsoleSink(quiet=quiet, console=console)
+
+
+def iterate(sink: ConsoleSink, tmp_path, n_iters: int = 3) -> None:
+    sink.open(RunDescription(tmp_path, "p", "my_run"))
+    sink.start(n_iters)
+    for iteration in range(1, n_iters + 1):
+        values = {"rollout_info/ep_rew": 0.1 * iteration, "rollout_info/kl_div_mean": 0.05, "time/tokens_per_s": 3120.4}
+        sink.write(values, iteration=iteration, timesteps=iteration)
+
+
+def test_elsewhere_than_on_a_terminal_an_iteration_is_one_aligned_line(tmp_path):
+    stream = io.StringIO()
+    iterate(sink_to(stream, terminal=False, width=40), tmp_path)
+    header, *rows = [line for line in stream.getvalue().splitlines() if line]
+    assert header.split()[:3] == ["iteration", "reward", "KL"]
+    assert [row.split()[0] for row in rows] == ["1/3", "2/3", "3/3"]
+    assert rows[2].split()[1:3] == ["0.300", "0.0500"]
+    assert "3,120" in rows[0]
+    assert {len(row) for row in rows} == {len(header)}
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_shows_a_bar_and_gets_its_cursor_back(tmp_path):
+    stream = io.StringIO()
+    sink = sink_to(stream, terminal=True)
+    iterate(sink, tmp_path)
+    assert HIDE in stream.getvalue() and SHOW not in stream.getvalue()
+    sink.close()
+    sink.close()
+    assert stream.getvalue().count(SHOW) == 1
+    for part in ("my_run", "3/3", "0.300", "3,120"):
+        assert part in stream.getvalue()
+
+
+def test_a_terminal_gets_its_cursor_back_from_a_run_that_nobody_closed(tmp_path):
+    program = """
+from rich.console import Console
+from rl4lms_like.tracking.console import ConsoleSink
+sink = ConsoleSink(console=Console(force_terminal=True))
+sink.start(3)
+raise KeyboardInterrupt
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "KeyboardInterrupt" in done.stderr
+    assert done.stdout.count(HIDE) == done.stdout.count(SHOW) == 1
+
+
+def test_quiet_shows_warnings_only(tmp_path):
+    stream = io.StringIO()
+    sink = sink_to(stream, terminal=True, quiet=True)
+    iterate(sink, tmp_path)
+    sink.log_metrics(0, "val", {"m": 1.0})
+    sink.print("table")
+    assert stream.getvalue() == ""
+    ConsoleHandler(sink).handle(
+        logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": "hot"})
+    )
+    assert "warning: hot" in stream.getvalue()
+
+
+def test_an_evaluation_is_a_table_beside_the_first_one():
+    stream = io.StringIO()
+    sink = sink_to(stream, terminal=False)
+    sink.log_metrics(0, "val", {"a/b": 0.25, "c": "n/a"})
+    assert "at first" not in stream.getvalue()
+    sink.log_metrics(5, "val", {"a/b": 0.75, "c": "n/a"})
+    row = next(line for line in stream.getvalue().splitlines() if "0.75" in line)
+    assert row.split() == ["a/b", "0.75", "0.25"]
+
+
+def test_markup_in_a_message_is_text():
+    stream = io.StringIO()
+    ConsoleHandler(sink_to(stream, terminal=False)).handle(
+        logging.makeLogRecord({"levelno": 20, "msg": "[bold]x[/] [0]"})
+    )
+    assert stream.getvalue() == "[bold]x[/] [0]\n"
+
+
+def test_a_run_outlives_the_program_that_reads_its_output(tmp_path):
+    program = f"""
+from rl4lms_like.tracking import Tracker
+with Tracker({str(tmp_path)!r}, {{}}, "p", "e") as tracker:
+    tracker.start(2000)
+    for _ in range(2000):
+        tracker.log_rollout_infos({{"rollout_info/ep_rew": 1.0}})
+"""
+    reading, writing = os.pipe()
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=writing)
+    os.close(writing)
+    os.read(reading, 10)
+    os.close(reading)
+    assert run.wait(timeout=60) == 0
+    assert len((tmp_path / "p" / "e" / "rollout_info.jsonl").read_text().splitlines()) == 2000
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (11232, "3:07:12")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_a_sparkline_spans_lowest_to_highest():
+    assert sparkline([0.0, 1.0, 0.5]) == "▁█▅"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
