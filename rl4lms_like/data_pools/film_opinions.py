@@ -19,8 +19,8 @@ from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import film_grammar
 from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.splits import SPLITS
 
-SPLITS = ("train", "val", "test")
 OPENING_WORDS = 5
 """Words that decide an opinion's split; the shortest prompt."""
 

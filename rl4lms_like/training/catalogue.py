@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
 from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.registry import Registry
@@ -36,6 +39,19 @@ def description(id: str) -> str:
         near = [mistake for mistake in unknown if "did you mean" in mistake.message]
         raise ConfigError(near or unknown, f"the id {id!r}")
     return "\n\n".join(_describe(registry, id, kind=registry.kind) for registry in found)
+
+
+def table_rows(target: Callable[..., Any], *, required: str = "required") -> list[str]:
+    """The arguments of a component or config block as rows of a Markdown table: key, values, default, meaning."""
+    rows = []
+    for argument in signature_of(target, exclude=("notices",)).arguments:
+        default = required if argument.required else f"`{shown(argument.default)}`"
+        if dataclasses.is_dataclass(argument.default) or dataclasses.is_dataclass(argument.annotation):
+            default, values = "", "a block"
+        else:
+            values = argument.type_text
+        rows.append(f"| `{argument.name}` | {values} | {default} | {argument.help} |")
+    return rows
 
 
 def _describe(registry: Registry, id: str, *, kind: str) -> str:

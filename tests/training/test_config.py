@@ -246,15 +246,14 @@ def test_a_shaping_reward_that_is_unknown_is_told(run, tmp_path, monkeypatch):
 
 
 def test_a_file_is_read_overridden_and_checked_as_one(run, write):
-    path = write(dump_yaml(run).replace("    n_steps: 128\n", "    n_steps: 128\n    n_steps: 64\n"))
+    path = write(dump_yaml(run).replace("    n_steps: 128\n", "    n_steps: 128\n    n_steps: 64\n") + "seed: 3\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path, ["alg.args.gama=1", "seed.x=1", "alg.args.learning_rate=1e-5"])
-    assert str(caught.value).splitlines() == [
-        f"3 mistakes in {path}:",
-        "  --set seed.x: 'seed' is no part of the config" if False else caught.value.mistakes[0].__str__().join(["  ", ""]),
-        "  alg.args.n_steps: given twice, on lines 21 and 22",
-        "  alg.args.gama: unknown key; did you mean 'gamma'?",
-    ]
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"3 mistakes in {path}:"
+    assert lines[1] == "  --set seed.x: seed is 3, which has no parts to set"
+    assert re.fullmatch(r"  alg\.args\.n_steps: given twice, on lines \d+ and \d+", lines[2])
+    assert lines[3:] == ["  alg.args.gama: unknown key; did you mean 'gamma'?"]
 
 
 def test_an_override_wins_over_the_file(run, write):
@@ -380,9 +379,9 @@ def documented_rows():
     from rl4lms_like.algorithms import ALGORITHMS
     from rl4lms_like.envs.arguments import EnvArguments
     from rl4lms_like.policies import POLICIES
-    from rl4lms_like.training.documentation import rows
+    from rl4lms_like.training.catalogue import table_rows
 
     blocks = [item for item in vars(config_module).values() if dataclasses.is_dataclass(item)]
     blocks = [block for block in blocks if block.__name__ not in ("Notice", "Mistake", "ComponentConfig")]
     components = [registry.signature(id) for registry in (ALGORITHMS, POLICIES) for id in registry]
-    return [row for target in [*blocks, EnvArguments, *components] for row in rows(target)]
+    return [row for target in [*blocks, EnvArguments, *components] for row in table_rows(target)]
