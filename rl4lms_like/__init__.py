@@ -1,0 +1,114 @@
+"""Fine-tune language models with reinforcement learning against any reward.
+
+    from rl4lms_like import PPO, CausalLMActorCriticPolicy, TextVecEnv
+
+Names are imported when they are first used: `import rl4lms_like` loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl4lms_like.algorithms import ALGORITHMS
+    from rl4lms_like.algorithms.a2c import A2C
+    from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+    from rl4lms_like.algorithms.ppo import PPO
+    from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+    from rl4lms_like.core.observation import Observation
+    from rl4lms_like.core.sample import Sample
+    from rl4lms_like.data_pools import DATA_POOLS
+    from rl4lms_like.data_pools.base import TextGenPool
+    from rl4lms_like.envs.env import TextGenEnv
+    from rl4lms_like.envs.vec_env import TextVecEnv
+    from rl4lms_like.metrics import METRICS
+    from rl4lms_like.metrics.base import BaseMetric
+    from rl4lms_like.policies import POLICIES
+    from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+    from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
+    from rl4lms_like.rewards import REWARDS
+    from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
+    from rl4lms_like.rollouts.adapt import with_text_rollouts
+    from rl4lms_like.rollouts.kl import make_kl_controller
+    from rl4lms_like.tracking.base import Tracker
+    from rl4lms_like.training.assemble import assemble
+    from rl4lms_like.training.config import load_config
+    from rl4lms_like.training.run import train
+    from rl4lms_like.training.trainer import OnPolicyTrainer
+
+_HOME = {
+    "A2C": "algorithms.a2c",
+    "ALGORITHMS": "algorithms",
+    "BaseMetric": "metrics.base",
+    "BatchedRewardFunction": "rewards.base",
+    "CausalLMActorCriticPolicy": "policies.causal",
+    "ConfigError": "core.errors",
+    "DATA_POOLS": "data_pools",
+    "METRICS": "metrics",
+    "Observation": "core.observation",
+    "OnPolicyTextAlgorithm": "algorithms.base",
+    "OnPolicyTrainer": "training.trainer",
+    "POLICIES": "policies",
+    "PPO": "algorithms.ppo",
+    "REWARDS": "rewards",
+    "RL4LMsLikeError": "core.errors",
+    "RewardFunction": "rewards.base",
+    "Sample": "core.sample",
+    "Seq2SeqLMActorCriticPolicy": "policies.seq2seq",
+    "TextGenEnv": "envs.env",
+    "TextGenPool": "data_pools.base",
+    "TextVecEnv": "envs.vec_env",
+    "Tracker": "tracking.base",
+    "assemble": "training.assemble",
+    "load_config": "training.config",
+    "make_kl_controller": "rollouts.kl",
+    "train": "training.run",
+    "with_text_rollouts": "rollouts.adapt",
+}
+
+__all__ = [
+    "A2C",
+    "ALGORITHMS",
+    "BaseMetric",
+    "BatchedRewardFunction",
+    "CausalLMActorCriticPolicy",
+    "ConfigError",
+    "DATA_POOLS",
+    "METRICS",
+    "Observation",
+    "OnPolicyTextAlgorithm",
+    "OnPolicyTrainer",
+    "POLICIES",
+    "PPO",
+    "REWARDS",
+    "RL4LMsLikeError",
+    "RewardFunction",
+    "Sample",
+    "Seq2SeqLMActorCriticPolicy",
+    "TextGenEnv",
+    "TextGenPool",
+    "TextVecEnv",
+    "Tracker",
+    "assemble",
+    "load_config",
+    "make_kl_controller",
+    "train",
+    "with_text_rollouts",
+]
+
+try:
+    __version__ = version("rl4lms-like")
+except PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

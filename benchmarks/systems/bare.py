@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmarks import workload
 from benchmarks.systems.worker import Worker
@@ -99,9 +99,9 @@ class BareLoop:
             ids.append(tokens)
         return torch.cat(ids, dim=1)
 
-    def log_probs(self, model: nn.Module, input_ids: Tensor) -> Tensor:
+    def log_probs(self, model: PreTrainedModel, input_ids: Tensor) -> Tensor:
         """Log-probabilities `[n, response_len]` of the responses in `input_ids`, under `model`."""
-        logits = model.lm_head(self._choosing_states(model.transformer, input_ids))
+        logits = model.get_output_embeddings()(self._choosing_states(model.base_model, input_ids))
         responses = input_ids[:, self.shape.prompt_len :]
         return -F.cross_entropy(logits.flatten(0, 1), responses.flatten(), reduction="none").view_as(responses)
 

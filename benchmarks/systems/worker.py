@@ -82,6 +82,8 @@ class Worker:
         torch.set_num_threads(self.job["threads"])
         torch.manual_seed(self.seed)
         self._after_imports_mb = resident_mb()
+        self._rollout_wall: float | None = None
+        self._rollout_cpu: float | None = None
 
     def ready(self, *packages: str) -> None:
         """Say that the system is loaded.

@@ -1,0 +1,1 @@
+"""From prompts to a buffer full of whole episodes, ready for an update."""

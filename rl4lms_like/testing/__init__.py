@@ -1,0 +1,1 @@
+"""For users: checkers for their own components, and tiny models to try them on."""

@@ -8,8 +8,8 @@ The networks are built from their configs alone, without memory, and a forward p
 tensors it would keep for the backward pass. So the estimate needs no table of families. In bytes:
 
     weights        4 per parameter; the critic is the policy without its output layer, the reference a copy
-    gradients      4 per trained parameter; they grow while activations are freed, so beside the activations stand those
-                   of earlier micro-batches, or, where there is one pass only, those of the output layer
+    gradients      4 per trained parameter; they grow while activations are freed, so beside the activations of a single
+                   pass stand those of the output layer only; all, after another micro-batch or with checkpointing
     optimizer      8 per trained parameter (AdamW), 4 (RMSprop)
     activations    what the forward passes of policy and critic keep, for one micro-batch of full-length episodes
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
@@ -19,7 +19,7 @@ tensors it would keep for the backward pass. So the estimate needs no table of f
 Not counted: the data set, reward and metric models. Allocators keep freed memory in pieces that do not fit again; the
 verdict leaves a quarter for them. Measured on a CPU against processes' peaks (PPO, second update): a 4-layer 128-wide
 GPT-2 with 256 episodes 3881 MiB estimated, 3807 when malloc gives everything back at once, 4537 as it is; a 2-layer T5
-with 512 episodes 1720, 2043 as it is; GPT-2 small with 16 episodes 7711, 9624 as it is.
+with 512 episodes 1720, 2043 as it is; GPT-2 small with 16 episodes 7711, 9624 as it is (docs/configuration.md has more).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
         "logits": model.logits(plan),
         "KV cache": model.cache(plan),
     }
-    single = plan.micro_batch_episodes == plan.minibatch_episodes
+    single = plan.micro_batch_episodes == plan.minibatch_episodes and not arguments.gradient_checkpointing
     beside = FLOAT * model.output_layer if single else parts["gradients"]
     return MemoryEstimate(parts, beside, device, available)
 

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import workload
 from benchmarks.systems.bare import BareLoop, gae
+from benchmarks.workers import WorkerError, check_work
 from benchmarks.workload import Shape, save_model
 
 TINY = Shape(
@@ -89,3 +90,12 @@ def test_the_bare_loop_learns(tmp_path):
 def test_reward_is_the_share_of_rises():
     response_ids = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [1, 3, 2, 4, 4]])
     torch.testing.assert_close(workload.reward(response_ids), torch.tensor([1.0, 0.0, 0.5]))
+
+
+def test_a_system_that_does_other_work_stops_the_benchmark():
+    done = {"optimizer_steps": TINY.optimizer_steps, "response_tokens": TINY.response_tokens}
+    check_work("trl_ppo", TINY, done)
+    with pytest.raises(WorkerError, match="trl_ppo took 2 optimizer steps"):
+        check_work("trl_ppo", TINY, {**done, "optimizer_steps": 2})
+    with pytest.raises(WorkerError, match="90 response tokens"):
+        check_work("trl_ppo", TINY, {**done, "response_tokens": 90})

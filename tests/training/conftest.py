@@ -1,71 +1,49 @@
-"""Configs for the tests of this folder."""
+"""Configs of tiny runs."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 
-from rl4lms_like.training.yaml_file import dump_yaml
 
-RUN: dict[str, Any] = {
-    "tokenizer": {"model_name": "gpt2", "padding_side": "left"},
-    "reward_fn": {"id": "increasing_numbers", "args": {"min_tokens": 20}},
-    "datapool": {"id": "dummy_pool", "args": {"prompt": "<|endoftext|>", "n_samples": 50}},
-    "env": {"n_envs": 10, "args": {"max_prompt_length": 5, "max_episode_length": 20, "terminate_on_eos": True}},
-    "alg": {
-        "id": "ppo",
-        "args": {"n_steps": 128, "batch_size": 64, "learning_rate": 1e-6, "n_epochs": 5},
-        "kl_div": {"coeff": 0.02, "target_kl": 2},
-        "policy": {
-            "id": "causal_lm_actor_critic_policy",
-            "args": {
-                "model_name": "gpt2",
-                "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 20},
+@pytest.fixture
+def tiny_config(tiny_gpt2_dir):
+    """A run of three iterations on the tiny GPT-2, as plain data."""
+    return copy.deepcopy(
+        {
+            "tokenizer": {"model_name": str(tiny_gpt2_dir)},
+            "reward_fn": {"id": "increasing_numbers", "args": {"min_tokens": 8}},
+            "datapool": {"id": "dummy_pool", "args": {"prompt": "Count with me:", "n_samples": 6}},
+            "env": {"n_envs": 4, "args": {"max_prompt_length": 16, "max_episode_length": 8, "terminate_on_eos": True}},
+            "alg": {
+                "id": "ppo",
+                "args": {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "learning_rate": 1e-3},
+                "kl_div": {"coeff": 0.01, "target_kl": 0.2},
+                "policy": {
+                    "id": "causal_lm_actor_critic_policy",
+                    "args": {
+                        "model_name": str(tiny_gpt2_dir),
+                        "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8},
+                    },
+                },
             },
-        },
-    },
-    "train_evaluation": {
-        "eval_batch_size": 100,
-        "n_iters": 100,
-        "eval_every": 10,
-        "metrics": [{"id": "increasing_numbers", "args": {"min_tokens": 20}}],
-    },
-}
-SUPERVISED: dict[str, Any] = {
-    "tokenizer": {"model_name": "t5-base", "max_length": 64},
-    "datapool": {"id": "dummy_pool", "args": {"prompt": "x"}},
-    "alg": {
-        "id": "supervised",
-        "model_type": "seq2seq",
-        "model_name": "t5-base",
-        "generation_kwargs": {"num_beams": 5, "max_new_tokens": 20, "post_processing_fn": None},
-        "training_args": {"num_train_epochs": 4, "learning_rate": 1e-5},
-    },
-    "train_evaluation": {"eval_batch_size": 100, "metrics": [{"id": "dates"}]},
-}
+            "train_evaluation": {
+                "eval_batch_size": 4,
+                "n_iters": 3,
+                "eval_every": 2,
+                "save_every": 2,
+                "metrics": [{"id": "increasing_numbers", "args": {"min_tokens": 8}}, {"id": "length"}],
+            },
+        }
+    )
 
 
 @pytest.fixture
-def run():
-    """The blocks of an RL run, free to be changed."""
-    return copy.deepcopy(RUN)
-
-
-@pytest.fixture
-def supervised():
-    """The blocks of a supervised run, free to be changed."""
-    return copy.deepcopy(SUPERVISED)
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Writes blocks or text to a YAML file and returns its path."""
-
-    def to_file(blocks, name="config.yml"):
-        path = tmp_path / name
-        path.write_text(blocks if isinstance(blocks, str) else dump_yaml(blocks))
-        return path
-
-    return to_file
+def tiny_seq2seq_config(tiny_config, tiny_t5_dir):
+    """The same run on the tiny T5."""
+    tiny_config["tokenizer"]["model_name"] = str(tiny_t5_dir)
+    tiny_config["alg"]["policy"]["id"] = "seq2seq_lm_actor_critic_policy"
+    tiny_config["alg"]["policy"]["args"]["model_name"] = str(tiny_t5_dir)
+    tiny_config["env"]["args"]["context_start_token"] = 0
+    return tiny_config

@@ -1,0 +1,102 @@
+"""What goes wrong is said once, by name, and what was logged before stays."""
+
+import json
+
+import pytest
+
+from rl4lms_like.cli import main
+from rl4lms_like.core.errors import ConfigError, DataPoolError, ModelError, RewardError
+from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.run import train_config
+
+HERE = "tests.training.failing"
+
+
+def run(config, folder):
+    return train_config(parse_config(config), base_path_to_store_results=folder, experiment_name="run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("raise", "the_missing_key"), ("nan", "nan"), ("text", "text")]
+)
+def test_a_reward_that_fails_in_the_third_iteration(what, said, tiny_config, tmp_path):
+    tiny_config["env"]["args"]["terminate_on_eos"] = False
+    tiny_config["reward_fn"] = {"id": f"{HERE}:Late", "args": {"after": 8, "what": what}}
+    with pytest.raises(RewardError, match=rf"(?s)Late.*{said}"):
+        run(tiny_config, tmp_path)
+    folder = tmp_path / "rl4lm_exps" / "run"
+    assert len((folder / "rollout_info.jsonl").read_text().splitlines()) == 2
+    assert json.loads((folder / "val_split_metrics.jsonl").read_text().splitlines()[0])["epoch"] == 0
+    assert (folder / "report.html").exists()
+    assert "Late" in (folder / "log.txt").read_text()
+
+
+def test_a_reward_with_too_few_values(tiny_config, tmp_path):
+    tiny_config["reward_fn"] = {"id": f"{HERE}:TooFew"}
+    with pytest.raises(RewardError, match=r"TooFew.*3.*4|TooFew.*4.*3"):
+        run(tiny_config, tmp_path)
+
+
+def test_a_missing_model_is_named_before_anything_is_written(tiny_config, tmp_path, capsys):
+    tiny_config["alg"]["policy"]["args"]["model_name"] = str(tmp_path / "nowhere")
+    file = tmp_path / "config.yml"
+    file.write_text(json.dumps(tiny_config))
+    status = main(["train", str(file), "--base_path_to_store_results", str(tmp_path)])
+    assert status in (1, 2)
+    error = capsys.readouterr().err
+    assert str(tmp_path / "nowhere") in error and "Traceback" not in error
+    assert not (tmp_path / "rl4lm_exps").exists()
+
+
+@pytest.mark.parametrize("broken", ["config", "weights", "empty"])
+def test_a_damaged_model_folder_is_named(broken, tiny_config, tiny_gpt2_dir, tmp_path):
+    import shutil
+
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_gpt2_dir, folder)
+    if broken == "config":
+        (folder / "config.json").write_text("{")
+    elif broken == "weights":
+        (folder / "model.safetensors").write_bytes(b"no weights")
+    else:
+        for path in folder.iterdir():
+            path.unlink()
+    tiny_config["alg"]["policy"]["args"]["model_name"] = str(folder)
+    with pytest.raises((ModelError, ConfigError), match="damaged"):
+        run(tiny_config, tmp_path)
+
+
+def test_an_unreadable_data_file_is_named(tiny_config, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a"}\n{"prompt": \n')
+    tiny_config["datapool"] = {"id": "jsonl", "args": {"path": str(data), "prompt_column": "prompt"}}
+    with pytest.raises(DataPoolError, match=r"data\.jsonl"):
+        run(tiny_config, tmp_path)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tiny_config, tmp_path, tiny_gpt2_dir):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_gpt2_dir)
+    tokenizer.add_tokens([f"<extra_{i}>" for i in range(9)])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    tiny_config["tokenizer"]["model_name"] = str(tmp_path / "tokenizer")
+    with pytest.raises(ModelError, match="329 tokens, the model .* only 320"):
+        run(tiny_config, tmp_path)
+
+
+def test_prompts_and_responses_must_fit_the_models_positions(tiny_config, tmp_path):
+    tiny_config["env"]["args"]["max_prompt_length"] = 125
+    with pytest.raises(ConfigError, match="128 positions, prompt and response together may need 133"):
+        run(tiny_config, tmp_path)
+
+
+def test_a_supervised_config_says_that_it_cannot_run_yet(tmp_path):
+    config = {
+        "tokenizer": {"model_name": "gpt2"},
+        "datapool": {"id": "dummy_pool", "args": {"prompt": "a"}},
+        "alg": {"id": "supervised", "model_type": "causal", "model_name": "gpt2"},
+        "train_evaluation": {"eval_batch_size": 2},
+    }
+    with pytest.raises(ConfigError, match="supervised"):
+        run(config, tmp_path)
