@@ -89,12 +89,12 @@ class KLConfig:
 
     Args:
         coeff: first KL coefficient; 0 switches the penalty off, and no reference model is kept.
-        target_kl: KL per token the controller steers to; null keeps the coefficient.
+        target_kl: KL that the controller steers to, nats per token (`horizon`: per sequence); null keeps the coefficient.
         norm_reward: standardise the rewards of a rollout.
         controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` where there is a
             target, else `fixed`.
         gain: how far one iteration may move the coefficient (`adaptive`).
-        horizon: tokens after which the coefficient may have doubled or halved (`horizon`).
+        horizon: episodes over which the coefficient may move by a fifth (`horizon`).
         estimator: of the KL of one token from its log-ratio: `k1`, `k2` or `k3`.
         max_coeff: the coefficient never rises above it.
     """

@@ -182,9 +182,7 @@ def test_a_signature_has_help_and_defaults_of_base_classes_too():
 
 TEXTS = st.text("abize1.-", max_size=5)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3)
-)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -240,3 +240,25 @@ def test_returned_observations_never_change_later(make_env):
     for given, kept in seen:
         assert all(np.array_equal(given[key], kept[key]) for key in kept)
         assert given in env.observation_space
+
+
+def test_observations_that_a_reward_keeps_never_change(make_env):
+    env = make_env()
+    for token in (40, 41):
+        env.reset()
+        for _ in range(4):
+            env.step(token)
+    kept = [call[2].action_ids.tolist() for call in env.reward_function.calls]
+    assert kept == [[token] * length for token in (40, 41) for length in range(1, 5)]
+
+
+def test_a_sibling_has_an_episode_of_its_own(make_env):
+    env = make_env()
+    env.reset()
+    env.step(40)
+    sibling = env.sibling()
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        _ = sibling.sample
+    sibling.reset()
+    sibling.step(41)
+    assert (env.observation.action_ids.tolist(), sibling.observation.action_ids.tolist()) == ([40], [41])

@@ -8,10 +8,10 @@ from rl4lms_like.rollouts.kl import AdaptiveKLController
 from tests.builders import POLICIES, SAMPLING, make_env
 
 SETTINGS = {
-    PPO: {"n_steps": 20, "batch_size": 160, "n_epochs": 4, "learning_rate": 5e-3},
+    PPO: {"n_steps": 20, "batch_size": 160, "n_epochs": 4, "learning_rate": 3e-3},
     A2C: {"n_steps": 20, "learning_rate": 5e-3, "use_rms_prop": False, "normalize_advantage": True},
 }
-ITERATIONS = {PPO: 14, A2C: 40}
+ITERATIONS = {PPO: 25, A2C: 40}
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])

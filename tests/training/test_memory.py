@@ -130,8 +130,9 @@ def test_each_lever_lowers_what_it_is_said_to_lower(family):
     run, _ = family
     whole = estimate(run)
     assert estimate(run, critic="shared").peak < whole.peak
-    assert estimate(run, critic="separate", gradient_checkpointing=True).parts["activations"] < (
-        whole.parts["activations"]
+    assert (
+        estimate(run, critic="separate", gradient_checkpointing=True).parts["activations"]
+        < (whole.parts["activations"])
     )
     run["alg"]["args"]["micro_batch_size"] = 20
     split = estimate(run, gradient_checkpointing=False)
