@@ -1,7 +1,7 @@
 """One file, one loss.
 
-    from rl4lms_like.algorithms import ALGORITHMS
-    ALGORITHMS.resolve("ppo")     imports torch; the table does not
+from rl4lms_like.algorithms import ALGORITHMS
+ALGORITHMS.resolve("ppo")     imports torch; the table does not
 """
 
 from __future__ import annotations

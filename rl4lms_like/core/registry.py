@@ -113,11 +113,23 @@ class Registry:
         return _load(self.entry(id).target, self.kind)
 
     def signature(self, id: str) -> Callable[..., Any]:
-        """The callable whose signature says which `args` the component takes."""
+        """The callable whose signature says which `args` the component takes.
+
+        Raises:
+            ConfigError: as `resolve`, or it is no component of this kind.
+            MissingExtraError: as `resolve`.
+        """
         entry = self.entry(id)
         if entry.arguments is not None:
             return _load(entry.arguments, self.kind)
-        return self._signature_of(_load(entry.target, self.kind))
+        component = _load(entry.target, self.kind)
+        try:
+            target = self._signature_of(component)
+        except AttributeError as error:
+            raise ConfigError([Mistake("", f"{id!r} is no {self.kind}: {error}")], f"the {self.kind} id") from error
+        if not callable(target):
+            raise ConfigError([Mistake("", f"{id!r} is no {self.kind}: {target!r}")], f"the {self.kind} id")
+        return target
 
     def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Any:
         """The component built with `kwargs` (RL4LMs' `Registry.get`); a pool is prepared."""

@@ -65,9 +65,13 @@ class Signature:
 
 def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -> Signature:
     """What `target` (function, class or dataclass) takes by name, without the names in `exclude`."""
+    try:
+        parameters = inspect.signature(target).parameters
+    except ValueError:  # some built-in types do not say
+        return Signature((), open=True)
     hints, helps = _type_hints(target), help_of(target)
     arguments, open_ended = [], False
-    for name, parameter in inspect.signature(target).parameters.items():
+    for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             open_ended = True
         elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in exclude:

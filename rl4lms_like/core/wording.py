@@ -111,13 +111,13 @@ def _constrained(base: Any, metadata: Iterable[Any]) -> str:
     lower = upper = ""
     for rule in _flat(metadata):
         if isinstance(rule, Gt):
-            lower = f"above {rule.gt:g}"  # type: ignore[str-format]
+            lower = f"above {rule.gt:g}"
         elif isinstance(rule, Ge):
-            lower = f"of at least {rule.ge:g}"  # type: ignore[str-format]
+            lower = f"of at least {rule.ge:g}"
         elif isinstance(rule, Lt):
-            upper = f"below {rule.lt:g}"  # type: ignore[str-format]
+            upper = f"below {rule.lt:g}"
         elif isinstance(rule, Le):
-            upper = f"of at most {rule.le:g}"  # type: ignore[str-format]
+            upper = f"of at most {rule.le:g}"
     if lower.startswith("of at least") and upper.startswith("of at most"):
         return f"{text} from {lower.split()[-1]} to {upper.split()[-1]}"
     return " ".join([text, " and ".join(filter(None, (lower, upper)))]).rstrip()

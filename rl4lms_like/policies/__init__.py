@@ -1,7 +1,7 @@
 """The language model as actor-critic, one policy per family.
 
-    from rl4lms_like.policies import POLICIES
-    POLICIES.resolve("causal_lm_actor_critic_policy")     imports torch; the table does not
+from rl4lms_like.policies import POLICIES
+POLICIES.resolve("causal_lm_actor_critic_policy")     imports torch; the table does not
 """
 
 from __future__ import annotations

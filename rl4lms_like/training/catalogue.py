@@ -33,7 +33,7 @@ def description(id: str) -> str:
     """
     found = [registry for registry in REGISTRIES.values() if id in registry]
     if not found and ":" in id:
-        return _describe(next(iter(REGISTRIES.values())), id, kind="component")
+        return _describe(_fitting(id), id, kind="component")
     if not found:
         unknown = [Mistake("", registry.unknown(id)) for registry in REGISTRIES.values()]
         near = [mistake for mistake in unknown if "did you mean" in mistake.message]
@@ -52,6 +52,12 @@ def table_rows(target: Callable[..., Any], *, required: str = "required") -> lis
             values = argument.type_text
         rows.append(f"| `{argument.name}` | {values} | {default} | {argument.help} |")
     return rows
+
+
+def _fitting(path: str) -> Registry:
+    """The registry whose components look like the one at an import path: only pools are prepared."""
+    is_pool = hasattr(REGISTRIES["rewards"].resolve(path), "prepare")
+    return REGISTRIES["data_pools" if is_pool else "rewards"]
 
 
 def _describe(registry: Registry, id: str, *, kind: str) -> str:

@@ -89,7 +89,7 @@ class KLConfig:
 
     Args:
         coeff: first KL coefficient; 0 switches the penalty off, and no reference model is kept.
-        target_kl: KL that the controller steers to, nats per token (`horizon`: per sequence); null keeps the coefficient.
+        target_kl: KL the controller steers to, nats per token (`horizon`: per sequence); null keeps the coefficient.
         norm_reward: standardise the rewards of a rollout.
         controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` where there is a
             target, else `fixed`.

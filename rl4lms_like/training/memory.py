@@ -8,9 +8,8 @@ The networks are built from their configs alone, without memory, and a forward p
 tensors it would keep for the backward pass. So the estimate needs no table of families. In bytes:
 
     weights        4 per parameter; the critic is the policy without its output layer, the reference a copy
-    gradients      4 per trained parameter; they grow while activations are freed, so beside the activations of a single
-                   pass stand those of the output layer only; all, after another micro-batch or with checkpointing
-    optimizer      8 per trained parameter (AdamW), 4 (RMSprop)
+    gradients      4 per trained parameter; they grow while activations are freed, so beside the activations of a
+                   single pass stand the output layer's only; all, after another micro-batch or with checkpointing
     activations    what the forward passes of policy and critic keep, for one micro-batch of full-length episodes
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together

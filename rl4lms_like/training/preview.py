@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.training.binding import with_defaults
 from rl4lms_like.training.budget import plan_batches

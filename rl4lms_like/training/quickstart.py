@@ -20,7 +20,9 @@ from rich.text import Text
 
 from rl4lms_like.training.config import load_config
 
-CONFIG = Path(__file__).with_name("quickstart.yml")
+STEPS = {"gpt2": 1600, "t5": 2400}
+"""Optimizer steps of the warm start."""
+
 N_PAIRS = 5
 
 ROWS = (
@@ -77,7 +79,7 @@ def quickstart(
     calm_libraries()
     folder = Path(folder)
     start = time.perf_counter()
-    settings = WarmStartSettings(family=family, seed=seed)  # type: ignore[arg-type]
+    settings = WarmStartSettings(family=family, seed=seed, steps=STEPS[family])  # type: ignore[arg-type]
     with _progress(console) as progress:
         task = progress.add_task("warm start", total=settings.steps, loss="")
         warm_start = make_warm_start(
@@ -87,7 +89,8 @@ def quickstart(
         )
         progress.update(task, completed=settings.steps)
     warmed = time.perf_counter()
-    config = load_config(CONFIG, [*_own_overrides(str(warm_start.folder), seed, family), *overrides])
+    file = Path(__file__).with_name(f"quickstart_{family}.yml")
+    config = load_config(file, [*_own_overrides(str(warm_start.folder), seed, family), *overrides])
     run_folder = train_config(
         config,
         project_name="",
@@ -100,16 +103,11 @@ def quickstart(
 
 
 def _own_overrides(model: str, seed: int, family: str) -> list[str]:
-    overrides = [
-        f"seed={seed}",
-        f"tokenizer.model_name={json.dumps(model)}",
-        f"alg.policy.args.model_name={json.dumps(model)}",
-        f"train_evaluation.metrics.3.args.model_name={json.dumps(model)}",
-    ]
-    if family == "t5":  # a causal model judges fluency; an encoder-decoder model cannot read its own texts
-        overrides[3] = 'train_evaluation.metrics=[{"id": "sentiment"}, {"id": "distinct_n"}, {"id": "length"}]'
-        overrides += ["alg.policy.id=seq2seq_lm_actor_critic_policy", "env.args.context_start_token=0"]
-    return overrides
+    """What the file cannot know: the seed and where the warm start lies."""
+    places = ["tokenizer.model_name", "alg.policy.args.model_name"]
+    if family == "gpt2":  # a causal model judges fluency; an encoder-decoder model cannot read its own texts
+        places.append("train_evaluation.metrics.3.args.model_name")
+    return [f"seed={seed}", *(f"{place}={json.dumps(model)}" for place in places)]
 
 
 def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:

@@ -92,6 +92,18 @@ def test_a_pool_is_prepared_not_constructed():
     assert pools.signature("p") == Pool.prepare
 
 
+@pytest.mark.parametrize("path", ["tests.core.test_registry:Short", "math:pi"])
+def test_what_is_no_pool_is_told(path):
+    pools = Registry("data pool", group="tests.pools", table={}, signature_of=lambda pool: pool.prepare)
+    with pytest.raises(ConfigError, match=f"'{path}' is no data pool: .*prepare"):
+        pools.signature(path)
+
+
+def test_what_cannot_be_called_is_no_component(rewards):
+    with pytest.raises(ConfigError, match=r"'math:pi' is no reward: 3\.14"):
+        rewards.signature("math:pi")
+
+
 def test_the_signature_of_a_heavy_component_is_its_arguments_class(rewards):
     rewards._table["heavy"] = Entry("no_such_module:Heavy", "", arguments="dataclasses:Field")
     assert rewards.signature("heavy").__name__ == "Field"

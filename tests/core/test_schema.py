@@ -150,6 +150,10 @@ def test_a_class_without_constructor_takes_nothing():
     assert messages(Plain, {"x": 1}) == ["a.x: unknown key; nothing can be set here"]
 
 
+def test_a_built_in_type_that_tells_no_signature_takes_anything():
+    assert messages(dict, {"x": 1}) == []
+
+
 def test_what_the_library_fills_in_cannot_be_set():
     def prepare(split: str, size: int = 3) -> None: ...
 

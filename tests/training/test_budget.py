@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from rl4lms_like.training.budget import plan_batches
 from rl4lms_like.training.config import parse_config
+from tests.training.configs import run_blocks
 
 THEIRS = Path(__file__).parents[2] / "../shared/spec/rl4lms_configs.json"
+
+
+@pytest.fixture
+def run():
+    return run_blocks()
 
 
 def planned(run, *, n_envs=10, n_steps=128, length=20, batch_size=64, micro=None, n_epochs=5, n_iters=100):

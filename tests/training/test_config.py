@@ -20,11 +20,32 @@ from rl4lms_like.training import config as config_module
 from rl4lms_like.training.binding import REGISTRIES, names_folder, with_defaults
 from rl4lms_like.training.config import RunConfig, SupervisedConfig, load_config, parse_config
 from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml
+from tests.training.configs import run_blocks, supervised_blocks
 
 ROOT = Path(__file__).parents[2]
 THEIRS = ROOT / "../shared/spec/rl4lms_configs.json"
 OFFERED = json.loads(THEIRS.read_text()) if THEIRS.exists() else {}
 needs_theirs = pytest.mark.skipif(not OFFERED, reason=f"RL4LMs' configs are not at {THEIRS}")
+
+
+@pytest.fixture
+def run():
+    return run_blocks()
+
+
+@pytest.fixture
+def supervised():
+    return supervised_blocks()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(blocks, name="config.yml"):
+        path = tmp_path / name
+        path.write_text(blocks if isinstance(blocks, str) else dump_yaml(blocks))
+        return path
+
+    return to_file
 
 
 def mistakes_of(blocks, **kwargs):
@@ -334,7 +355,11 @@ def test_no_key_is_ignored_anywhere(place, key, value):
 
 
 def _known_keys():
-    blocks = [item for item in vars(config_module).values() if dataclasses.is_dataclass(item)]
+    blocks = [
+        item
+        for item in vars(config_module).values()
+        if dataclasses.is_dataclass(item) and item.__module__ == config_module.__name__
+    ]
     components = [registry.signature(id) for registry in REGISTRIES.values() for id in registry]
     return {argument.name for target in blocks + components for argument in signature_of(target).arguments}
 
@@ -381,7 +406,10 @@ def documented_rows():
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.training.catalogue import table_rows
 
-    blocks = [item for item in vars(config_module).values() if dataclasses.is_dataclass(item)]
-    blocks = [block for block in blocks if block.__name__ not in ("Notice", "Mistake", "ComponentConfig")]
+    blocks = [
+        item
+        for item in vars(config_module).values()
+        if dataclasses.is_dataclass(item) and item.__module__ == config_module.__name__
+    ]
     components = [registry.signature(id) for registry in (ALGORITHMS, POLICIES) for id in registry]
     return [row for target in [*blocks, EnvArguments, *components] for row in table_rows(target)]

@@ -13,6 +13,7 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.budget import plan_batches
 from rl4lms_like.training.config import parse_config
 from rl4lms_like.training.memory import SLACK, MemoryEstimate, _Shapes, estimate_memory, gibibytes, main_memory
+from tests.training.configs import run_blocks
 
 SMALL = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 FAMILIES = {
@@ -39,6 +40,11 @@ FAMILIES = {
         **SMALL,
     ),
 }
+
+
+@pytest.fixture
+def run():
+    return run_blocks()
 
 
 @pytest.fixture(params=FAMILIES)

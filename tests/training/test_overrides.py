@@ -31,7 +31,7 @@ def test_an_override_changes_one_place_of_a_copy(override, path, value):
     before = copy.deepcopy(BLOCKS)
     changed, mistakes = apply_overrides(BLOCKS, [override])
     assert not mistakes
-    assert BLOCKS == before
+    assert before == BLOCKS
     for key in path:
         changed = changed[key]
     assert changed == value

@@ -1,0 +1,240 @@
+"""The documentation is true: its code runs, its YAML is accepted, its commands, links and tests exist.
+
+What a page may rely on without saying so stands in `workplace`: a folder in which `gpt2` and `t5-small` are tiny models
+and `questions.jsonl` is a small data file. Everything else stands on the page. Of one page,
+
+* Python blocks run in their order and share their names; one that begins with `# my_project/x.py` is saved as that file;
+* a YAML block is a run, or a fragment that takes the place of the same keys in the README's run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rl4lms_like.cli import build_parser
+from rl4lms_like.training.binding import REGISTRIES
+from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.quickstart import _parser as quickstart_parser
+from rl4lms_like.training.run import train_config
+from rl4lms_like.training.yaml_file import parse_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PACKAGE = ROOT / "rl4lms_like"
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+PROJECT_FILE = re.compile(r"# (my_project/\w+\.py)\n")
+OWN_HELP = {"quickstart"}
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks_of(page: str, *languages: str) -> list[tuple[str, str]]:
+    """Language and content of the page's code blocks, in order."""
+    return [(language, code) for language, code in BLOCK.findall(text_of(page)) if language in languages]
+
+
+def pages_with(*languages: str) -> list[str]:
+    return [page for page in PAGES if blocks_of(page, *languages)]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir) -> Path:
+    """Where a reader's commands and code run; see the module's docstring."""
+    (tmp_path / "gpt2").symlink_to(tiny_gpt2_dir)
+    (tmp_path / "t5-small").symlink_to(tiny_t5_dir)
+    rows = [{"question": f"What is {i} and {i}?", "answers": [f"{i + i}."], "topic": "sums"} for i in range(10)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "my_project").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for module in [name for name in sys.modules if name.partition(".")[0] == "my_project"]:
+        del sys.modules[module]
+
+
+@pytest.fixture
+def registries_as_they_were(monkeypatch):
+    """A page may register components of its own; other tests must not meet them."""
+    for registry in REGISTRIES.values():
+        monkeypatch.setattr(registry, "_table", dict(registry._table))
+
+
+def run_python(page: str) -> None:
+    names: dict = {"__name__": "a_page"}
+    for _, code in blocks_of(page, "python"):
+        file = PROJECT_FILE.match(code)
+        if file is None:
+            exec(compile(code, page, "exec"), names)
+            continue
+        Path(file[1]).write_text(code)
+        importlib.invalidate_caches()
+        importlib.import_module(file[1].removesuffix(".py").replace("/", "."))
+
+
+def readme_run() -> dict:
+    ((_, text),) = blocks_of("README.md", "yaml")
+    return parse_yaml(text, "README.md")[0]
+
+
+def with_fragment(run: dict, fragment: dict) -> dict:
+    """A run with a fragment's keys; a component with another id comes with its own arguments."""
+    merged = copy.deepcopy(run)
+    for key, value in fragment.items():
+        if not isinstance(value, dict):
+            merged[key] = value
+            continue
+        before = dict(merged.get(key) or {})
+        if "id" in value and value["id"] != before.get("id"):
+            before.pop("args", None)
+        merged[key] = with_fragment(before, value)
+    return merged
+
+
+# --- code and configs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages_with("python", "yaml"))
+def test_the_code_runs_and_the_configs_are_accepted(page, workplace, registries_as_they_were):
+    run_python(page)
+    for _, text in blocks_of(page, "yaml"):
+        mapping, repeated = parse_yaml(text, page)
+        assert repeated == []
+        parse_config(with_fragment(readme_run(), mapping), source=page)
+
+
+def test_a_fragment_with_a_mistake_is_not_accepted(workplace):
+    from rl4lms_like.core.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="clip_rnge"):
+        parse_config(with_fragment(readme_run(), {"alg": {"args": {"clip_rnge": 0.1}}}))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_the_readmes_run_trains_and_every_number_it_logs_is_explained(algorithm, workplace):
+    own = {} if algorithm == "ppo" else {"alg": {"id": "a2c", "args": {"n_steps": 4}}}
+    shorter = {"env": {"n_envs": 4}, "train_evaluation": {"n_iters": 2, "max_eval_samples": 4}}
+    run = with_fragment(with_fragment(readme_run(), own), shorter)
+    folder = train_config(parse_config(run), base_path_to_store_results=workplace, quiet=True)
+    explained = text_of("docs/metrics_explained.md")
+    for file in ("rollout_info.jsonl", "training_info.jsonl"):
+        lines = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+        assert len(lines) == 2
+        assert [key for key in lines[0] if f"`{key}`" not in explained] == [], file
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def commands_of(page: str) -> Iterator[list[str]]:
+    for _, code in blocks_of(page, "sh"):
+        for line in code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_the_commands_exist_and_take_these_options(page, monkeypatch):
+    def refuse(self: argparse.ArgumentParser, message: str) -> None:
+        raise AssertionError(f"{page}: {self.prog}: {message}")
+
+    monkeypatch.setattr(argparse.ArgumentParser, "error", refuse)
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for words in commands_of(page):
+        if words[0] == "make":
+            assert words[1] in targets, words
+        elif words[0] == "python" and words[1] == "scripts/training/train_text_generation.py":
+            build_parser().parse_args(["train", *words[2:]])
+        elif words[0] == "python" and words[1] == "-m":
+            assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file(), words
+        elif words[0] == "rl4lms-like":
+            options, rest = build_parser().parse_known_args(words[1:])
+            if words[1] in OWN_HELP:
+                quickstart_parser().parse_args(rest)
+            else:
+                assert rest == [], words
+        else:
+            assert words[0] in {"pip", "docker", "tensorboard", "wandb"}, f"{page}: nothing checks {words}"
+
+
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_files_and_ids_that_commands_name_are_there(page):
+    for words in commands_of(page):
+        for word in words:
+            if word.startswith(("task_configs/", "scripts/", "benchmarks/")):
+                assert (ROOT / word).exists(), word
+        if words[:2] == ["rl4lms-like", "show"] and ":" not in words[2]:
+            assert any(words[2] in registry for registry in REGISTRIES.values()), words
+
+
+# --- what pages point to ---------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a page's headings have in links."""
+    headings = HEADING.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(BLOCK.sub("", text_of(page))):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page}: {target}; there are {sorted(anchors(file))}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if NAMED_TEST.search(text_of(page))])
+def test_tests_that_pages_name_exist(page):
+    for file, name in NAMED_TEST.findall(text_of(page)):
+        assert (ROOT / file).is_file(), f"{page} names {file}"
+        assert re.search(rf"^\s*def {name}\(", text_of(file), re.MULTILINE), f"{page} names {file}::{name}"
+
+
+def test_the_map_of_the_code_is_the_code():
+    """ARCHITECTURE.md's tree has every module once, and no other."""
+    (tree,) = (code for _, code in blocks_of("ARCHITECTURE.md", "") if code.startswith("rl4lms_like/"))
+    drawn, package = [], ""
+    for line in tree.splitlines()[1:]:
+        folder = re.match(r"  (\w+)/", line)
+        module = re.match(r"  (  )?(\w+)\.py  ", line)
+        package = f"{folder[1]}/" if folder else package
+        if module:
+            drawn.append(f"{package if module[1] else ''}{module[2]}.py")
+    there = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(drawn) == sorted(there)
+
+
+def test_the_site_has_every_page():
+    named = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]))
+    assert named == {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+IDS = [(kind, id) for kind, registry in REGISTRIES.items() for id in registry]
+
+
+@pytest.mark.parametrize(("kind", "id"), IDS, ids=[f"{kind}-{id}" for kind, id in IDS])
+def test_every_id_has_a_line(kind, id):
+    summary = REGISTRIES[kind].entry(id).summary
+    assert 10 < len(summary) < 110 and "\n" not in summary and not summary.endswith(".")

@@ -1,0 +1,337 @@
+"""The command line, in this process where that is enough, in one of its own where start-up counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import pytest
+
+from rl4lms_like.cli import KINDS, build_parser, main
+from rl4lms_like.core.errors import RewardError
+from rl4lms_like.training.binding import REGISTRIES
+from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml
+
+RUN = {
+    "tokenizer": {"model_name": "no-such-owner/gpt2"},
+    "reward_fn": {"id": "increasing_numbers", "args": {"min_tokens": 20}},
+    "datapool": {"id": "dummy_pool", "args": {"prompt": "x"}},
+    "env": {"n_envs": 10, "args": {"max_episode_length": 20, "terminate_on_eos": True}},
+    "alg": {
+        "id": "ppo",
+        "args": {"n_steps": 128, "batch_size": 64},
+        "kl_div": {"coeff": 0.02, "target_kl": 2},
+        "policy": {
+            "id": "causal_lm_actor_critic_policy",
+            "args": {
+                "model_name": "no-such-owner/gpt2",
+                "generation_kwargs": {"do_sample": True, "max_new_tokens": 20},
+            },
+        },
+    },
+    "train_evaluation": {"eval_batch_size": 100, "n_iters": 100, "eval_every": 10},
+}
+BROKEN = """
+tokenizer: {model_name: gpt2, padding_sde: left}
+reward_fn: {id: increasing_numbers}
+datapool: {id: dummy_pool, args: {prompt: x}}
+env: {n_envs: 0}
+alg:
+  id: ppo
+  args: {clip_range: wide}
+  kl_div: {coeff: 0.1}
+  policy: {id: causal_lm_actor_critic_policy, args: {model_name: gpt2}}
+train_evaluation: {eval_batch_size: 1, eval_every: 1}
+"""
+MISTAKES = """  tokenizer.padding_sde: unknown key; did you mean 'padding_side'?
+  reward_fn.args.min_tokens: missing; expected a whole number
+  env.n_envs: expected a whole number of at least 1, got 0
+  alg.args.clip_range: expected a number above 0, got 'wide'
+  train_evaluation.n_iters: missing; expected a whole number of at least 0
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.yml"
+    path.write_text(dump_yaml(RUN))
+    return str(path)
+
+
+@pytest.fixture
+def broken(tmp_path):
+    path = tmp_path / "broken.yml"
+    path.write_text(BROKEN)
+    return str(path)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the commands that need a model were asked for."""
+    made = []
+
+    def recorder(name, result):
+        def record(*args, **kwargs):
+            made.append((name, args, kwargs))
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        return record
+
+    def replace(module, **results):
+        fake = ModuleType(module)
+        for name, result in results.items():
+            setattr(fake, name, recorder(name, result))
+        monkeypatch.setitem(sys.modules, module, fake)
+        return made
+
+    return replace
+
+
+def in_a_process(*arguments, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "rl4lms_like", *arguments], capture_output=True, text=True, timeout=120, **kwargs
+    )
+
+
+# --- start-up ---------------------------------------------------------------------------------------------------------
+
+
+def fastest(*arguments, below):
+    """The run that shows the time; a busy machine is given three tries."""
+    for _ in range(3):
+        start = time.perf_counter()
+        done = in_a_process(*arguments)
+        seconds = time.perf_counter() - start
+        if seconds < below:
+            break
+    return done, seconds
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_five_mistakes_are_told_at_once_with_status_2_within_two_seconds(command, broken):
+    done, seconds = fastest(command, broken, below=2)
+    assert done.returncode == 2
+    assert done.stderr == f"5 mistakes in {broken}:\n{MISTAKES}"
+    assert done.stdout == ""
+    assert seconds < 2
+
+
+def test_a_list_is_there_within_a_second():
+    done, seconds = fastest("list", "rewards", below=1)
+    assert done.returncode == 0
+    assert "increasing_numbers" in done.stdout
+    assert seconds < 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rl4lms_like, rl4lms_like.cli, rl4lms_like.training.config",
+        "from rl4lms_like.cli import main; main(['list', 'algorithms']); main(['show', 'ppo'])",
+        "from rl4lms_like.cli import build_parser; build_parser().parse_args(['check', 'x.yml'])",
+    ],
+)
+def test_light_commands_load_nothing_heavy(code):
+    heavy = ("torch", "transformers", "pandas", "datasets", "stable_baselines3", "wandb")
+    code += f"\nimport sys; print('heavy:', [name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "heavy: []", done.stdout + done.stderr
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_shows_what_a_config_amounts_to(config, capsys, tmp_path):
+    assert main(["check", config, "--set", "env.n_envs=5"]) == 0
+    printed = capsys.readouterr().out
+    assert "generation_kwargs.top_k: transformers' default of 50 applies" in printed
+    assert "tokens per rollout     at least 640" in printed
+    assert "no estimate: 'no-such-owner/gpt2' is neither a folder" in printed
+    resolved, _ = parse_yaml(printed.split("# notices")[0], "printed")
+    assert resolved["env"]["n_envs"] == 5
+    assert resolved["alg"]["args"]["gae_lambda"] == 0.95
+    again = tmp_path / "resolved.yml"
+    again.write_text(dump_yaml(resolved))
+    assert main(["check", str(again)]) == 0
+
+
+def test_check_estimates_memory_for_a_model_at_hand(config, capsys, tiny_gpt2_dir):
+    assert main(["check", "--config_path", config, "--set", f"alg.policy.args.model_name={tiny_gpt2_dir}"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("policy weights", "critic weights", "optimizer state", "activations", "KV cache", "fits: "):
+        assert part in printed
+
+
+def test_a_config_is_needed_once(config):
+    for arguments in (["check"], ["check", config, "--config_path", config]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+
+
+# --- the commands that need a model ---------------------------------------------------------------------------------
+
+
+def test_train_takes_the_flags_of_rl4lms(calls):
+    made = calls("rl4lms_like.training.run", train=None)
+    assert main(["train", "--config_path", "c.yml", "--experiment_name", "e", "--log_to_wandb", "--set", "seed=3"]) == 0
+    assert main(["train", "c.yml"]) == 0
+    expected = {
+        "project_name": "rl4lm_exps",
+        "experiment_name": "e",
+        "entity_name": None,
+        "base_path_to_store_results": ".",
+        "log_to_wandb": True,
+        "overrides": ["seed=3"],
+    }
+    plain = expected | {"experiment_name": "rl4lm_experiment", "log_to_wandb": False, "overrides": []}
+    assert made == [("train", ("c.yml",), expected), ("train", ("c.yml",), plain)]
+
+
+def test_evaluate_hands_on_how_to_decode(calls):
+    made = calls("rl4lms_like.training.run", evaluate_run={})
+    assert main(["evaluate", "runs/x", "--split", "val", "--decoding", "beam", "--num_beams", "3", "--limit", "9"]) == 0
+    (_, args, kwargs) = made[0]
+    assert args == ("runs/x",)
+    assert {name: kwargs[name] for name in ("split", "decoding", "num_beams", "limit", "seed")} == {
+        "split": "val",
+        "decoding": "beam",
+        "num_beams": 3,
+        "limit": 9,
+        "seed": 0,
+    }
+
+
+def test_generate_takes_prompts_from_arguments_a_file_or_standard_input(calls, capsys, tmp_path, monkeypatch):
+    made = calls("rl4lms_like.training.run", generate_texts=[["ä1", "ä2"]])
+    (tmp_path / "prompts.txt").write_text("from a file\n\n")
+    assert main(["generate", "m", "a prompt", "--n", "2", "--top_k", "0"]) == 0
+    assert capsys.readouterr().out == "a prompt | ä1\na prompt | ä2\n"
+    assert main(["generate", "m", "--file", str(tmp_path / "prompts.txt"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"prompt": "from a file", "texts": ["ä1", "ä2"]}
+    monkeypatch.setattr("sys.stdin", open(tmp_path / "prompts.txt"))  # noqa: SIM115
+    assert main(["generate", "m"]) == 0
+    assert [args[1] for _, args, _ in made] == [["a prompt"], ["from a file"], ["from a file"]]
+    assert made[0][2]["top_k"] == 0
+    assert main(["generate", "m", "--file", str(tmp_path / "none.txt")]) == 1
+    assert "cannot read the prompts in" in capsys.readouterr().err
+
+
+def test_quickstart_has_options_of_its_own(calls):
+    made = calls("rl4lms_like.training.quickstart", main=0)
+    assert main(["quickstart", "--seed", "3", "--help"]) == 0
+    assert made == [("main", (["--seed", "3", "--help"],), {})]
+
+
+def test_report_prints_where_it_is(calls, capsys, tmp_path):
+    calls("rl4lms_like.tracking.report", write_report=tmp_path / "report.html")
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_library_is_a_message_and_status_1(calls, capsys):
+    calls("rl4lms_like.training.run", train=RewardError("Short failed on a batch of 3"))
+    assert main(["train", "c.yml"]) == 1
+    assert capsys.readouterr().err == "Short failed on a batch of 3\n"
+    with pytest.raises(RewardError):
+        main(["train", "c.yml", "--traceback"])
+
+
+def test_an_error_of_ours_is_shown_in_full(calls):
+    calls("rl4lms_like.training.run", train=ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "c.yml"])
+
+
+def test_an_interruption_is_status_130(calls, capsys):
+    calls("rl4lms_like.training.run", train=KeyboardInterrupt())
+    assert main(["train", "c.yml"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_missing_file_is_status_2(capsys):
+    assert main(["check", "none.yml"]) == 2
+    assert capsys.readouterr().err == "1 mistake in none.yml:\n  there is no such file\n"
+
+
+@pytest.mark.parametrize("arguments", [["trian"], [], ["check", "x.yml", "--sett", "a=1"], ["list", "reward"]])
+def test_a_wrong_command_line_is_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: rl4lms-like" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    code = "import rl4lms_like.cli as c, sys; print('x' * 200000); sys.exit(c.main(['list', 'rewards']))"
+    done = subprocess.run(f'{sys.executable} -c "{code}" | head -c 10', shell=True, capture_output=True, text=True)
+    assert done.stdout == "x" * 10
+
+
+# --- list and show ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_has_one_line_an_id(kind, capsys):
+    assert main(["list", kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == REGISTRIES[kind].ids()
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_show_has_types_defaults_and_help(capsys):
+    assert main(["show", "ppo"]) == 0
+    printed = capsys.readouterr().out
+    assert "ppo (algorithm)" in printed
+    assert "clip_range: a number above 0 (default 0.2)\n        epsilon of the clipped ratio." in printed
+
+
+def test_show_finds_an_id_in_every_registry_and_hides_what_is_filled_in(capsys):
+    assert main(["show", "increasing_numbers"]) == 0
+    printed = capsys.readouterr().out
+    assert "increasing_numbers (reward)" in printed
+    assert "increasing_numbers (metric)" in printed
+    assert main(["show", "dummy_pool"]) == 0
+    printed = capsys.readouterr().out
+    assert "prompt: text (required)" in printed
+    assert "split" not in printed.split("arguments:")[1]
+
+
+def test_show_takes_an_import_path_of_the_current_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        'class Short:\n    """Short answers.\n\n    Args:\n        limit: in words.\n    """\n\n'
+        "    def __init__(self, limit: int = 20): ...\n"
+    )
+    code = "import sys; sys.path.remove(''); from rl4lms_like.cli import main; sys.exit(main(['show', 'mine:Short']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert "limit: a whole number (default 20)\n        in words." in done.stdout, done.stderr
+
+
+def test_show_suggests(capsys):
+    assert main(["show", "pp0"]) == 2
+    assert "did you mean 'ppo'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("id", sorted({id for registry in REGISTRIES.values() for id in registry}))
+def test_every_id_can_be_shown_and_every_argument_has_help(id, capsys):
+    assert main(["show", id]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("    ") and line[4] != " " and ": " in line:
+            assert following.startswith(" " * 8), f"{id}: no help for {line.strip()}"
+
+
+def test_every_command_has_help():
+    parser = build_parser()
+    for command in ("train", "check", "evaluate", "generate", "list", "show", "report"):
+        with pytest.raises(SystemExit) as caught:
+            parser.parse_args([command, "--help"])
+        assert caught.value.code == 0
