@@ -16,9 +16,7 @@ tensors it would keep for the backward pass. So the estimate needs no table of f
     process        what Python and its libraries hold now (main memory only)
 
 Not counted: the data set, reward and metric models. Allocators keep freed memory in pieces that do not fit again; the
-verdict leaves a quarter for them. Measured on a CPU against processes' peaks (PPO, second update): a 4-layer 128-wide
-GPT-2 with 256 episodes 3881 MiB estimated, 3807 when malloc gives everything back at once, 4537 as it is; a 2-layer T5
-with 512 episodes 1720, 2043 as it is; GPT-2 small with 16 episodes 7711, 9624 as it is (docs/configuration.md has more).
+verdict leaves a quarter for them, the most that was seen. docs/configuration.md has estimates beside measurements.
 """
 
 from __future__ import annotations
