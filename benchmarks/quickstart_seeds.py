@@ -56,9 +56,7 @@ def run(variant: str, seed: int, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "rl4lms_like", "quickstart", "--folder", str(folder), "--seed", str(seed)]
     before = set(folder.glob("*/result.json"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, "--family", family, *overrides], check=True, stdout=subprocess.DEVNULL, env=environment
-    )
+    subprocess.run([*command, "--family", family, *overrides], check=True, stdout=subprocess.DEVNULL, env=environment)
     (file,) = set(folder.glob("*/result.json")) - before
     result: dict[str, Any] = json.loads(file.read_text())
     rollouts = [json.loads(line) for line in (file.parent / "rollout_info.jsonl").read_text().splitlines()]

@@ -51,7 +51,9 @@ def make_env(tokenizer: Any, model_dir: Path, *, reward=None, n_envs=8, seed=0, 
 
     config = AutoConfig.from_pretrained(model_dir)
     if config.is_encoder_decoder:
-        arguments.setdefault("context_start_token", config.decoder_start_token_id or tokenizer.convert_tokens_to_ids(PAD_TOKEN))
+        arguments.setdefault(
+            "context_start_token", config.decoder_start_token_id or tokenizer.convert_tokens_to_ids(PAD_TOKEN)
+        )
     env = TextVecEnv(
         n_envs,
         tokenizer,

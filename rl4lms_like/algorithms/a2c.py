@@ -8,7 +8,7 @@ import torch
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from rl4lms_like.algorithms.arguments import A2CArguments
-from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm
+from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm, episodes_of
 from rl4lms_like.core.losses import policy_gradient, value_error
 
 
@@ -28,7 +28,7 @@ class A2C(OnPolicyTextAlgorithm):
 
     def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
         """The policy gradient, the critic's error and the entropy."""
-        values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+        values, log_prob, entropy = self.policy.evaluate_actions(episodes_of(minibatch), minibatch.actions)
         return LossTerms(
             policy=policy_gradient(log_prob, minibatch.advantages),
             value=value_error(values, minibatch.returns),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.core.advantages import normalized
-from rl4lms_like.core.episodes import pack_episodes
+from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.losses import approximate_kl, explained_variance
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import TextRollouts
@@ -43,7 +43,7 @@ class LossTerms(NamedTuple):
     log_ratio: Tensor
 
 
-class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
+class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[misc]
     """Base of the library's algorithms.
 
     Args:
@@ -56,7 +56,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """
 
     arguments_class: ClassVar[type[OnPolicyArguments]]
-    policy: LMActorCriticPolicy
+    policy: LMActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: EpisodeBuffer  # type: ignore[assignment]
 
     n_epochs: int = 1
@@ -188,7 +188,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         record("ppo/value_loss", mean("value"))
         record("ppo/approx_kl", mean("approx_kl"))
         record("ppo/clip_fraction", mean("clip_fraction"))
-        record("ppo/explained_variance", explained_variance(torch.as_tensor(buffer.values), torch.as_tensor(buffer.returns)))
+        record(
+            "ppo/explained_variance",
+            explained_variance(torch.as_tensor(buffer.values), torch.as_tensor(buffer.returns)),
+        )
         record("train/ratio_gap", gap)
         record("train/grad_norm", mean("grad_norm"))
         record("train/n_updates", self._n_updates)
@@ -206,12 +209,19 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         else:
             cause = "the model's forward depends on its batch; try attn_implementation: eager or compile: false"
         return (
-            f"the first minibatch's ratio is off 1 by {gap:.2g}: the update starts from other log-probs than the rollout's. "
-            f"Likely cause: {cause}"
+            f"the first minibatch's ratio is off 1 by {gap:.2g}: the update starts from other log-probs than the "
+            f"rollout's. Likely cause: {cause}"
         )
 
 
 _MEANS = ("policy", "value", "entropy")
+
+
+def episodes_of(minibatch: RolloutBufferSamples) -> EpisodeBatch:
+    """The episodes of a minibatch, which stand where Stable-Baselines3 has observations."""
+    episodes: Any = minibatch.observations
+    assert isinstance(episodes, EpisodeBatch)
+    return episodes
 
 
 def split(minibatch: RolloutBufferSamples, micro_batch_size: int | None) -> Iterator[RolloutBufferSamples]:
@@ -221,14 +231,15 @@ def split(minibatch: RolloutBufferSamples, micro_batch_size: int | None) -> Iter
         minibatch: whole episodes and their flat fields.
         micro_batch_size: tokens; None = one part.
     """
-    episodes: Any = minibatch.observations
+    episodes = episodes_of(minibatch)
     if micro_batch_size is None or len(minibatch.actions) <= micro_batch_size:
         yield minibatch
         return
     for group in pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), micro_batch_size):
         index = torch.tensor(group, device=episodes.response_ids.device)
         tokens = episodes.token_index(index)
-        yield RolloutBufferSamples(episodes.select(index), *(field[tokens] for field in minibatch[1:]))
+        fields: Any = (episodes.select(index), *(field[tokens] for field in minibatch[1:]))
+        yield RolloutBufferSamples(*fields)
 
 
 def learning_rate_schedule(learning_rate: float, name: str) -> float | Schedule:

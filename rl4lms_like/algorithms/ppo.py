@@ -7,13 +7,15 @@ from typing import Any
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from rl4lms_like.algorithms.arguments import PPOArguments
-from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm
+from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm, episodes_of
 from rl4lms_like.core.losses import clipped_surrogate, value_error
 
 
 class PPO(OnPolicyTextAlgorithm):
-    """PPO on whole episodes; its arguments are those of `PPOArguments`. Equal to Stable-Baselines3's, parameter for
-    parameter."""
+    """PPO on whole episodes; its arguments are those of `PPOArguments`.
+
+    On the same rollouts it takes Stable-Baselines3's steps, parameter for parameter.
+    """
 
     arguments_class = PPOArguments
     arguments: PPOArguments
@@ -26,7 +28,7 @@ class PPO(OnPolicyTextAlgorithm):
 
     def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
         """The clipped surrogate, the critic's error and the entropy."""
-        values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+        values, log_prob, entropy = self.policy.evaluate_actions(episodes_of(minibatch), minibatch.actions)
         log_ratio = log_prob - minibatch.old_log_prob
         return LossTerms(
             policy=clipped_surrogate(log_ratio, minibatch.advantages, self.arguments.clip_range),

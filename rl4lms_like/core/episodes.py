@@ -1,15 +1,15 @@
 """Whole episodes as tensors. Padded matrices are for models; flat vectors are for losses.
 
-    prompt_ids    [n, prompt_len]    padded on `prompt_side`
-    response_ids  [n, response_len]  right-padded
-    flat field    [n_tokens]         the actions of episode 0, then those of episode 1, ...
+prompt_ids    [n, prompt_len]    padded on `prompt_side`
+response_ids  [n, response_len]  right-padded
+flat field    [n_tokens]         the actions of episode 0, then those of episode 1, ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -114,7 +114,8 @@ class EpisodeBatch:
         prompt_len = max(batch.prompt_ids.shape[1] for batch in batches)
         response_len = max(batch.response_ids.shape[1] for batch in batches)
         wide = [batch.widened(prompt_len, response_len) for batch in batches]
-        return replace(wide[0], **{name: torch.cat([getattr(batch, name) for batch in wide]) for name in _TENSORS})
+        joined: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in wide]) for name in _TENSORS}
+        return replace(wide[0], **joined)
 
 
 _TENSORS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")

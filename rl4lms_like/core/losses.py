@@ -24,7 +24,9 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator =
     return torch.exp(-log_ratio) - 1 + log_ratio
 
 
-def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float, clip_high: float | None = None) -> Tensor:
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, clip_range: float, clip_high: float | None = None
+) -> Tensor:
     """PPO's policy loss, -mean min(r A, clip(r, 1 - clip_range, 1 + clip_high) A) (arXiv 1707.06347, eq. 7).
 
     Args:
@@ -43,7 +45,9 @@ def policy_gradient(log_prob: Tensor, advantages: Tensor) -> Tensor:
     return -(advantages * log_prob).mean()
 
 
-def value_error(values: Tensor, returns: Tensor, old_values: Tensor | None = None, clip_range: float | None = None) -> Tensor:
+def value_error(
+    values: Tensor, returns: Tensor, old_values: Tensor | None = None, clip_range: float | None = None
+) -> Tensor:
     """Mean squared error of the critic as in Stable-Baselines3: no factor 1/2, and no maximum if clipped.
 
     Args:

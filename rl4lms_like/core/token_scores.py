@@ -76,7 +76,10 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, scale)
         n_tokens = len(actions)
-        log_prob, entropy = hidden.new_empty(n_tokens, dtype=torch.float32), hidden.new_empty(n_tokens, dtype=torch.float32)
+        log_prob, entropy = (
+            hidden.new_empty(n_tokens, dtype=torch.float32),
+            hidden.new_empty(n_tokens, dtype=torch.float32),
+        )
         keep = n_tokens <= chunk and any(ctx.needs_input_grad[:3])
         ctx.probs = None
         for part in _parts(n_tokens, chunk):

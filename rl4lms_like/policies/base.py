@@ -111,8 +111,8 @@ class LMActorCriticPolicy(BasePolicy):
             self.value_model = without_output_layer(copy.deepcopy(self.policy_model))
         self.ref_model: PreTrainedModel | None = None
         if use_reference:
-            own = options.reference_model in (None, options.model_name)
-            reference = copy.deepcopy(self.policy_model) if own else self._load_model(options.reference_model)
+            other = options.reference_model not in (None, options.model_name)
+            reference = self._load_model(str(options.reference_model)) if other else copy.deepcopy(self.policy_model)
             self.ref_model = reference.requires_grad_(False)
         if options.gradient_checkpointing:
             for model in (self.policy_model, self.value_model):
@@ -234,7 +234,8 @@ class LMActorCriticPolicy(BasePolicy):
         )
         self.set_training_mode(False)
         with seeded(seed, self.device), self._autocast():
-            sequences = self.policy_model.generate(input_ids=ids, attention_mask=mask.long(), **arguments)
+            model: Any = self.policy_model
+            sequences = model.generate(input_ids=ids, attention_mask=mask.long(), **arguments)
         start = 1 if self.reader.is_encoder_decoder else ids.shape[1]
         response_ids = sequences[:, start:]
         response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
@@ -250,7 +251,9 @@ class LMActorCriticPolicy(BasePolicy):
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
-    def evaluate_actions(self, observations: EpisodeBatch, actions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate_actions(
+        self, observations: EpisodeBatch, actions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Values, log-probs and entropies of all actions of some episodes, with gradients.
 
         Args:

@@ -6,6 +6,7 @@ unless the config says so: sampling is what the YAML names. transformers' own de
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -60,6 +61,18 @@ def generate_arguments(
         arguments.pop("min_new_tokens", None)
     arguments["eos_token_id"] = list(eos_token_ids) or None
     return arguments
+
+
+def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Keys that `generate` does not know -> what to say of them."""
+    known = [*GenerationConfig().to_dict(), "post_processing_fn"]
+    messages = {}
+    for key in generation_kwargs:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            messages[key] = f"not an argument of transformers' generate{hint}"
+    return messages
 
 
 @contextmanager

@@ -13,9 +13,13 @@ from torch import nn
 def parameter_groups(
     actor: Iterable[nn.Parameter], critic: Iterable[nn.Parameter], *, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Optimizer groups with the extra key `role`, `actor` or `critic`. Biases and normalisation weights (everything
-    with fewer than two dimensions) do not decay. A parameter that both use counts as the actor's."""
-    groups, seen = [], set()
+    """Optimizer groups with the extra key `role`, `actor` or `critic`.
+
+    Biases and normalisation weights (everything with fewer than two dimensions) do not decay. A parameter that both
+    use counts as the actor's.
+    """
+    groups: list[dict[str, Any]] = []
+    seen: set[int] = set()
     for role, parameters in (("actor", actor), ("critic", critic)):
         own = [p for p in parameters if p.requires_grad and id(p) not in seen]
         seen.update(id(p) for p in own)
@@ -41,4 +45,4 @@ def make_optimizer(
         kwargs["fused"] = True
     if "lr" in inspect.signature(optimizer_class).parameters:
         kwargs.setdefault("lr", learning_rate)
-    return optimizer_class(groups, **kwargs)  # type: ignore[arg-type]
+    return optimizer_class(groups, **kwargs)

@@ -6,7 +6,7 @@ comparison with the logits that `generate` itself saw tells; so a family nobody 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,8 @@ def parity_gap(policy: LMActorCriticPolicy, prompt_ids: Tensor, prompt_mask: Ten
     policy.set_training_mode(False)
     with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []), policy._autocast():
         torch.manual_seed(0)
-        output = policy.policy_model.generate(
+        model: Any = policy.policy_model
+        output = model.generate(
             input_ids=prompt_ids,
             attention_mask=prompt_mask.long(),
             do_sample=True,

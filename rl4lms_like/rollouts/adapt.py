@@ -61,7 +61,7 @@ class TextRollouts:
         return self.kl_controller.coeff != 0
 
     def _setup_model(self: Any) -> None:
-        super()._setup_model()
+        super()._setup_model()  # type: ignore[misc]
         seed = 0 if self.seed is None else self.seed
         self.rollout_buffer.seed(derived_seed(seed, "minibatches"))
         self.collector = RolloutCollector(
@@ -97,7 +97,7 @@ class TextRollouts:
 
     def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
         if self._iteration is None:
-            super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+            super()._update_current_progress_remaining(num_timesteps, total_timesteps)  # type: ignore[misc]
         else:
             self._current_progress_remaining = 1.0 - self._iteration[0] / self._iteration[1]
 

@@ -111,8 +111,8 @@ class EpisodeBuffer:
         for name, field in fields.items():
             if field.shape != (episodes.n_tokens,):
                 raise ValueError(f"{name} has shape {tuple(field.shape)}, the episodes have {episodes.n_tokens} tokens")
-        flat = [field.to(self.device, torch.float32) for field in fields.values()]
-        self._parts.append((episodes.to(self.device), *flat, last_values.to(self.device, torch.float32)))
+        flat = [field.to(self.device, torch.float32) for field in (rewards, values, log_probs, last_values)]
+        self._parts.append((episodes.to(self.device), flat[0], flat[1], flat[2], flat[3]))
         self.n_tokens += episodes.n_tokens
 
     def compute_returns_and_advantage(self, last_values: Any = None, dones: Any = None) -> None:

@@ -1,10 +1,10 @@
 """From prompts to a full buffer, in five verbs.
 
-    prompts  = env.reset()
-    episodes = policy.generate(prompts)         [n, response_len]
-    rewards  = env.play(episodes)               [n_tokens]
-    scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob
-    buffer.add(shape(rewards, scores))          KL penalty and normalisation, then advantages once
+prompts  = env.reset()
+episodes = policy.generate(prompts)         [n, response_len]
+rewards  = env.play(episodes)               [n_tokens]
+scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob
+buffer.add(shape(rewards, scores))          KL penalty and normalisation, then advantages once
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The KL penalty of the reward: its coefficient and who controls it.
 
-    task reward r_t  ─────────────┐
-    log_prob, ref_log_prob ─ kl_t ┴─ r_t - coeff * kl_t ─ advantages
-                               └─ mean over the rollout ─ controller ─ coeff of the next rollout
+task reward r_t  ─────────────┐
+log_prob, ref_log_prob ─ kl_t ┴─ r_t - coeff * kl_t ─ advantages
+                           └─ mean over the rollout ─ controller ─ coeff of the next rollout
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a config to the objects of a run. Ids are resolved here and only here; nothing reads the config afterwards.
 
-    RunConfig ─ tokenizer ─ samples ─ reward, metrics ─ environment ─ policy inside algorithm ─> Run
+RunConfig ─ tokenizer ─ samples ─ reward, metrics ─ environment ─ policy inside algorithm ─> Run
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -23,7 +24,7 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.generation import generate_arguments
+from rl4lms_like.policies.generation import generate_arguments, unknown_generation_arguments
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.adapt import with_text_rollouts
@@ -74,6 +75,7 @@ def assemble(config: RunConfig) -> Run:
         ComponentError: a reward or metric could not be built.
     """
     policy_arguments = PolicyArguments(**config.alg.policy.args)
+    _check_settings(config)
     model_config = load_model_config(policy_arguments)
     tokenizer = build_tokenizer(config.tokenizer)
     _check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, policy_arguments.model_name)
@@ -207,14 +209,37 @@ def _end_tokens(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConf
     return several if tokenizer.eos_token_id in several else [tokenizer.eos_token_id]
 
 
+def _check_settings(config: RunConfig) -> None:
+    """What only torch and transformers know to be wrong, before any weight is read."""
+    places = {
+        "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
+        "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
+    }
+    mistakes = [
+        Mistake(f"{path}.{key}", message)
+        for path, kwargs in places.items()
+        for key, message in unknown_generation_arguments(kwargs or {}).items()
+    ]
+    device = config.alg.args.get("device") or config.device
+    try:
+        chosen = get_device(device)
+    except RuntimeError:
+        mistakes.append(Mistake("device", f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}"))
+    else:
+        if device != "auto" and chosen.type != torch.device(device).type:
+            mistakes.append(Mistake("device", f"{device!r} is not available here; auto takes what is"))
+    if mistakes:
+        raise ConfigError(mistakes)
+
+
 def _check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
 ) -> None:
     vocab_size = int(model_config.get_text_config().vocab_size)
     if len(tokenizer) > vocab_size:
         raise ModelError(
-            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only {vocab_size}: "
-            f"some prompts could not be embedded. Use the model's own tokenizer"
+            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only "
+            f"{vocab_size}: some prompts could not be embedded. Use the model's own tokenizer"
         )
 
 

@@ -1,6 +1,6 @@
 """How good is a policy on a split: generate, score, keep every text.
 
-    samples ─ sorted by length ─ batches ─ generate ─ back in order ─ metrics ─> scores, predictions
+samples ─ sorted by length ─ batches ─ generate ─ back in order ─ metrics ─> scores, predictions
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def generate_responses(
         generation_kwargs: sampling, greedy or beam search; default: the policy's.
         seed: of the sampling; the same seed draws the same random numbers.
     """
-    layout = TextLayout(
-        tokenizer, max_prompt_length, 1, prompt_truncation_side=policy.arguments.prompt_truncation_side
-    )
+    layout = TextLayout(tokenizer, max_prompt_length, 1, prompt_truncation_side=policy.arguments.prompt_truncation_side)
     encoded = layout.encode_all(prompts) if prompts else []
     order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
     responses = [""] * len(prompts)
@@ -124,9 +122,7 @@ def evaluate_on_samples(
     meta_infos = [sample.meta_data for sample in samples]
     results: dict[str, tuple[list[float] | None, float]] = {}
     for metric in metrics:
-        results |= compute_metric(
-            metric, prompts, responses, references, meta_infos, policy.policy_model, split_name
-        )
+        results |= compute_metric(metric, prompts, responses, references, meta_infos, policy.policy_model, split_name)
     predictions = [
         {
             "split_name": split_name,

@@ -1,7 +1,7 @@
 """The embedded default: from nothing to a tuned model in about two minutes, without a network.
 
-    grammar ─ 20,000 film opinions ─ tokenizer, tiny GPT-2 ─ maximum likelihood ─ PPO towards positive sentiment
-                                                                                  └ table, sample pairs, report.html
+grammar ─ 20,000 film opinions ─ tokenizer, tiny GPT-2 ─ maximum likelihood ─ PPO towards positive sentiment
+                                                                              └ table, sample pairs, report.html
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         console.print(Text(f"  after   {pair['after'].strip()}"))
     console.print()
     seconds = ", ".join(f"{part.replace('_', ' ')} {value:.0f} s" for part, value in result["seconds"].items())
-    console.print(f"Report: {result['report']}")
+    console.print(f"Report: {result['report']}", soft_wrap=True)
     console.print(f"Time: {seconds}")
 
 

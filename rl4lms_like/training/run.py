@@ -57,7 +57,9 @@ def train_config(
 ) -> Path:
     """Trains as a config says; see `train`."""
     if not isinstance(config, RunConfig):
-        raise ConfigError([Mistake("alg.id", "supervised runs are not there yet; known: see `rl4lms-like list algorithms`")])
+        raise ConfigError(
+            [Mistake("alg.id", "supervised runs are not there yet; known: see `rl4lms-like list algorithms`")]
+        )
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.tracking.report import write_report
     from rl4lms_like.training.assemble import assemble
@@ -250,7 +252,7 @@ def calm_libraries() -> None:
 
 
 def _no_mask_advice(record: logging.LogRecord) -> bool:
-    """transformers' decoder drops a mask of ones, then advises to pass one if a pad token was sampled."""
+    """Transformers' decoder drops a mask of ones, then advises to pass one if a pad token was sampled."""
     return "We strongly recommend passing in an `attention_mask`" not in record.getMessage()
 
 
@@ -258,7 +260,7 @@ def _run_config(folder: Path) -> RunConfig | None:
     file = folder / "config.json"
     if not file.is_file() or not (folder / "model").is_dir():
         return None
-    config = parse_config(json.loads(file.read_text(encoding="utf-8")), source=str(file))
+    config = parse_config(json.loads(file.read_text(encoding="utf-8")), source=str(file), components=False)
     return config if isinstance(config, RunConfig) else None
 
 
@@ -280,7 +282,6 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
 def _policy_alone(config: RunConfig | None, model_name: str) -> Any:
     """A policy that only writes: no reference, critic on its own trunk."""
     from gymnasium import spaces
-    from transformers import AutoConfig
 
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.arguments import PolicyArguments
@@ -288,7 +289,7 @@ def _policy_alone(config: RunConfig | None, model_name: str) -> Any:
 
     arguments = {} if config is None else dict(config.alg.policy.args)
     arguments |= {"model_name": model_name, "critic": "shared", "reference_model": None, "compile": False}
-    model_config: AutoConfig = load_model_config(PolicyArguments(**arguments))
+    model_config = load_model_config(PolicyArguments(**arguments))
     family = "seq2seq" if model_config.is_encoder_decoder else "causal"
     policy_class = POLICIES.resolve(f"{family}_lm_actor_critic_policy")
     vocabulary = spaces.Discrete(int(model_config.get_text_config().vocab_size))

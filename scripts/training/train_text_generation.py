@@ -1,4 +1,4 @@
-"""Trains a language model as a YAML file says: `python scripts/training/train_text_generation.py --config_path X.yml`."""
+"""Trains as a YAML file says: `python scripts/training/train_text_generation.py --config_path X.yml`."""
 
 import sys
 

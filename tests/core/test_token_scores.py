@@ -34,7 +34,9 @@ def test_equals_plain_autograd_in_value_and_gradient(with_bias, scale, budget, u
         loss = (scores[0] * upstream[0]).sum()
         return loss + (scores[1] * upstream[1]).sum() if use_entropy else loss
 
-    for mine, theirs in zip(torch.autograd.grad(total(got), leaves), torch.autograd.grad(total(expected), leaves), strict=True):
+    for mine, theirs in zip(
+        torch.autograd.grad(total(got), leaves), torch.autograd.grad(total(expected), leaves), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, atol=5e-6, rtol=5e-6)
 
 

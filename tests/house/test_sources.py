@@ -59,7 +59,7 @@ def test_public_methods_are_documented_here_or_where_they_are_declared(module):
         if inspect.isclass(owner) and owner.__module__ == imported.__name__ and not owner.__name__.startswith("_")
         for name, member in vars(owner).items()
         if not name.startswith("_")
-        and isinstance(member, (staticmethod, classmethod, property)) | inspect.isfunction(member)
+        and (inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod, property)))
         and not inspect.getdoc(getattr(owner, name))
     ]
     assert bare == []

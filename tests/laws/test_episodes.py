@@ -1,5 +1,7 @@
 """Padding is invisible, packing is a partition within budget, flat and padded are two views of the same numbers."""
 
+import itertools
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,15 +20,13 @@ def test_packing_is_a_partition_within_budget(lengths, batch_size, random):
     assert [episode for group in groups for episode in group] == order
     for group in groups:
         assert sum(lengths[i] for i in group) <= batch_size or len(group) == 1
-    for first, second in zip(groups, groups[1:], strict=False):
+    for first, second in itertools.pairwise(groups):
         assert sum(lengths[i] for i in first) + lengths[second[0]] > batch_size
 
 
 @given(lengths, st.integers(0, 5), st.integers(0, 5), st.sampled_from(["left", "right"]))
 def test_padding_and_trimming_keep_every_action(lengths, prompt_padding, response_padding, side):
-    batch = episodes_of_lengths(
-        lengths, side=side, prompt_padding=prompt_padding, response_padding=response_padding
-    )
+    batch = episodes_of_lengths(lengths, side=side, prompt_padding=prompt_padding, response_padding=response_padding)
     trimmed = batch.trimmed()
     assert trimmed.response_ids.shape[1] == max(lengths)
     assert trimmed.prompt_ids.shape[1] == 3
@@ -56,11 +56,16 @@ def test_concatenation_keeps_order(first, second):
     both = EpisodeBatch.concatenated([a, b])
     assert torch.equal(both.actions, torch.cat([a.actions, b.actions]))
     assert both.n_episodes == len(first) + len(second)
-    assert torch.equal(both.prompt_ids[both.prompt_mask], torch.cat([a.prompt_ids[a.prompt_mask], b.prompt_ids.flatten()]))
+    assert torch.equal(
+        both.prompt_ids[both.prompt_mask], torch.cat([a.prompt_ids[a.prompt_mask], b.prompt_ids.flatten()])
+    )
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(st.integers(0, 4), min_size=6, max_size=6), min_size=1, max_size=5), st.sets(st.integers(0, 4), max_size=2))
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=6, max_size=6), min_size=1, max_size=5),
+    st.sets(st.integers(0, 4), max_size=2),
+)
 def test_an_episode_reaches_to_its_first_end_token(rows, ends):
     mask, terminated = response_mask_until_end(torch.tensor(rows), sorted(ends))
     for row, kept, ended in zip(rows, mask.tolist(), terminated.tolist(), strict=True):

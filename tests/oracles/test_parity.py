@@ -78,14 +78,16 @@ def test_one_seed_one_text_and_the_global_generator_is_left_alone(policy):
     before = torch.get_rng_state()
     first, second, other = responses(policy), responses(policy), responses(policy, seed=4)
     assert torch.equal(first.response_ids, second.response_ids)
-    assert first.response_ids.shape != other.response_ids.shape or not torch.equal(first.response_ids, other.response_ids)
+    assert first.response_ids.shape != other.response_ids.shape or not torch.equal(
+        first.response_ids, other.response_ids
+    )
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_predict_uses_the_same_distribution(policy):
     """The next-token logits of an environment's observation are the teacher-forced ones."""
     episodes = responses(policy, max_new_tokens=5, eos_token_ids=[])
-    n, prompt_len = episodes.prompt_ids.shape
+    n = episodes.n_episodes
     start = getattr(policy.reader, "start_token_id", None)
     taken = 3
     context = episodes.response_ids[:, :taken]

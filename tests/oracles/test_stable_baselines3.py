@@ -68,9 +68,7 @@ class TenLines(OnPolicyAlgorithm):
 
     def __init__(self, policy, env, learning_rate=3e-3, n_steps=40, **kwargs):
         fixed = {"gae_lambda": 1.0, "gamma": 1.0, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
-        super().__init__(
-            policy, env, learning_rate, n_steps, use_sde=False, sde_sample_freq=-1, **fixed, **kwargs
-        )
+        super().__init__(policy, env, learning_rate, n_steps, use_sde=False, sde_sample_freq=-1, **fixed, **kwargs)
 
     def train(self):
         self.policy.set_training_mode(True)
@@ -111,7 +109,13 @@ def test_stable_baselines3_evaluates_the_policy_step_by_step(tiny_gpt2_dir, tiny
     for family, folder in (("causal", tiny_gpt2_dir), ("seq2seq", tiny_t5_dir)):
         vec = make_env(tiny_tokenizer, folder)
         model = PPO(
-            POLICIES[family], vec, policy_kwargs={"model_name": str(folder)}, seed=0, device="cpu", n_steps=4, batch_size=4
+            POLICIES[family],
+            vec,
+            policy_kwargs={"model_name": str(folder)},
+            seed=0,
+            device="cpu",
+            n_steps=4,
+            batch_size=4,
         )
         one = vec.envs[0]
         env = DummyVecEnv(

@@ -16,9 +16,7 @@ def run(config, folder):
     return train_config(parse_config(config), base_path_to_store_results=folder, experiment_name="run", quiet=True)
 
 
-@pytest.mark.parametrize(
-    ("what", "said"), [("raise", "the_missing_key"), ("nan", "nan"), ("text", "text")]
-)
+@pytest.mark.parametrize(("what", "said"), [("raise", "the_missing_key"), ("nan", "nan"), ("text", "text")])
 def test_a_reward_that_fails_in_the_third_iteration(what, said, tiny_config, tmp_path):
     tiny_config["env"]["args"]["terminate_on_eos"] = False
     tiny_config["reward_fn"] = {"id": f"{HERE}:Late", "args": {"after": 8, "what": what}}
@@ -81,7 +79,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tiny_config, tmp_path, tin
     tokenizer.add_tokens([f"<extra_{i}>" for i in range(9)])
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     tiny_config["tokenizer"]["model_name"] = str(tmp_path / "tokenizer")
-    with pytest.raises(ModelError, match="329 tokens, the model .* only 320"):
+    with pytest.raises(ModelError, match=r"329 tokens, the model .* only 320"):
         run(tiny_config, tmp_path)
 
 
@@ -89,6 +87,19 @@ def test_prompts_and_responses_must_fit_the_models_positions(tiny_config, tmp_pa
     tiny_config["env"]["args"]["max_prompt_length"] = 125
     with pytest.raises(ConfigError, match="128 positions, prompt and response together may need 133"):
         run(tiny_config, tmp_path)
+
+
+def test_what_only_torch_and_transformers_know_is_said_before_weights_are_read(tiny_config, tmp_path, monkeypatch):
+    from rl4lms_like.training import assemble
+
+    monkeypatch.setattr(assemble, "build_tokenizer", lambda config: pytest.fail("went on"))
+    tiny_config["device"] = "quantum"
+    tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_token"] = 3
+    with pytest.raises(ConfigError) as error:
+        run(tiny_config, tmp_path)
+    paths = [mistake.path for mistake in error.value.mistakes]
+    assert paths == ["alg.policy.args.generation_kwargs.max_new_token", "device"]
+    assert "did you mean 'max_new_tokens'" in str(error.value)
 
 
 def test_a_supervised_config_says_that_it_cannot_run_yet(tmp_path):

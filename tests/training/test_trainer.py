@@ -52,7 +52,10 @@ def test_a_run_leaves_everything_behind(config, tmp_path):
     auto = AutoModelForSeq2SeqLM if "seq2seq" in config["alg"]["policy"]["id"] else AutoModelForCausalLM
     start = auto.from_pretrained(config["tokenizer"]["model_name"])
     trained = auto.from_pretrained(folder / "model")
-    assert max(float((a - b).detach().abs().max()) for a, b in zip(start.parameters(), trained.parameters(), strict=True)) > 0
+    assert (
+        max(float((a - b).detach().abs().max()) for a, b in zip(start.parameters(), trained.parameters(), strict=True))
+        > 0
+    )
     assert AutoTokenizer.from_pretrained(folder / "model")("Count")["input_ids"]
     halfway = auto.from_pretrained(folder / "checkpoints" / "iteration_00002")
     assert any(not torch.equal(a, b) for a, b in zip(halfway.parameters(), trained.parameters(), strict=True))
@@ -66,7 +69,10 @@ def test_one_seed_one_result(config, tmp_path):
     for file in ("val_split_metrics.jsonl", "epoch_3_val_split_predictions.json", "training_info.jsonl"):
         assert (first / file).read_text() == (second / file).read_text()
     timeless = [
-        [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines(folder / "rollout_info.jsonl")]
+        [
+            {key: value for key, value in line.items() if not key.startswith("time/")}
+            for line in lines(folder / "rollout_info.jsonl")
+        ]
         for folder in (first, second)
     ]
     assert timeless[0] == timeless[1]
@@ -150,7 +156,11 @@ def test_decoding_arguments_leave_nothing_of_the_old_way():
 def test_a_yaml_file_with_overrides_trains(tiny_config, tmp_path):
     file = tmp_path / "run.yml"
     file.write_text(yaml.safe_dump(tiny_config))
-    folder = train(file, base_path_to_store_results=tmp_path, overrides=["train_evaluation.n_iters=1", "alg.id=a2c", "alg.args={n_steps: 4}"])
+    folder = train(
+        file,
+        base_path_to_store_results=tmp_path,
+        overrides=["train_evaluation.n_iters=1", "alg.id=a2c", "alg.args={n_steps: 4}"],
+    )
     assert len(lines(folder / "rollout_info.jsonl")) == 1
 
 
