@@ -1,11 +1,12 @@
-# CPU by default:
+# CPU by default (name the index of torch's CPU builds, unless pip's own indexes have them: the default build that is
+# taken otherwise runs on a CPU too, but brings gigabytes of CUDA libraries):
 #
-#   docker build -t rl4lms-like .
+#   docker build -t rl4lms-like --build-arg TORCH_INDEX_URL=<index of CPU builds> .
 #
 # CUDA: torch's wheels carry CUDA themselves, so their index is enough; who compiles kernels names an image that has the
 # toolkit as well (with Python 3.10 or newer as `python3`, and its venv module):
 #
-#   docker build -t rl4lms-like --build-arg TORCH_INDEX_URL=<index> [--build-arg BASE_IMAGE=<image>] .
+#   docker build -t rl4lms-like --build-arg TORCH_INDEX_URL=<index of CUDA builds> [--build-arg BASE_IMAGE=<image>] .
 #
 # Run: docker run --rm [--gpus all] -v "$PWD/results:/app/results" rl4lms-like train --config_path task_configs/...
 

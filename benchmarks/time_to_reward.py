@@ -1,7 +1,7 @@
 """How long until the reward is there: this library's PPO and TRL's on the quickstart's task, from the same start.
 
-    python -m benchmarks.time_to_reward                  5 seeds; makes TRL's environment and the warm starts on first use
-    python -m benchmarks.time_to_reward --quick          one seed, two iterations: does everything run?
+    python -m benchmarks.time_to_reward             5 seeds; makes TRL's environment and the warm starts on first use
+    python -m benchmarks.time_to_reward --quick     one seed, two iterations: does everything run?
 
     seed 0        warm start -> every contestant; the fastest learning rate of each system is its `best`
     seeds 1 ...   warm start -> ours, TRL, and the best of each where that is another rate
@@ -20,7 +20,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,7 @@ def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]], yardstick: str = 
 
 
 def best(seed_runs: Mapping[str, Mapping[str, Any]], system: str) -> str:
-    """The system's contestant that reached the first target in the least CPU time; else the one with the most reward."""
+    """The system's contestant with the least CPU time to the first target; if none reached it, with the most reward."""
     own = {name: run for name, run in seed_runs.items() if CONTESTANTS[name].system == system}
 
     def merit(name: str) -> tuple[float, float]:

@@ -34,16 +34,20 @@ class OnPolicyTrainer:
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
 
     def train_and_eval(self) -> None:
-        """The whole run."""
-        n_iters = self.schedule.n_iters
+        """The whole run; interrupted, it saves the model as it stands."""
         self.evaluate(("val", "test"))
-        self.tracker.start(n_iters, completed=self.current_iter)
-        while self.current_iter < n_iters:
-            self._iterate(n_iters)
-            if self.current_iter % self.schedule.save_every == 0 and self.schedule.save_model:
-                self.save(self.tracker.checkpoint_base_path / f"iteration_{self.current_iter:05d}")
-            if self.current_iter % self.schedule.eval_every == 0:
-                self.evaluate(("val",))
+        self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
+        try:
+            while self.current_iter < self.schedule.n_iters:
+                self._iterate(self.schedule.n_iters)
+                if self.current_iter % self.schedule.save_every == 0 and self.schedule.save_model:
+                    self.save(self.tracker.checkpoint_base_path / f"iteration_{self.current_iter:05d}")
+                if self.current_iter % self.schedule.eval_every == 0:
+                    self.evaluate(("val",))
+        except KeyboardInterrupt:
+            folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.current_iter:05d}")
+            self.tracker.log_info(f"interrupted after {self.current_iter} iterations; the model so far: {folder}")
+            raise
         self.evaluate(("val", "test"))
         if self.schedule.save_model:
             self.save(self.tracker.run_path / "model")

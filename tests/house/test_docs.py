@@ -3,7 +3,7 @@
 What a page may rely on without saying so stands in `workplace`: a folder in which `gpt2` and `t5-small` are tiny models
 and `questions.jsonl` is a small data file. Everything else stands on the page. Of one page,
 
-* Python blocks run in their order and share their names; one that begins with `# my_project/x.py` is saved as that file;
+* Python blocks run in their order and share their names; one that begins with `# my_project/x.py` is saved as that;
 * a YAML block is a run, or a fragment that takes the place of the same keys in the README's run.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import copy
 import importlib
 import json
+import pydoc
 import re
 import shlex
 import sys
@@ -138,6 +139,17 @@ def test_the_readmes_run_trains_and_every_number_it_logs_is_explained(algorithm,
         assert [key for key in lines[0] if f"`{key}`" not in explained] == [], file
 
 
+@pytest.mark.parametrize("page", ["docs/extend/policy.md", "docs/extend/algorithm.md"])
+def test_policies_and_algorithms_of_ones_own_train(page, workplace, registries_as_they_were):
+    run_python(page)
+    shorter = {"env": {"n_envs": 4}, "train_evaluation": {"n_iters": 1, "max_eval_samples": 4, "save_model": False}}
+    for _, text in blocks_of(page, "yaml"):
+        fragment = parse_yaml(text, page)[0]
+        run = with_fragment(with_fragment(readme_run(), fragment), shorter)
+        folder = train_config(parse_config(run), base_path_to_store_results=workplace, quiet=True)
+        assert len((folder / "training_info.jsonl").read_text().splitlines()) == 1
+
+
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
@@ -164,7 +176,7 @@ def test_the_commands_exist_and_take_these_options(page, monkeypatch):
         elif words[0] == "python" and words[1] == "-m":
             assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file(), words
         elif words[0] == "rl4lms-like":
-            options, rest = build_parser().parse_known_args(words[1:])
+            _, rest = build_parser().parse_known_args(words[1:])
             if words[1] in OWN_HELP:
                 quickstart_parser().parse_args(rest)
             else:
@@ -208,6 +220,18 @@ def test_tests_that_pages_name_exist(page):
     for file, name in NAMED_TEST.findall(text_of(page)):
         assert (ROOT / file).is_file(), f"{page} names {file}"
         assert re.search(rf"^\s*def {name}\(", text_of(file), re.MULTILINE), f"{page} names {file}::{name}"
+
+
+def test_rl4lms_imports_are_mapped_to_what_exists():
+    """The right column of the table: `package.name` and `package.{one, two}`."""
+    ((_, _, table),) = [text_of("docs/coming_from_rl4lms.md").partition("## Imports\n")]
+    table = table.partition("\n```")[0]
+    here = re.findall(r"`(rl4lms_like[\w.]*?)(?:\.\{([^}]*)\})?`", table)
+    assert len(here) > 15
+    for dotted, names in here:
+        for name in names.split(", ") if names else [""]:
+            path = f"{dotted}.{name}" if name else dotted
+            assert pydoc.locate(path) is not None, path
 
 
 def test_the_map_of_the_code_is_the_code():

@@ -87,6 +87,26 @@ def test_evaluations_do_not_change_training(tiny_config, tmp_path):
     assert (often / "model" / "model.safetensors").read_bytes() == (seldom / "model" / "model.safetensors").read_bytes()
 
 
+def test_an_interrupted_run_saves_what_it_has(tiny_config, tmp_path, monkeypatch):
+    from rl4lms_like.algorithms.ppo import PPO
+
+    original = PPO.learn_iteration
+
+    def interrupted(self, iteration, n_iterations):
+        if iteration == 2:
+            raise KeyboardInterrupt
+        original(self, iteration, n_iterations)
+
+    monkeypatch.setattr(PPO, "learn_iteration", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_config, tmp_path)
+    folder = tmp_path / "rl4lm_exps" / "run"
+    assert len(lines(folder / "rollout_info.jsonl")) == 2
+    assert AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / "interrupted_00002")
+    assert "interrupted after 2 iterations" in (folder / "log.txt").read_text()
+    assert (folder / "report.html").exists()
+
+
 def test_no_iterations_only_evaluate(tiny_config, tmp_path):
     tiny_config["train_evaluation"]["n_iters"] = 0
     folder = run(tiny_config, tmp_path)
