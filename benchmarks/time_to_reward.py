@@ -3,9 +3,8 @@
     python -m benchmarks.time_to_reward             5 seeds; makes TRL's environment and the warm starts on first use
     python -m benchmarks.time_to_reward --quick     one seed, two iterations: does everything run?
 
-    seed 0        warm start -> every contestant; the fastest learning rate of each system is its `best`
-    seeds 1 ...   warm start -> ours, TRL, and the best of each where that is another rate
-    one seed      iteration 0 of A B C ..., iteration 1 of A B C ..., so that all see the same weather
+    contestants   both systems, each with several learning rates of the policy
+    one seed      warm start -> iteration 0 of A B C ... -> iteration 1 of A B C ... so that all see the same weather
 
 A target is reached in the iteration whose rollout and the one before it have a mean reward of at least the target.
 Its time is that of all iterations until then; imports, loading and evaluation are not in it. See benchmarks/README.md.
@@ -48,7 +47,6 @@ SHAPE = Shape(
 
 TASK = {"kl_coef": 0.05, "clip_range": 0.2, "vf_coef": 0.5, "gamma": 1.0, "gae_lambda": 0.95}
 NO_CLIPPING = 1e6
-LEARNING_RATES = (2e-4, 5e-4, 1e-3)
 WARM_STARTS = Path("results") / "time_to_reward"
 
 SYSTEMS.update(
@@ -74,21 +72,31 @@ class Contestant:
     cliprange_value: float = NO_CLIPPING
 
 
-CONTESTANTS = {
-    f"{name} {rate:g}": Contestant(f"sentiment_{name}", rate) for rate in LEARNING_RATES for name in ("ours", "trl")
-}
 OURS, TRL = "ours 0.0002", "trl 0.0002"
+"""The quickstart's learning rate."""
+
+RAW = ("wall_s", "rollout_s", "cpu_s", "rollout_cpu_s", "others_cores", "reward", "kl", "response_tokens")
+"""What is kept of every iteration."""
+
+
+def contestants_of(systems: Sequence[str], learning_rates: Sequence[float]) -> dict[str, Contestant]:
+    """By name: the system and its policy's learning rate."""
+    return {
+        f"{system} {rate:g}": Contestant(f"sentiment_{system}", rate) for rate in learning_rates for system in systems
+    }
 
 
 # --- one seed ---------------------------------------------------------------------------------------------------------
 
 
-def run_seed(seed: int, names: Sequence[str], iterations: int, folder: Path) -> dict[str, dict[str, Any]]:
+def run_seed(
+    seed: int, contestants: Mapping[str, Contestant], iterations: int, folder: Path
+) -> dict[str, dict[str, Any]]:
     """All contestants from one warm start, iteration by iteration in turn.
 
     Args:
         seed: of warm start, prompts, rollouts and minibatches.
-        names: keys of `CONTESTANTS`.
+        contestants: by name.
         iterations: of each.
         folder: for what is passed around.
 
@@ -115,17 +123,18 @@ def run_seed(seed: int, names: Sequence[str], iterations: int, folder: Path) -> 
     runs: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
         workers = {}
-        for name in names:
-            contestant = asdict(CONTESTANTS[name])
-            own_job = {**job, **contestant, "save_to": str(folder / name)}
-            workers[name] = WorkerProcess(contestant["system"], own_job, folder / f"{name}.log")
+        for name, contestant in contestants.items():
+            own_job = {**job, **asdict(contestant), "save_to": str(folder / name)}
+            workers[name] = WorkerProcess(contestant.system, own_job, folder / f"{name}.log")
             stack.callback(workers[name].stop)
             runs[name] = {"seed": seed, **workers[name].loaded, "iterations": []}
         for number in range(iterations):
             for name, worker in workers.items():
                 runs[name]["iterations"].append(worker.run_iteration())
                 show_progress(seed, name, number, runs[name]["iterations"][-1])
+    before = held_out_reward(warm_start.folder, warm_start.folder)
     for name, run in runs.items():
+        run["held_out_reward_before"] = before
         run["held_out_reward"] = held_out_reward(folder / name, warm_start.folder)
     return runs
 
@@ -162,7 +171,7 @@ def held_out_reward(model_folder: Path, tokenizer_folder: Path) -> float:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def reached(iterations: Sequence[Mapping[str, Any]], target: float) -> dict[str, float] | None:
+def reached(iterations: Sequence[Mapping[str, Any]], target: float) -> dict[str, float]:
     """When a run reached a target.
 
     Args:
@@ -170,18 +179,41 @@ def reached(iterations: Sequence[Mapping[str, Any]], target: float) -> dict[str,
         target: mean reward of two consecutive rollouts.
 
     Returns:
-        Seconds, CPU seconds and number of iterations until then, and the mean KL of the two; None if it did not.
+        Seconds, CPU seconds and number of iterations until then, and the mean KL of the two; empty if it did not.
     """
     for last in range(1, len(iterations)):
-        pair = iterations[last - 1 : last + 1]
+        pair, until = iterations[last - 1 : last + 1], iterations[: last + 1]
         if statistics.fmean(iteration["reward"] for iteration in pair) >= target:
             return {
-                "wall_s": math.fsum(iteration["wall_s"] for iteration in iterations[: last + 1]),
-                "cpu_s": math.fsum(iteration["cpu_s"] for iteration in iterations[: last + 1]),
-                "iterations": last + 1,
-                "kl": statistics.fmean(iteration["kl"] for iteration in pair),
+                f"s to {target}": math.fsum(iteration["wall_s"] for iteration in until),
+                f"CPU s to {target}": math.fsum(iteration["cpu_s"] for iteration in until),
+                f"iterations to {target}": last + 1,
+                f"KL at {target}": statistics.fmean(iteration["kl"] for iteration in pair),
             }
-    return None
+    return {}
+
+
+def measures(run: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of one run; those of targets that it did not reach are absent."""
+    iterations = run["iterations"]
+
+    def mean(key: str, some: Sequence[Mapping[str, Any]] = iterations) -> float:
+        return statistics.fmean(iteration[key] for iteration in some)
+
+    numbers = {
+        "reward, first iteration": iterations[0]["reward"],
+        "reward, last 5 iterations": mean("reward", iterations[-5:]),
+        "KL, last 5 iterations": mean("kl", iterations[-5:]),
+        "reward, held-out prompts": run["held_out_reward"],
+        "reward, held-out prompts, warm start": run["held_out_reward_before"],
+        "s per iteration": mean("wall_s"),
+        "CPU s per iteration": mean("cpu_s"),
+        "CPU s per rollout": mean("rollout_cpu_s"),
+        "CPU s per update": mean("cpu_s") - mean("rollout_cpu_s"),
+    }
+    for target in TARGETS:
+        numbers |= reached(iterations, target)
+    return numbers
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
@@ -190,54 +222,30 @@ def interval(values: Sequence[float]) -> dict[str, float]:
 
     summary = {"mean": statistics.fmean(values), "n": len(values)}
     if len(values) > 1:
-        summary["half_width"] = float(
-            stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-        )
+        standard_error = statistics.stdev(values) / len(values) ** 0.5
+        summary["half_width"] = float(stats.t.ppf(0.975, len(values) - 1)) * standard_error
     return summary
 
 
-def measures(run: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of one run; those of targets that it did not reach are absent."""
-    iterations = run["iterations"]
-    last = iterations[-2:]
-    numbers = {
-        "reward, first iteration": iterations[0]["reward"],
-        "reward, last 2 iterations": statistics.fmean(iteration["reward"] for iteration in last),
-        "KL, last 2 iterations": statistics.fmean(iteration["kl"] for iteration in last),
-        "reward, held-out prompts": run["held_out_reward"],
-        "CPU s per iteration": statistics.fmean(iteration["cpu_s"] for iteration in iterations),
-        "s per iteration": statistics.fmean(iteration["wall_s"] for iteration in iterations),
-    }
-    for target in TARGETS:
-        for key, value in (reached(iterations, target) or {}).items():
-            numbers[f"{key} to {target}"] = value
-    return numbers
+def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Mean and interval over seeds of every measure, and of the ratios to our runs of the same seed.
 
-
-def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]], yardstick: str = OURS) -> dict[str, Any]:
-    """Mean and interval over seeds of every measure, and of its ratio to the yardstick's run of the same seed."""
+    Ratios are to our run with the same learning rate (`x ours`) and with the quickstart's (`x ours 0.0002`).
+    """
     by_seed = {name: {run["seed"]: measures(run) for run in of_name} for name, of_name in runs.items()}
-    summary: dict[str, Any] = {}
+    summary: dict[str, dict[str, dict[str, float]]] = {}
     for name, seeds in by_seed.items():
         keys = dict.fromkeys(key for numbers in seeds.values() for key in numbers)
         summary[name] = {key: interval([n[key] for n in seeds.values() if key in n]) for key in keys}
-        for key in [key for key in keys if "s to " in key]:
-            pairs = [(n[key], by_seed[yardstick].get(seed, {}).get(key)) for seed, n in seeds.items() if key in n]
-            ratios = [mine / theirs for mine, theirs in pairs if theirs is not None]
-            if ratios and name != yardstick:
-                summary[name][f"{key}, times ours"] = interval(ratios)
+        for label, yardstick in (("x ours", f"ours {name.split()[1]}"), (f"x {OURS}", OURS)):
+            if yardstick == name or yardstick not in by_seed:
+                continue
+            for key in [key for key in keys if "s to " in key or (label == "x ours" and "s per " in key)]:
+                pairs = [(n[key], by_seed[yardstick].get(seed, {}).get(key)) for seed, n in seeds.items() if key in n]
+                ratios = [mine / ours for mine, ours in pairs if ours is not None]
+                if ratios:
+                    summary[name][f"{key}, {label}"] = interval(ratios)
     return summary
-
-
-def best(seed_runs: Mapping[str, Mapping[str, Any]], system: str) -> str:
-    """The system's contestant with the least CPU time to the first target; if none reached it, with the most reward."""
-    own = {name: run for name, run in seed_runs.items() if CONTESTANTS[name].system == system}
-
-    def merit(name: str) -> tuple[float, float]:
-        numbers = measures(own[name])
-        return numbers.get(f"cpu_s to {TARGETS[0]}", math.inf), -numbers["reward, last 2 iterations"]
-
-    return min(own, key=merit)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -269,18 +277,25 @@ def _cell(numbers: Mapping[str, float] | None, seeds: float) -> str:
     return text if numbers["n"] == seeds else f"{text} ({numbers['n']:.0f})"
 
 
-def write(path: Path, options: argparse.Namespace, runs: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+def columns(iterations: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The raw curves, one list a quantity."""
+    return {key: [round(iteration[key], 4) for iteration in iterations] for key in RAW}
+
+
+def write(
+    options: argparse.Namespace, contestants: Mapping[str, Contestant], runs: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
     """Everything that was measured."""
     document = {
         "date": date.today().isoformat(),
         "machine": machine(),
         "settings": {"iterations": options.iterations, "seeds": options.seeds, "shape": asdict(SHAPE), "task": TASK},
-        "contestants": {name: asdict(CONTESTANTS[name]) for name in runs},
-        "summary": summary,
-        "runs": runs,
+        "contestants": {name: asdict(contestant) for name, contestant in contestants.items()},
+        "summary": summarise(runs),
+        "runs": {name: [{**run, "iterations": columns(run["iterations"])} for run in runs[name]] for name in runs},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -288,25 +303,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
     parser.add_argument("--iterations", type=int, default=25, help="of each run (default 25)")
-    parser.add_argument("--quick", action="store_true", help="one seed, two iterations, nothing written by default")
-    parser.add_argument("--output", type=Path, help="the JSON file (default: in benchmarks/results)")
+    parser.add_argument("--systems", default="ours,trl", help="default: ours,trl")
+    parser.add_argument("--learning-rates", default="2e-4,5e-4,1e-3", help="of the policy; default: 2e-4,5e-4,1e-3")
+    parser.add_argument("--quick", action="store_true", help="one seed, one rate, two iterations; nothing is written")
+    parser.add_argument("--output", type=Path, default=RESULTS / "time_to_reward.json", help="the JSON file")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.seeds, options.iterations = 1, 2
-    names: Sequence[str] = (OURS, TRL) if options.quick else tuple(CONTESTANTS)
-    output = options.output or (None if options.quick else RESULTS / "time_to_reward.json")
-    runs: dict[str, list[dict[str, Any]]] = {}
+        options.seeds, options.iterations, options.learning_rates = 1, 2, "2e-4"
+    contestants = contestants_of(
+        options.systems.split(","), [float(rate) for rate in options.learning_rates.split(",")]
+    )
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            of_seed = run_seed(seed, names, options.iterations, Path(folder))
-        for name, run in of_seed.items():
-            runs.setdefault(name, []).append(run)
-        if seed == 0 and not options.quick:
-            names = tuple(dict.fromkeys((OURS, TRL, best(of_seed, "sentiment_ours"), best(of_seed, "sentiment_trl"))))
-        if output:
-            write(output, options, runs, summarise(runs))
-    summary = summarise(runs)
-    Console(width=160).print(table_of(summary))
+            for name, run in run_seed(seed, contestants, options.iterations, Path(folder)).items():
+                runs[name].append(run)
+        if not options.quick:
+            write(options, contestants, runs)
+    Console(width=170).print(table_of(summarise(runs)))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from rl4lms_like.training.run import evaluate_run
+    from rl4lms_like.training.inference import evaluate_run
 
     evaluate_run(
         options.run_or_model,
@@ -196,7 +196,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from rl4lms_like.training.run import generate_texts
+    from rl4lms_like.training.inference import generate_texts
 
     prompts = _prompts(options)
     texts = generate_texts(

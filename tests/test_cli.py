@@ -194,7 +194,7 @@ def test_train_takes_the_flags_of_rl4lms(calls):
 
 
 def test_evaluate_hands_on_how_to_decode(calls):
-    made = calls("rl4lms_like.training.run", evaluate_run={})
+    made = calls("rl4lms_like.training.inference", evaluate_run={})
     assert main(["evaluate", "runs/x", "--split", "val", "--decoding", "beam", "--num_beams", "3", "--limit", "9"]) == 0
     (_, args, kwargs) = made[0]
     assert args == ("runs/x",)
@@ -208,7 +208,7 @@ def test_evaluate_hands_on_how_to_decode(calls):
 
 
 def test_generate_takes_prompts_from_arguments_a_file_or_standard_input(calls, capsys, tmp_path, monkeypatch):
-    made = calls("rl4lms_like.training.run", generate_texts=[["ä1", "ä2"]])
+    made = calls("rl4lms_like.training.inference", generate_texts=[["ä1", "ä2"]])
     (tmp_path / "prompts.txt").write_text("from a file\n\n")
     assert main(["generate", "m", "a prompt", "--n", "2", "--top_k", "0"]) == 0
     assert capsys.readouterr().out == "a prompt | ä1\na prompt | ä2\n"

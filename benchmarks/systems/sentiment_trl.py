@@ -27,6 +27,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
     default_data_collator,
+    set_seed,
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
@@ -168,6 +169,7 @@ def make_trainer(worker: Worker, output_dir: str) -> PPOTrainer:
 def main() -> None:
     """Serve the driver, then save the policy."""
     worker = Worker()
+    set_seed(worker.seed)  # TRL draws its minibatches from numpy and does not seed it
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = make_trainer(worker, output_dir)
         (gate,) = [callback for callback in trainer.callbacks if isinstance(callback, SentimentGate)]

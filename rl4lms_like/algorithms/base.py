@@ -132,13 +132,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         self.policy.optimizer.zero_grad()
         n_tokens = len(minibatch.actions)
         parts: list[tuple[float, LossTerms]] = []
+        losses: list[Tensor] = []
         for micro_batch in split(minibatch, self.arguments.micro_batch_size):
             terms = self.loss(micro_batch)
             share = len(micro_batch.actions) / n_tokens
-            (self._total(terms) * share).backward()
+            total = self._total(terms)
+            (total * share).backward()
+            losses.append(share * total.detach())
             parts.append((share, LossTerms(*(term.detach() for term in terms))))
         log_ratio = torch.cat([terms.log_ratio for _, terms in parts])
         info = {name: sum(share * getattr(terms, name) for share, terms in parts) for name in _MEANS}
+        info["loss"] = torch.stack(losses).sum()
         info["approx_kl"] = approximate_kl(log_ratio)
         info["ratio_gap"] = (log_ratio.exp() - 1).abs().max()
         info["clip_fraction"] = ((log_ratio.exp() - 1).abs() > self._clip_range).float().mean()
@@ -186,6 +190,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         record("ppo/entropy_loss", mean("entropy"))
         record("ppo/policy_gradient_loss", mean("policy"))
         record("ppo/value_loss", mean("value"))
+        record("ppo/loss", mean("loss"))
         record("ppo/approx_kl", mean("approx_kl"))
         record("ppo/clip_fraction", mean("clip_fraction"))
         record(

@@ -1,14 +1,14 @@
 """Everything this library raises on purpose.
 
-    RL4LMsLikeError
-    ├── ConfigError             mistakes in a config, all of them at once; exit status 2
-    ├── MissingExtraError       an optional dependency is needed; names the extra to install
-    ├── ModelError              a model or tokenizer cannot be loaded or used
-    │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
-    └── ComponentError          a user's component failed; says which, chained from the original exception
-        ├── DataPoolError
-        ├── RewardError
-        └── MetricError
+RL4LMsLikeError
+├── ConfigError             mistakes in a config, all of them at once; exit status 2
+├── MissingExtraError       an optional dependency is needed; names the extra to install
+├── ModelError              a model or tokenizer cannot be loaded or used
+│   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
+└── ComponentError          a user's component failed; says which, chained from the original exception
+    ├── DataPoolError
+    ├── RewardError
+    └── MetricError
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
@@ -49,3 +50,9 @@ class PolicyArguments:
     dropout: bool = False
     logits_budget_mb: Annotated[float, Ge(1)] = 512
     trust_remote_code: bool = False
+
+    @classmethod
+    def known_in(cls, arguments: Mapping[str, Any]) -> PolicyArguments:
+        """Those of `arguments` that every policy takes; a user's policy may take further ones."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in arguments.items() if name in names})

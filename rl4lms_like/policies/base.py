@@ -284,14 +284,19 @@ class LMActorCriticPolicy(BasePolicy):
         """The critic's value after each episode's last token `[n]`."""
         with self._autocast():
             states = (self.value_reader or self.reader).final_states(episodes)
-            return self.value_head(states.to(self.value_head.weight.dtype)).squeeze(-1).float()
+            return self._value_of(states)
 
     def _values(self, episodes: EpisodeBatch, states: Tensor | None) -> Tensor:
         if self.value_reader is not None:
             states = self.value_reader.states(episodes)
         elif states is None:
             states = self.reader.states(episodes)
-        return self.value_head(states.to(self.value_head.weight.dtype)).squeeze(-1).float()
+        return self._value_of(states)
+
+    def _value_of(self, states: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, enabled=False):
+            values: Tensor = self.value_head(states.float()).squeeze(-1)
+        return values
 
     # --- one step at a time (Stable-Baselines3's `predict`) --------------------------------------------------------
 

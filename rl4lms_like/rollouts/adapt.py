@@ -8,6 +8,7 @@ The algorithm keeps its own `train()`; only where rollouts come from changes.
 
 from __future__ import annotations
 
+import time
 from typing import Any, TypeVar
 
 from stable_baselines3.common.callbacks import BaseCallback
@@ -79,7 +80,9 @@ class TextRollouts:
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         callback.on_rollout_start()
+        start = time.perf_counter()
         info = self.collector.collect(rollout_buffer, n_rollout_steps * env.num_envs)
+        info["time/rollout_s"] = time.perf_counter() - start
         self.num_timesteps += rollout_buffer.n_tokens
         self.ep_info_buffer.extend(self.collector.episode_infos)
         for key, value in info.items():

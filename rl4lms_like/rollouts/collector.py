@@ -99,7 +99,8 @@ class RolloutCollector:
             )
         buffer.compute_returns_and_advantage()
         self.episode_infos = [info for part in parts for info in part.infos()]
-        info = rollout_info(parts, kl_rewards) | {"rollout_info/kl_coeff": self.kl.coeff}
+        info = rollout_info(parts, kl_rewards if self.policy.ref_model is not None else None)
+        info["rollout_info/kl_coeff"] = self.kl.coeff
         kl = torch.cat([part.scores.log_prob - part.scores.ref_log_prob for part in parts])
         self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
         return info | {f"time/{name}": value for name, value in seconds.items()}
@@ -169,19 +170,27 @@ def episode_sums(episodes: EpisodeBatch, field: Tensor) -> Tensor:
     return episodes.pad(field).sum(dim=1)
 
 
-def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor]) -> dict[str, float]:
-    """Mean (and, under `<name>_std`, standard deviation) of a rollout's numbers, under RL4LMs' keys."""
+def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] | None) -> dict[str, float]:
+    """Mean (and, under `<name>_std`, standard deviation) of a rollout's numbers, under RL4LMs' keys.
+
+    Args:
+        parts: the generation batches.
+        kl_rewards: the KL's part of their rewards; None without a reference: nothing is said of the KL then.
+    """
     scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*(part.scores for part in parts), strict=True)))
     series = {
         "ep_rew": torch.cat([episode_sums(part.episodes, part.rewards) for part in parts]),
-        "kl_div_mean": scores.log_prob - scores.ref_log_prob,
         "ep_lens": torch.cat([part.episodes.lengths for part in parts]),
-        "ep_kl_rew": torch.cat([episode_sums(p.episodes, kl) for p, kl in zip(parts, kl_rewards, strict=True)]),
         "log_prob": scores.log_prob,
-        "ref_log_prob": scores.ref_log_prob,
         "values": scores.values,
         "entropy": scores.entropy,
     }
+    if kl_rewards is not None:
+        series["kl_div_mean"] = scores.log_prob - scores.ref_log_prob
+        series["ref_log_prob"] = scores.ref_log_prob
+        series["ep_kl_rew"] = torch.cat(
+            [episode_sums(part.episodes, kl) for part, kl in zip(parts, kl_rewards, strict=True)]
+        )
     info = {}
     for name, values in series.items():
         info[f"rollout_info/{name}"] = float(values.double().mean())

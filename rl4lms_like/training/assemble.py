@@ -74,7 +74,7 @@ def assemble(config: RunConfig) -> Run:
         ModelError: a model or tokenizer cannot be loaded, or they do not fit each other.
         ComponentError: a reward or metric could not be built.
     """
-    policy_arguments = PolicyArguments(**config.alg.policy.args)
+    policy_arguments = PolicyArguments.known_in(config.alg.policy.args)
     _check_settings(config)
     model_config = load_model_config(policy_arguments)
     tokenizer = build_tokenizer(config.tokenizer)
@@ -146,7 +146,7 @@ def build_env(
         reward_function=reward_fn,
         samples=samples,
         vocab_size=int(model_config.get_text_config().vocab_size),
-        eos_token_ids=_end_tokens(tokenizer, model_config),
+        eos_token_ids=end_tokens(tokenizer, model_config),
         **arguments,
     )
 
@@ -200,7 +200,7 @@ def _built(registry: Any, config: ComponentConfig, kind: str) -> Any:
         raise ComponentError(f"{kind} {config.id!r} could not be built: {type(error).__name__}: {error}") from error
 
 
-def _end_tokens(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> list[int]:
+def end_tokens(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> list[int]:
     """The tokenizer's end of text, and the model's where it has several and the tokenizer's is one of them."""
     own = model_config.get_text_config().eos_token_id
     several = list(own) if isinstance(own, list | tuple) else []

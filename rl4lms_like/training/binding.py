@@ -12,7 +12,7 @@ Works on the raw mapping, so that a block that is wrong in one place is still ch
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,18 @@ FILLED_IN: dict[str, tuple[str, ...]] = {
         "tokenizer",
         "optimizer_class",
         "use_sde",
+        "use_reference",
         "state_dict",
     ),
-    "algorithm": ("policy", "env", "policy_kwargs", "tracker", "_init_setup_model"),
+    "algorithm": (
+        "policy",
+        "env",
+        "policy_kwargs",
+        "kl_controller",
+        "norm_reward",
+        "tracker",
+        "_init_setup_model",
+    ),
 }
 """Arguments that the library gives its components itself, by the registry's kind."""
 
@@ -82,13 +91,12 @@ def _bind(slot: _Slot) -> list[Mistake]:
     if not isinstance(id, str) or not isinstance(args, Mapping):
         return []
     try:
-        target = slot.registry.signature(id)
+        target = _takes(slot)
     except ConfigError as error:
         return [Mistake(join(slot.path, "id"), mistake.message) for mistake in error.mistakes]
     except MissingExtraError:  # nothing is wrong with the config; building the component says what to install
         return []
-    own = slot.registry.entry(id).arguments is None
-    exclude = FILLED_IN.get(slot.registry.kind, ()) if own else ()
+    exclude = FILLED_IN.get(slot.registry.kind, ())
     bound, mistakes = check_arguments(target, args, join(slot.path, "args"), exclude=exclude)
     slot.block["args"] = bound
     return mistakes
@@ -99,18 +107,26 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
     blocks = copy.deepcopy(dict(mapping))
     for slot in _slots(blocks):
         try:
-            target = slot.registry.signature(slot.block["id"])
+            target = _takes(slot)
         except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
             continue
-        slot.block["args"] = _complete(target, slot.block.get("args") or {})
+        exclude = FILLED_IN.get(slot.registry.kind, ())
+        slot.block["args"] = _complete(target, slot.block.get("args") or {}, exclude)
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
     return blocks
 
 
-def _complete(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, Any]:
+def _takes(slot: _Slot) -> Callable[..., Any]:
+    """What a component's `args` go to; an algorithm of the user may name its `arguments_class`, as ours do."""
+    target = slot.registry.signature(slot.block["id"])
+    return getattr(target, "arguments_class", target)
+
+
+def _complete(target: Callable[..., Any], args: Mapping[str, Any], exclude: Sequence[str] = ()) -> dict[str, Any]:
     """All arguments in the order of the signature, then those it takes by `**kwargs`."""
     everything = signature_of(target).defaults | dict(args)
+    everything = {name: value for name, value in everything.items() if name not in exclude}
     ordered = [argument.name for argument in signature_of(target).arguments if argument.name in everything]
     return {name: everything[name] for name in [*ordered, *(set(everything) - set(ordered))]}
 

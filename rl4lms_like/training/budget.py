@@ -83,7 +83,7 @@ def plan_batches(config: RunConfig) -> BatchPlan:
     args: dict[str, Any] = blocks["alg"]["args"]
     env = EnvArguments(**blocks["env"]["args"])
     n_envs = config.env.n_envs
-    tokens = int(args["n_steps"]) * n_envs
+    tokens = int(args.get("n_steps") or 1) * n_envs
     response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
     generations = math.ceil(tokens / (n_envs * response))
     episodes = generations * n_envs

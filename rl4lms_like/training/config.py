@@ -51,7 +51,7 @@ class TokenizerConfig:
     Args:
         model_name: hub id or local folder; may differ from the policy's.
         pad_token_as_eos_token: use EOS as pad token where the tokenizer has no pad token.
-        padding_side: of evaluation prompts; rollouts pad as their model needs.
+        padding_side: of supervised runs; RL runs pad as their model needs.
         truncation_side: of supervised runs; the prompts of RL runs have `prompt_truncation_side`.
         max_length: prompt tokens of a supervised run's generation; default: the tokenizer's own limit.
         trust_remote_code: run code that a hub tokenizer brings along.
@@ -90,7 +90,7 @@ class KLConfig:
     Args:
         coeff: first KL coefficient; 0 switches the penalty off, and no reference model is kept.
         target_kl: KL the controller steers to, nats per token (`horizon`: per sequence); null keeps the coefficient.
-        norm_reward: standardise the rewards of a rollout.
+        norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals.
         controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` where there is a
             target, else `fixed`.
         gain: how far one iteration may move the coefficient (`adaptive`).

@@ -104,7 +104,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
     """
     blocks = with_defaults(config.to_dict())
-    arguments = PolicyArguments(**blocks["alg"]["policy"]["args"])
+    arguments = PolicyArguments.known_in(blocks["alg"]["policy"]["args"])
     plan = plan_batches(config)
     model = _Shapes(_model_config(arguments), arguments, causal=is_causal(blocks))
     device, available = _device(config)

@@ -82,6 +82,25 @@ def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def _sizes(blocks: Mapping[str, Any]) -> list[Notice]:
+    return [*_second_batch(blocks), *_one_minibatch(blocks)]
+
+
+def _second_batch(blocks: Mapping[str, Any]) -> list[Notice]:
+    """A rollout that needs full-length episodes to be full: the first early end costs another generation batch."""
+    kwargs = "alg.policy.args.generation_kwargs"
+    n_steps, limit = at(with_defaults(blocks), "alg.args.n_steps"), at(blocks, "env.args.max_episode_length")
+    length = min(limit or 512, response_limit(blocks, kwargs))
+    fixed = (at(blocks, kwargs) or {}).get("min_length") or 0
+    if not n_steps or n_steps % length or fixed >= length or not at(blocks, "env.args.terminate_on_eos"):
+        return []
+    message = (
+        f"{n_steps} is a multiple of the longest response, {length}: one early end leaves the rollout short, and a "
+        f"whole further batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
+    )
+    return [Notice("alg.args.n_steps", message)]
+
+
+def _one_minibatch(blocks: Mapping[str, Any]) -> list[Notice]:
     complete = with_defaults(blocks)
     batch, n_steps = at(complete, "alg.args.batch_size"), at(complete, "alg.args.n_steps")
     rollout = (n_steps or 0) * (at(complete, "env.n_envs") or 1)

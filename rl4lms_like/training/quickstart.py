@@ -70,8 +70,8 @@ def quickstart(
         console: shows progress; None stays silent.
 
     Returns:
-        `before` and `after` (metric key -> score on the test split), `kl` (nats per token, last iteration), `pairs`,
-        `run_folder`, `report` and `seconds` by part.
+        `before` and `after` (metric key -> score on the test split), `kl` (nats per token, last iteration; None if not
+        measured), `pairs`, `run_folder`, `report` and `seconds` by part.
     """
     from rl4lms_like.training.run import calm_libraries, train_config
     from rl4lms_like.training.warm_start import WarmStartSettings, make_warm_start
@@ -123,7 +123,7 @@ def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:
         "held_out_perplexity_of_warm_start": perplexity,
         "before": first["metrics"],
         "after": last["metrics"],
-        "kl": json.loads(rollouts[-1])["rollout_info/kl_div_mean"] if rollouts else 0.0,
+        "kl": json.loads(rollouts[-1]).get("rollout_info/kl_div_mean") if rollouts else 0.0,
         "pairs": [
             {"prompt": a["prompt_text"], "before": a["generated_text"], "after": b["generated_text"]}
             for a, b in list(zip(*texts, strict=True))[:N_PAIRS]
@@ -142,7 +142,8 @@ def show(result: dict[str, Any], console: Console) -> None:
     for label, key in ROWS:
         if key in result["before"]:
             table.add_row(label, f"{result['before'][key]:.3f}", f"{result['after'][key]:.3f}")
-    table.add_row("KL to the warm start, nats per token", "0.000", f"{result['kl']:.3f}")
+    if result["kl"] is not None:  # without a penalty no reference model is kept, and nothing is measured
+        table.add_row("KL to the warm start, nats per token", "0.000", f"{result['kl']:.3f}")
     console.print(table)
     for pair in result["pairs"]:
         console.print()

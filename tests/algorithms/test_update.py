@@ -147,3 +147,31 @@ def test_many_tokens_times_a_large_vocabulary_stay_within_the_budget(tiny_gpt2_d
         assert built.rollout_buffer.n_tokens * 320 * 4 > 2**19
         changes.append(parameters(built) - before)
     torch.testing.assert_close(*changes, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+def test_compiled_networks_give_the_same_numbers(family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, monkeypatch):
+    """Traced by dynamo and run by torch's own kernels; generating code for them takes minutes and is torch's matter."""
+    compiled = []
+    original = torch.compile
+
+    def traced(module, **options):
+        compiled.append(module)
+        return original(module, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", traced)
+    model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
+    changes = []
+    for compile in (False, True):
+        built = build(
+            PPO,
+            model_dir,
+            tiny_tokenizer,
+            family,
+            policy_kwargs={"compile": compile, "optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}},
+        )
+        before = parameters(built)
+        built.learn_iteration(0, 1)
+        changes.append(parameters(built) - before)
+    assert len(compiled) == (2 if family == "causal" else 4), "trunks of policy and critic"
+    torch.testing.assert_close(*changes, atol=1e-6, rtol=1e-3)

@@ -8,7 +8,8 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from rl4lms_like.training.config import parse_config
-from rl4lms_like.training.run import decoding_arguments, evaluate_run, generate_texts, train, train_config
+from rl4lms_like.training.inference import decoding_arguments, evaluate_run, generate_texts
+from rl4lms_like.training.run import train, train_config
 
 ROLLOUT_KEYS = {
     f"rollout_info/{name}{suffix}"

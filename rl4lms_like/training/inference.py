@@ -1,0 +1,214 @@
+"""A model after training: measured on a split, or asked for texts. What `rl4lms-like evaluate` and `generate` call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.training.config import AnyConfig, RunConfig, load_config, parse_config
+from rl4lms_like.training.run import calm_libraries
+
+NO_LIMIT = 1_000_000
+"""Tokenizers without a length limit report about 1e30 tokens."""
+
+
+def evaluate_run(
+    run_or_model: str | Path,
+    *,
+    split: str = "test",
+    config_path: str | Path | None = None,
+    output: str | Path | None = None,
+    decoding: str | None = None,
+    num_beams: int | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Measures a finished run's model, or any model, on a split.
+
+    Args:
+        run_or_model: a run's folder, a model's folder or a hub id.
+        split: `train`, `val` or `test`.
+        config_path: YAML file with data pool, metrics and lengths; default: the run's own config.
+        output: folder for `<split>_split_metrics.jsonl` and the predictions; default: `evaluation/` in the run's
+            folder, or the current folder.
+        decoding: `sampling`, `greedy` or `beam`; default: as the config evaluates.
+        num_beams: of `beam`.
+        max_new_tokens: longest response.
+        batch_size: prompts per generation call; default: the config's.
+        limit: only the first so many samples.
+        seed: of the sampling.
+
+    Returns:
+        Metric key -> score.
+    """
+    from rl4lms_like.metrics import METRICS
+    from rl4lms_like.tracking.run_folder import RunFolder
+    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens
+    from rl4lms_like.training.evaluation import evaluate_on_samples
+
+    calm_libraries()
+    config, model = _config_and_model(run_or_model, config_path)
+    policy = _policy_alone(config, model)
+    tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
+    samples = build_datapool(config.datapool, split).samples[:limit]
+    evaluation = config.train_evaluation
+    result = evaluate_on_samples(
+        policy,
+        tokenizer,
+        samples,
+        [METRICS.get(metric.id, metric.args) for metric in evaluation.metrics],
+        split_name=split,
+        batch_size=batch_size or evaluation.eval_batch_size,
+        max_prompt_length=config.env.args.get("max_prompt_length") or tokenizer.model_max_length,
+        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config),
+        generation_kwargs=decoding_arguments(
+            evaluation.generation_kwargs or config.alg.policy.args.get("generation_kwargs") or {},
+            decoding,
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens,
+        ),
+        seed=seed,
+    )
+    folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
+    folder.mkdir(parents=True, exist_ok=True)
+    files = RunFolder(folder)
+    files.log_metrics(0, split, result.scores)
+    files.log_predictions(0, split, result.predictions)
+    for key, score in result.scores.items():
+        print(f"{key:<48} {score:.4f}")
+    print(f"{len(samples)} samples of {split}; files in {folder}")
+    return result.scores
+
+
+def generate_texts(
+    model: str | Path,
+    prompts: Sequence[str],
+    *,
+    n: int = 1,
+    max_new_tokens: int | None = None,
+    decoding: str | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> list[list[str]]:
+    """Texts of a tuned model.
+
+    Args:
+        model: a run's folder, a model's folder or a hub id.
+        prompts: what to continue or answer.
+        n: texts for each prompt.
+        max_new_tokens: longest response; default: the run's, else 64.
+        decoding: `sampling`, `greedy` or `beam`; default: as the run sampled its rollouts, else sampling.
+        temperature: of the sampling.
+        top_k: sample from the k likeliest tokens; 0 from all.
+        seed: of the sampling.
+
+    Returns:
+        For each prompt `n` texts.
+    """
+    from rl4lms_like.policies.loading import load_tokenizer
+    from rl4lms_like.training.assemble import end_tokens
+    from rl4lms_like.training.evaluation import generate_responses
+
+    calm_libraries()
+    folder = Path(model)
+    config = _run_config(folder)
+    name = str(folder / "model") if config is not None else str(model)
+    own = {} if config is None else config.alg.policy.args.get("generation_kwargs") or {}
+    arguments = decoding_arguments(
+        own or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}, decoding, max_new_tokens=max_new_tokens
+    )
+    arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
+    policy = _policy_alone(config, name)
+    tokenizer = load_tokenizer(name)
+    texts = generate_responses(
+        policy,
+        tokenizer,
+        [prompt for prompt in prompts for _ in range(n)],
+        batch_size=32,
+        max_prompt_length=min(tokenizer.model_max_length, NO_LIMIT),
+        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config),
+        generation_kwargs=arguments,
+        seed=seed,
+    )
+    return [texts[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+
+def decoding_arguments(
+    generation_kwargs: Mapping[str, Any],
+    decoding: str | None,
+    *,
+    num_beams: int | None = None,
+    max_new_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Generation arguments with another way of decoding; None keeps the one they ask for.
+
+    Args:
+        generation_kwargs: where to start from.
+        decoding: `sampling`, `greedy` or `beam`.
+        num_beams: of `beam`, 5 unless given.
+        max_new_tokens: replaces theirs.
+    """
+    arguments = dict(generation_kwargs)
+    if decoding in ("greedy", "beam"):
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+            arguments.pop(name, None)
+    if decoding is not None:
+        arguments["do_sample"] = decoding == "sampling"
+        arguments["num_beams"] = (num_beams or 5) if decoding == "beam" else 1
+    if max_new_tokens is not None:
+        arguments["max_new_tokens"] = max_new_tokens
+    return arguments
+
+
+def _run_config(folder: Path) -> RunConfig | None:
+    file = folder / "config.json"
+    if not file.is_file() or not (folder / "model").is_dir():
+        return None
+    config = parse_config(json.loads(file.read_text(encoding="utf-8")), source=str(file), components=False)
+    return config if isinstance(config, RunConfig) else None
+
+
+def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[RunConfig, str]:
+    folder = Path(run_or_model)
+    own = _run_config(folder)
+    model = str(folder / "model") if own is not None else str(run_or_model)
+    config: AnyConfig | None = load_config(config_path) if config_path else own
+    if config is None:
+        raise RL4LMsLikeError(
+            f"{run_or_model} is not the folder of a finished run (config.json and model/): give --config_path with the "
+            f"data pool and the metrics"
+        )
+    if not isinstance(config, RunConfig):
+        raise RL4LMsLikeError(f"{config_path}: expected the config of an RL run")
+    return config, model
+
+
+def _policy_alone(config: RunConfig | None, model_name: str) -> Any:
+    """A policy that only writes: no reference, critic on its own trunk."""
+    from gymnasium import spaces
+    from stable_baselines3.common.utils import get_device
+
+    from rl4lms_like.policies import POLICIES
+    from rl4lms_like.policies.arguments import PolicyArguments
+    from rl4lms_like.training.assemble import load_model_config
+
+    given = {} if config is None else dict(config.alg.policy.args)
+    given |= {"model_name": model_name, "critic": "shared", "reference_model": None, "compile": False}
+    arguments = PolicyArguments.known_in(given)
+    model_config = load_model_config(arguments)
+    family = "seq2seq" if model_config.is_encoder_decoder else "causal"
+    policy_class = POLICIES.resolve(f"{family}_lm_actor_critic_policy")
+    vocabulary = spaces.Discrete(int(model_config.get_text_config().vocab_size))
+    policy = policy_class(spaces.Dict({}), vocabulary, _no_learning, use_reference=False, **asdict(arguments))
+    return policy.to(get_device("auto" if config is None else config.device))
+
+
+def _no_learning(progress_remaining: float) -> float:
+    return 0.0
