@@ -35,7 +35,7 @@ check: $(VENV)/.installed-dev ## lint, format, types, layers
 	$(BIN)/lint-imports --no-logo
 
 bench: $(VENV)/.installed-dev ## time one PPO iteration beside other libraries
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ppo_iteration.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ppo_iteration $(ARGS)
 
 clean: ## remove caches and build products (to start over, remove the environment's folder as well)
 	rm -rf build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
