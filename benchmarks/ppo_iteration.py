@@ -28,6 +28,7 @@ if __package__ is None:  # run as a file
 from rich.console import Console
 
 from benchmarks import tables
+from benchmarks.memory import available_mb, groups
 from benchmarks.workers import SYSTEMS, check_work, running
 from benchmarks.workload import SHAPES, Shape, quick
 
@@ -96,9 +97,12 @@ def compare(options: argparse.Namespace) -> None:
         shape = quick(SHAPES[name]) if options.quick else SHAPES[name]
         if options.epochs:
             shape = replace(shape, n_epochs=options.epochs)
-        results[name] = measure(shape, options.systems, options)
-        results[name]["summary"] = tables.summary(shape, results[name]["systems"])
-        console.print(tables.comparison(shape, results[name]["summary"]))
+        measured = []
+        for group in groups(options.systems, tables.YARDSTICK, shape, available_mb()):
+            measured.append(measure(shape, group, options)["systems"])
+        summary = tables.merged([tables.summary(shape, systems) for systems in measured])
+        results[name] = {"shape": asdict(shape), "groups": measured, "summary": summary}
+        console.print(tables.comparison(shape, summary))
         write(options.output or RESULTS / "ppo_iteration.json", options, {"shapes": results})
 
 

@@ -1,7 +1,8 @@
 """Numbers from raw timings, and tables for people.
 
 Medians over iterations. Ratios to the bare loop are medians of ratios within one round, so that a machine that drifts
-over minutes drifts out of them; the ratio of CPU times ignores what other processes took away.
+over minutes drifts out of them; the ratio of CPU times ignores what other processes took away. Systems that do not fit
+into memory together are measured in groups, each with a bare loop of its own.
 """
 
 from __future__ import annotations
@@ -63,6 +64,15 @@ def summary(shape: Shape, systems: Mapping[str, Mapping[str, Any]]) -> dict[str,
             row["times_bare"] = _spread([mine["wall_s"] / bare["wall_s"] for mine, bare in pairs])
             row["cpu_times_bare"] = _spread([mine["cpu_s"] / bare["cpu_s"] for mine, bare in pairs])
         rows[name] = row
+    return rows
+
+
+def merged(summaries: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The rows of several groups; a system that is in more than one keeps its first row."""
+    rows: dict[str, dict[str, Any]] = {}
+    for summary_of_group in summaries:
+        for name, row in summary_of_group.items():
+            rows.setdefault(name, row)
     return rows
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environments import python_of
+from benchmarks.memory import available_mb, held_mb
 from benchmarks.workload import Shape
 
 ROOT = Path(__file__).parent.parent
@@ -45,9 +47,9 @@ class System:
 
 SYSTEMS = {
     "ours": System("ours"),
+    "trl_ppo": System("trl_ppo", ("trl==1.12.*",)),
     "bare": System("bare"),
     "bare_clip": System("bare", job={"bare_max_grad_norm": 0.5}),
-    "trl_ppo": System("trl_ppo", ("trl==1.12.*",)),
     "trl_grpo": System("trl_grpo", ("trl==1.16.*",)),
 }
 
@@ -99,7 +101,8 @@ class WorkerProcess:
     def stop(self) -> None:
         """End its input, which makes it leave."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it is gone already
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
@@ -115,7 +118,10 @@ class WorkerProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise WorkerError(f"{self.name} died. Its last words:\n{self._log.read_text()[-LAST_WORDS:]}")
+            code = self._process.wait()
+            reason = " (killed: out of memory?)" if code == -signal.SIGKILL else ""
+            last_words = self._log.read_text()[-LAST_WORDS:]
+            raise WorkerError(f"{self.name} ended with status {code}{reason}. Its last words:\n{last_words}")
         message: dict[str, Any] = json.loads(line)
         assert message.pop("event") == event
         return message
@@ -134,6 +140,7 @@ def running(
         threads: of torch, in each.
         job: more entries for every worker's job.
     """
+    crowded = len(names) * held_mb(shape) > available_mb() / 4
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = Path(folder) / "model"
         subprocess.run(
@@ -142,7 +149,14 @@ def running(
             check=True,
             stderr=subprocess.DEVNULL,
         )
-        whole_job = {"shape": json.loads(shape.to_json()), "model": str(model), "seed": seed, "threads": threads, **job}
+        whole_job = {
+            "shape": json.loads(shape.to_json()),
+            "model": str(model),
+            "seed": seed,
+            "threads": threads,
+            "release_memory": crowded,
+            **job,
+        }
         workers = []
         for name in names:
             workers.append(WorkerProcess(name, whole_job, Path(folder) / f"{name}.log"))

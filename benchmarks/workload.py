@@ -66,6 +66,11 @@ class Shape:
         """Optimizer steps in one iteration."""
         return self.n_epochs * (self.episodes // self.minibatch)
 
+    @property
+    def parameters(self) -> int:
+        """Weights of one network, about."""
+        return self.n_embd * (self.vocab_size + 12 * self.n_layer * self.n_embd)
+
     def to_json(self) -> str:
         """The shape as one line of JSON; `Shape(**json.loads(line))` reads it back."""
         return json.dumps(asdict(self))

@@ -12,6 +12,7 @@ prints itself goes to standard error; standard output belongs to the protocol.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -60,6 +61,13 @@ def machine_busy_s() -> float:
         return float("nan")
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, stat.read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / TICKS_PER_SECOND
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system (glibc keeps it otherwise), so that others can have it meanwhile."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Worker:
@@ -140,6 +148,8 @@ class Worker:
             response_tokens=response_tokens,
             **extras,
         )
+        if self.job.get("release_memory", False):
+            release_memory()
 
     def _say(self, **message: Any) -> None:
         self._answers.write(json.dumps(message) + "\n")
