@@ -97,6 +97,7 @@ class TextRollouts:
         """One rollout and one update; schedules see `iteration / n_iterations` as progress."""
         self._iteration = (iteration, n_iterations)
         self.learn(total_timesteps=1, reset_num_timesteps=self.num_timesteps == 0, log_interval=None)
+        self._custom_logger = True  # the next iteration goes on with this logger, instead of a new one in a new folder
 
     def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
         if self._iteration is None:
