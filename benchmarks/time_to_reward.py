@@ -163,7 +163,16 @@ def held_out_reward(model_folder: Path, tokenizer_folder: Path) -> float:
     prompts = [sample.prompt_or_input_text for sample, _ in FilmOpinions.prepare("test")]
     encoded = tokenizer(prompts, padding="longest", return_tensors="pt", return_token_type_ids=False)
     torch.manual_seed(0)
-    sequences = model.generate(**encoded, do_sample=True, top_k=0, max_new_tokens=SHAPE.response_len)
+    sequences = model.generate(  # whatever generation config was saved with the model
+        **encoded,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=SHAPE.response_len,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     responses = tokenizer.batch_decode(sequences[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
     return statistics.fmean(sentiments(prompts, responses, include_prompt=True))
 

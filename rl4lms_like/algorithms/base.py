@@ -24,6 +24,7 @@ from torch import Tensor
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
+from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.losses import approximate_kl, explained_variance
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import TextRollouts
@@ -71,6 +72,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         policy_kwargs: dict[str, Any] | None = None,
         kl_controller: KLController | None = None,
         norm_reward: bool = False,
+        _init_setup_model: bool = True,
         **arguments: Any,
     ) -> None:
         self.arguments = self.arguments_class(**arguments)
@@ -99,6 +101,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             seed=options.seed,
             device=options.device or "auto",
             supported_action_spaces=(spaces.Discrete,),
+            _init_setup_model=_init_setup_model,
         )
 
     def _policy_defaults(self) -> dict[str, Any]:
@@ -123,6 +126,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         for epochs in range(1, self.n_epochs + 1):  # noqa: B007
             if not all(self._step(minibatch, steps) for minibatch in self.rollout_buffer.get(self.batch_size)):
                 break
+        self.policy.optimizer.zero_grad()  # gradients need not lie in memory during the next rollout
         self._log_update(steps, epochs, time.perf_counter() - start)
 
     def _step(self, minibatch: RolloutBufferSamples, steps: list[dict[str, Tensor]]) -> bool:
@@ -150,6 +154,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         if self.target_kl is not None and float(info["approx_kl"]) > 1.5 * self.target_kl:
             return False
         info["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        if not bool(torch.isfinite(info["loss"] + info["grad_norm"])):
+            raise ModelError(
+                f"the loss is {float(info['loss']):g} and its gradient's norm {float(info['grad_norm']):g} in update "
+                f"{self._n_updates + 1}: the weights are left as they are. Lower alg.args.learning_rate, or see what "
+                f"the reward pays"
+            )
         self.policy.optimizer.step()
         self._n_updates += 1
         return True

@@ -37,7 +37,7 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` in float32."""
-        product = F.linear(hidden, self.weight.to(hidden.dtype)).float()
+        product = F.linear(hidden.float(), self.weight.float())
         if self.scale != 1.0:
             product.mul_(self.scale)
         return product if self.bias is None else product.add_(self.bias.float())
@@ -60,11 +60,14 @@ def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: 
         logits_budget: how many logits may be kept, counted in numbers, not bytes.
 
     Returns:
-        Log-prob and entropy `[n_tokens]`, float32, once differentiable with respect to hidden states and head.
+        Log-prob and entropy `[n_tokens]`, once differentiable with respect to hidden states and head. Computed in
+        float32 also under autocast: many models' logits share a large offset, whose rounding in bfloat16 would be
+        tenths of a nat.
     """
     vocab = head.weight.shape[0]
     chunk = max(logits_budget // vocab, 1)
-    return _TokenScores.apply(hidden, head.weight, head.bias, head.scale, actions, chunk)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _TokenScores.apply(hidden.float(), head.weight, head.bias, head.scale, actions, chunk)
 
 
 class _TokenScores(torch.autograd.Function):
@@ -99,10 +102,9 @@ class _TokenScores(torch.autograd.Function):
             raise RuntimeError("token_scores: the graph was freed by its first backward pass")
         head = Head(weight, bias, ctx.scale)
         whole = len(actions) <= ctx.chunk
-        weight_in = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = None if whole else torch.zeros_like(weight)
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        grad_bias = None if bias is None else torch.zeros_like(bias)
         for part in _parts(len(actions), ctx.chunk):
             probs = ctx.probs if ctx.probs is not None else _softmax(head, hidden[part], actions[part])[0]
             ctx.probs = None
@@ -116,15 +118,14 @@ class _TokenScores(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grad.sum(dim=0)
             grad = grad.mul_(ctx.scale) if ctx.scale != 1.0 else grad
-            grad = grad.to(hidden.dtype)
-            torch.mm(grad, weight_in, out=grad_hidden[part])
+            torch.mm(grad, weight, out=grad_hidden[part])
             if ctx.needs_input_grad[1]:
                 product = grad.T @ hidden[part]
-                grad_weight = product.to(weight.dtype) if grad_weight is None else grad_weight.add_(product)
+                grad_weight = product if grad_weight is None else grad_weight.add_(product)
         if not ctx.needs_input_grad[1]:
             grad_weight = None
-        if grad_bias is not None and bias is not None:
-            grad_bias = grad_bias.to(bias.dtype) if ctx.needs_input_grad[2] else None
+        if not ctx.needs_input_grad[2]:
+            grad_bias = None
         return grad_hidden, grad_weight, grad_bias, None, None, None
 
 

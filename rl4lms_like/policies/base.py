@@ -55,6 +55,7 @@ class LMActorCriticPolicy(BasePolicy):
         action_space: `Discrete(vocabulary)`.
         lr_schedule: Stable-Baselines3's.
         use_reference: load a reference model.
+        device: where the networks live; they are checked there.
         optimizer_class: Stable-Baselines3's argument; its A2C passes RMSprop here.
         use_sde: Stable-Baselines3's; must be False.
         arguments: see `PolicyArguments`.
@@ -74,6 +75,7 @@ class LMActorCriticPolicy(BasePolicy):
         lr_schedule: Schedule,
         *,
         use_reference: bool = True,
+        device: torch.device | str = "cpu",
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW,
         use_sde: bool = False,
         **arguments: Any,
@@ -87,9 +89,11 @@ class LMActorCriticPolicy(BasePolicy):
         )
         self._load(use_reference)
         self._check_vocabulary()
+        self.to(device)
         self.set_training_mode(False)
         self._build_heads()
-        check_parity(self)
+        self.to(device)
+        self._check_parity()
         self.optimizer = make_optimizer(
             optimizer_class,
             parameter_groups(
@@ -103,7 +107,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _load(self, use_reference: bool) -> None:
         options = self.arguments
-        self.policy_model = self._load_model(options.model_name)
+        self.policy_model, self._saved_dropout = self._load_model(options.model_name)
         self._saved_generation_config = copy.deepcopy(self.policy_model.generation_config)
         self.policy_model.generation_config = plain_generation_config(self.policy_model, self.pad_token_id)
         self.value_model: PreTrainedModel | None = None
@@ -112,7 +116,8 @@ class LMActorCriticPolicy(BasePolicy):
         self.ref_model: PreTrainedModel | None = None
         if use_reference:
             other = options.reference_model not in (None, options.model_name)
-            reference = self._load_model(str(options.reference_model)) if other else copy.deepcopy(self.policy_model)
+            reference = self._load_model(str(options.reference_model))[0] if other else copy.deepcopy(self.policy_model)
+            reference.generation_config = plain_generation_config(reference, self.pad_token_id)
             self.ref_model = reference.requires_grad_(False)
         if options.gradient_checkpointing:
             for model in (self.policy_model, self.value_model):
@@ -124,7 +129,7 @@ class LMActorCriticPolicy(BasePolicy):
         )
         self.ref_reader: EpisodeReader | None = None if self.ref_model is None else self.reader_class(self.ref_model)
 
-    def _load_model(self, model_name: str) -> PreTrainedModel:
+    def _load_model(self, model_name: str) -> tuple[PreTrainedModel, dict[str, float]]:
         return load_model(
             self.auto_class,
             model_name,
@@ -148,7 +153,7 @@ class LMActorCriticPolicy(BasePolicy):
             )
 
     def _build_heads(self) -> None:
-        probe = probe_episodes(self.vocab_size, self.reader.prompt_side)
+        probe = probe_episodes(self.vocab_size, self.reader.prompt_side).to(self.policy_model.device)
         for reader in (self.reader, self.ref_reader):
             if reader is not None:
                 reader.probe_head(probe)
@@ -157,6 +162,12 @@ class LMActorCriticPolicy(BasePolicy):
         self.value_head = nn.Linear(width, 1, bias=False)
         if self.arguments.value_head_init == "zero":
             nn.init.zeros_(self.value_head.weight)
+
+    def _check_parity(self) -> None:
+        needs_bfloat16 = "flash" in (self.arguments.attn_implementation or "")
+        check_parity(self.reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
+        if self.ref_reader is not None and self.arguments.reference_model is not None:
+            check_parity(self.ref_reader, self.arguments.reference_model, in_bfloat16=needs_bfloat16)
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:
@@ -233,21 +244,19 @@ class LMActorCriticPolicy(BasePolicy):
             is_encoder_decoder=self.reader.is_encoder_decoder,
         )
         self.set_training_mode(False)
-        with seeded(seed, self.device), self._autocast():
-            model: Any = self.policy_model
-            sequences = model.generate(input_ids=ids, attention_mask=mask.long(), **arguments)
+        model: Any = self.policy_model
+        try:
+            with seeded(seed, self.device), self._autocast():
+                sequences = model.generate(input_ids=ids, attention_mask=mask.long(), **arguments)
+        except RuntimeError as error:
+            if "probability tensor contains" not in str(error):
+                raise
+            raise ModelError(f"the policy writes no probabilities any more, it has diverged ({error})") from error
         start = 1 if self.reader.is_encoder_decoder else ids.shape[1]
         response_ids = sequences[:, start:]
         response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
-        copies = len(sequences) // len(ids)
-        return EpisodeBatch(
-            ids.repeat_interleave(copies, dim=0),
-            mask.repeat_interleave(copies, dim=0),
-            response_ids,
-            response_mask,
-            terminated,
-            prompt_side=self.reader.prompt_side,
-        ).trimmed()
+        episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.reader.prompt_side)
+        return episodes.trimmed()
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
@@ -305,6 +314,7 @@ class LMActorCriticPolicy(BasePolicy):
         return self._predict(observation, deterministic)
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        """From the model's own distribution: `generation_kwargs` shape rollouts and evaluations, not single steps."""
         with torch.no_grad(), self._autocast():
             logits = self.reader.next_token_logits(observation)
         if deterministic:
@@ -323,7 +333,7 @@ class LMActorCriticPolicy(BasePolicy):
         rates = dropout_rates(model.config)
         try:
             model.generation_config = self._saved_generation_config
-            for name, value in self._original_dropout().items():
+            for name, value in self._saved_dropout.items():
                 setattr(model.config, name, value)
             model.save_pretrained(folder, safe_serialization=True)
         finally:
@@ -333,14 +343,6 @@ class LMActorCriticPolicy(BasePolicy):
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         return folder
-
-    def _original_dropout(self) -> dict[str, float]:
-        from transformers import AutoConfig
-
-        source = AutoConfig.from_pretrained(
-            self.arguments.model_name, trust_remote_code=self.arguments.trust_remote_code
-        )
-        return dict(dropout_rates(source))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

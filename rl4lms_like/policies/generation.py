@@ -63,12 +63,25 @@ def generate_arguments(
     return arguments
 
 
+NOT_SETTABLE = {
+    "eos_token_id": "what ends a response is the tokenizer's and the model's end-of-text token, see env.args",
+    "num_return_sequences": "one response is written for each prompt",
+    **dict.fromkeys(
+        ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
+        "texts are all that is asked for",
+    ),
+}
+"""Arguments of transformers' `generate` that are the library's to give."""
+
+
 def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Keys that `generate` does not know -> what to say of them."""
+    """Keys that `generate` does not know, or that cannot be set here -> what to say of them."""
     known = [*GenerationConfig().to_dict(), "post_processing_fn"]
     messages = {}
     for key in generation_kwargs:
-        if key not in known:
+        if key in NOT_SETTABLE:
+            messages[key] = f"cannot be set: {NOT_SETTABLE[key]}"
+        elif key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages[key] = f"not an argument of transformers' generate{hint}"

@@ -48,8 +48,8 @@ def load_model(
     dropout: bool = False,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
-) -> PreTrainedModel:
-    """A language model in float32.
+) -> tuple[PreTrainedModel, dict[str, float]]:
+    """A language model in float32, and the dropout rates of its checkpoint.
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
@@ -64,15 +64,16 @@ def load_model(
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     try:
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
+        rates = dict(dropout_rates(config))
         if not dropout:
-            for name, _ in dropout_rates(config):
+            for name in rates:
                 setattr(config, name, 0.0)
         model: PreTrainedModel = auto_class.from_pretrained(
             model_name, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
         )
     except Exception as error:
         raise ModelError(_cannot_load("model", model_name, error)) from error
-    return model
+    return model, rates
 
 
 def dropout_rates(config: PretrainedConfig) -> list[tuple[str, float]]:

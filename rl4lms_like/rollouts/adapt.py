@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 from typing import Any, TypeVar
 
+import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from rl4lms_like.core.seeding import derived_seed
@@ -54,7 +56,11 @@ class TextRollouts:
         kwargs["rollout_buffer_class"] = EpisodeBuffer
         kwargs["rollout_buffer_kwargs"] = {"sort_by_length": sort_by_length}
         # Stable-Baselines3 adds to this dict in place; the caller's stays as it is.
-        kwargs["policy_kwargs"] = {"use_reference": self._needs_reference, **(kwargs.get("policy_kwargs") or {})}
+        kwargs["policy_kwargs"] = {
+            "use_reference": self._needs_reference,
+            "device": get_device(kwargs.get("device", "auto")),
+            **(kwargs.get("policy_kwargs") or {}),
+        }
         super().__init__(*args, **kwargs)
 
     @property
@@ -63,7 +69,7 @@ class TextRollouts:
 
     def _setup_model(self: Any) -> None:
         super()._setup_model()  # type: ignore[misc]
-        seed = 0 if self.seed is None else self.seed
+        seed = int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
         self.rollout_buffer.seed(derived_seed(seed, "minibatches"))
         self.collector = RolloutCollector(
             self.env, self.policy, kl=self.kl_controller, seed=seed, **self._collector_options
@@ -74,12 +80,17 @@ class TextRollouts:
     ) -> bool:
         """Replaces Stable-Baselines3's: at least `n_rollout_steps * n_envs` tokens, in whole episodes.
 
+        Callbacks are called once a rollout, so what they count as steps (`save_freq`, `eval_freq`) are rollouts;
+        `num_timesteps` counts tokens.
+
         Returns:
             False if a callback asked to stop.
         """
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         callback.on_rollout_start()
+        if self.collector.env is not env:
+            self.collector.use(env)
         start = time.perf_counter()
         info = self.collector.collect(rollout_buffer, n_rollout_steps * env.num_envs)
         info["time/rollout_s"] = time.perf_counter() - start
@@ -96,12 +107,18 @@ class TextRollouts:
     def learn_iteration(self: Any, iteration: int, n_iterations: int) -> None:
         """One rollout and one update; schedules see `iteration / n_iterations` as progress."""
         self._iteration = (iteration, n_iterations)
-        self.learn(total_timesteps=1, reset_num_timesteps=self.num_timesteps == 0, log_interval=None)
+        try:
+            self.learn(total_timesteps=1, reset_num_timesteps=self.num_timesteps == 0, log_interval=None)
+        finally:
+            self._iteration = None
         self._custom_logger = True  # the next iteration goes on with this logger, instead of a new one in a new folder
+
+    def _excluded_save_params(self: Any) -> list[str]:
+        return [*super()._excluded_save_params(), "collector"]  # type: ignore[misc]
 
     def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
         if self._iteration is None:
-            super()._update_current_progress_remaining(num_timesteps, total_timesteps)  # type: ignore[misc]
+            super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)  # type: ignore[misc]
         else:
             self._current_progress_remaining = 1.0 - self._iteration[0] / self._iteration[1]
 

@@ -26,6 +26,9 @@ from rl4lms_like.policies.base import EpisodeScores, LMActorCriticPolicy
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
 
+EQUAL = 1e-5
+"""Totals of episodes that differ by less than this share are equal up to rounding: there is no spread to divide by."""
+
 
 class ScoredEpisodes(NamedTuple):
     """One generation batch: episodes, their task rewards `[n_tokens]` and their scores."""
@@ -65,17 +68,23 @@ class RolloutCollector:
         score_batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.env = env
         self.policy = policy
         self.kl = kl
         self.norm_reward = norm_reward
         self.bootstrap_truncated = bootstrap_truncated
         self.score_batch_size = score_batch_size
         self.seeds = SeedStream(seed, "rollout")
+        self.episode_infos: list[dict[str, float]] = []
+        self.use(env)
+
+    def use(self, env: VecEnv) -> None:
+        """Plays in this environment from now on."""
+        self.env = env
         self.max_episode_length: int = env.get_attr("max_episode_length", [0])[0]
         ends = env.get_attr("terminate_on_eos", [0])[0]
-        self.episode_infos: list[dict[str, float]] = []
         self.eos_token_ids: list[int] = sorted(env.get_attr("eos_token_ids", [0])[0]) if ends else []
+        # Asked of the class: a wrapper forwards attributes, but its own work is done in `step`.
+        self._plays = hasattr(type(env), "play")
 
     def collect(self, buffer: EpisodeBuffer, n_tokens: int) -> dict[str, float]:
         """Fills an empty buffer with at least `n_tokens` tokens.
@@ -117,8 +126,7 @@ class RolloutCollector:
             seed=self.seeds.next(),
         )
         generated = time.perf_counter()
-        play = getattr(self.env, "play", None)
-        rewards = play_by_stepping(self.env, episodes) if play is None else play(episodes)
+        rewards = self.env.play(episodes) if self._plays else play_by_stepping(self.env, episodes)  # type: ignore[attr-defined]
         played = time.perf_counter()
         scores = self._score(episodes)
         seconds["generate_s"] += generated - start
@@ -127,13 +135,8 @@ class RolloutCollector:
         return ScoredEpisodes(episodes, torch.as_tensor(rewards, dtype=torch.float32).to(scores.values.device), scores)
 
     def _score(self, episodes: EpisodeBatch) -> EpisodeScores:
-        if self.score_batch_size is None or episodes.n_tokens <= self.score_batch_size:
-            scores = self.policy.score(episodes)
-        else:
-            groups = pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), self.score_batch_size)
-            device = episodes.response_ids.device
-            parts = [self.policy.score(episodes.select(torch.tensor(group, device=device))) for group in groups]
-            scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+        parts = [self.policy.score(part) for part in self._parts(episodes)]
+        scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
         for name, field in scores._asdict().items():
             if not bool(torch.isfinite(field).all()):
                 raise ModelError(
@@ -142,18 +145,26 @@ class RolloutCollector:
                 )
         return scores
 
+    def _parts(self, episodes: EpisodeBatch) -> list[EpisodeBatch]:
+        if self.score_batch_size is None or episodes.n_tokens <= self.score_batch_size:
+            return [episodes]
+        groups = pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), self.score_batch_size)
+        device = episodes.response_ids.device
+        return [episodes.select(torch.tensor(group, device=device)) for group in groups]
+
     def _kl_reward(self, part: ScoredEpisodes) -> Tensor:
         return -self.kl.coeff * kl_estimate(part.scores.log_prob, part.scores.ref_log_prob, self.kl.estimator)
 
     def _last_values(self, episodes: EpisodeBatch) -> Tensor | None:
         if not self.bootstrap_truncated:
             return None
-        return self.policy.final_values(episodes).masked_fill(episodes.terminated, 0.0)
+        values = torch.cat([self.policy.final_values(part) for part in self._parts(episodes)])
+        return values.masked_fill(episodes.terminated, 0.0)
 
     def _reward_scale(self, parts: list[ScoredEpisodes]) -> float:
         totals = torch.cat([episode_sums(part.episodes, part.rewards) for part in parts])
-        spread = float(totals.std()) if len(totals) > 1 else 0.0
-        return 1.0 / (spread + 1e-8) if spread > 0 else 1.0
+        spread = float(totals.double().std()) if len(totals) > 1 else 0.0
+        return 1.0 / spread if spread > EQUAL * float(totals.abs().max()) else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """What changes during a run."""

@@ -29,7 +29,7 @@ class KLController(ABC):
     """
 
     def __init__(self, coeff: float, *, estimator: KLEstimator = "k1", max_coeff: float | None = None) -> None:
-        self.coeff = coeff
+        self.coeff = coeff if max_coeff is None else min(coeff, max_coeff)
         self.estimator = estimator
         self.max_coeff = max_coeff
 
@@ -110,6 +110,8 @@ class AdaptiveKLController(KLController):
 class HorizonKLController(KLController):
     """coeff ← coeff (1 + clip(KL / target - 1, ±0.2) · n / horizon), KL the mean **per sequence**, n its episodes.
 
+    n counts at most up to the horizon, so that the coefficient stays positive.
+
     Args:
         coeff: the first coefficient.
         target_kl: nats per sequence.
@@ -143,7 +145,7 @@ class HorizonKLController(KLController):
     def move(self, mean_kl: float, n_episodes: int) -> None:
         """Moves the coefficient for an observed mean KL per sequence over `n_episodes` episodes."""
         error = np.clip(mean_kl / self._target - 1, -CLIP, CLIP)
-        self._multiply(float(1 + error * n_episodes / self.horizon))
+        self._multiply(float(1 + error * min(n_episodes / self.horizon, 1.0)))
 
 
 def make_kl_controller(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
@@ -149,7 +149,7 @@ def build_env(
         reward_function=reward_fn,
         samples=samples,
         vocab_size=int(model_config.get_text_config().vocab_size),
-        eos_token_ids=end_tokens(tokenizer, model_config),
+        eos_token_ids=end_tokens(tokenizer, model_config, load_generation_config(config.alg.policy.args["model_name"])),
         **arguments,
     )
 
@@ -200,13 +200,29 @@ def _built(registry: Any, config: ComponentConfig, kind: str) -> Any:
         raise ComponentError(f"{kind} {config.id!r} could not be built: {type(error).__name__}: {error}") from error
 
 
-def end_tokens(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> list[int]:
-    """The tokenizer's end of text, and the model's where it has several and the tokenizer's is one of them."""
-    own = model_config.get_text_config().eos_token_id
-    several = list(own) if isinstance(own, list | tuple) else []
-    if tokenizer.eos_token_id is None:
-        return several or ([] if own is None else [int(own)])
-    return several if tokenizer.eos_token_id in several else [tokenizer.eos_token_id]
+def load_generation_config(model_name: str) -> GenerationConfig | None:
+    """The generation config that a checkpoint brings along, if it does."""
+    try:
+        return GenerationConfig.from_pretrained(model_name)
+    except OSError:
+        return None
+
+
+def end_tokens(
+    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, generation_config: GenerationConfig | None
+) -> list[int]:
+    """What ends a response: the tokenizer's end of text, and the model's own where the tokenizer's is one of several.
+
+    Chat models end a turn with a token of their own, which often stands in their generation config only.
+    """
+    for config in (generation_config, model_config.get_text_config()):
+        own = getattr(config, "eos_token_id", None)
+        several = list(own) if isinstance(own, list | tuple) else []
+        if tokenizer.eos_token_id in several:
+            return several
+    if tokenizer.eos_token_id is not None:
+        return [tokenizer.eos_token_id]
+    return several or ([] if own is None else [int(own)])
 
 
 def _check_settings(config: RunConfig) -> None:

@@ -47,6 +47,7 @@ FILLED_IN: dict[str, tuple[str, ...]] = {
         "optimizer_class",
         "use_sde",
         "use_reference",
+        "device",
         "state_dict",
     ),
     "algorithm": (
@@ -207,5 +208,16 @@ def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
     return [Mistake("alg.generation_kwargs.post_processing_fn", message)]
 
 
-CROSS_CHECKS = (_missing_folders, _shaping_rewards, _post_processing)
+def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
+    """Arguments of the optimizer that have a key of their own."""
+    own = {"weight_decay": "alg.policy.args.weight_decay", "lr": "alg.args.learning_rate"}
+    given = at(blocks, "alg.policy.args.optimizer_kwargs")
+    return [
+        Mistake(f"alg.policy.args.optimizer_kwargs.{key}", f"is set by {instead}")
+        for key, instead in own.items()
+        if isinstance(given, Mapping) and key in given
+    ]
+
+
+CROSS_CHECKS = (_missing_folders, _shaping_rewards, _post_processing, _optimizer_arguments)
 """What several keys say together. Pairs of algorithm and policy that do not fit are a further one of these."""

@@ -113,6 +113,8 @@ class KLConfig:
             object.__setattr__(self, "controller", "fixed" if self.target_kl is None else "adaptive")
         if self.controller != "fixed" and self.target_kl is None:
             raise ValueError(f"controller {self.controller!r} needs target_kl; or set controller to 'fixed'")
+        if self.coeff == 0 and self.target_kl is not None:
+            raise ValueError("a coefficient of 0 stays 0 and target_kl has no effect: start above 0, e.g. 0.001")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def evaluate_run(
     """
     from rl4lms_like.metrics import METRICS
     from rl4lms_like.tracking.run_folder import RunFolder
-    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens
+    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
     from rl4lms_like.training.evaluation import evaluate_on_samples
 
     calm_libraries()
@@ -66,7 +66,7 @@ def evaluate_run(
         split_name=split,
         batch_size=batch_size or evaluation.eval_batch_size,
         max_prompt_length=config.env.args.get("max_prompt_length") or tokenizer.model_max_length,
-        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config),
+        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config, load_generation_config(model)),
         generation_kwargs=decoding_arguments(
             evaluation.generation_kwargs or config.alg.policy.args.get("generation_kwargs") or {},
             decoding,
@@ -113,7 +113,7 @@ def generate_texts(
         For each prompt `n` texts.
     """
     from rl4lms_like.policies.loading import load_tokenizer
-    from rl4lms_like.training.assemble import end_tokens
+    from rl4lms_like.training.assemble import end_tokens, load_generation_config
     from rl4lms_like.training.evaluation import generate_responses
 
     calm_libraries()
@@ -133,7 +133,7 @@ def generate_texts(
         [prompt for prompt in prompts for _ in range(n)],
         batch_size=32,
         max_prompt_length=min(tokenizer.model_max_length, NO_LIMIT),
-        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config),
+        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config, load_generation_config(name)),
         generation_kwargs=arguments,
         seed=seed,
     )

@@ -51,6 +51,9 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
 
 def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
     notices = []
+    if at(blocks, "alg.kl_div.coeff") == 0 and at(blocks, "alg.policy.args.reference_model") is not None:
+        message = "not loaded: without a KL penalty (kl_div.coeff: 0) nothing is measured against it"
+        notices.append(Notice("alg.policy.args.reference_model", message))
     if "apply_model_parallel" in (at(blocks, "alg.policy.args") or {}):
         notices.append(Notice("alg.policy.args.apply_model_parallel", "has no meaning any more, and is ignored"))
     if is_causal(blocks) and at(blocks, "env.args.context_start_token") is not None:

@@ -117,7 +117,8 @@ def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:
         json.loads((run_folder / f"epoch_{evaluation['epoch']}_test_split_predictions.json").read_text())
         for evaluation in (first, last)
     ]
-    rollouts = (run_folder / "rollout_info.jsonl").read_text().splitlines()
+    numbers = run_folder / "rollout_info.jsonl"
+    rollouts = numbers.read_text().splitlines() if numbers.exists() else []
     return {
         "seed": seed,
         "held_out_perplexity_of_warm_start": perplexity,

@@ -34,7 +34,7 @@ class OnPolicyTrainer:
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
 
     def train_and_eval(self) -> None:
-        """The whole run; interrupted, it saves the model as it stands."""
+        """The whole run; if it ends early, it saves the model as it stands."""
         self.evaluate(("val", "test"))
         self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
         try:
@@ -44,13 +44,14 @@ class OnPolicyTrainer:
                     self.save(self.tracker.checkpoint_base_path / f"iteration_{self.current_iter:05d}")
                 if self.current_iter % self.schedule.eval_every == 0:
                     self.evaluate(("val",))
-        except KeyboardInterrupt:
-            folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.current_iter:05d}")
-            self.tracker.log_info(f"interrupted after {self.current_iter} iterations; the model so far: {folder}")
+        except BaseException:
+            if self.current_iter and self.schedule.save_model:
+                folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.current_iter:05d}")
+                self.tracker.log_info(f"interrupted after {self.current_iter} iterations; the model so far: {folder}")
             raise
-        self.evaluate(("val", "test"))
         if self.schedule.save_model:
             self.save(self.tracker.run_path / "model")
+        self.evaluate(("val", "test"))
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm

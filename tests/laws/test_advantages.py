@@ -80,6 +80,11 @@ def test_which_controller_a_config_gets_and_its_limit():
     assert isinstance(make_kl_controller(0.1), FixedKLController)
     assert isinstance(make_kl_controller(0.1, 0.5, controller="fixed"), FixedKLController)
     assert isinstance(make_kl_controller(0.1, 6.0, controller="horizon"), HorizonKLController)
+    assert make_kl_controller(0.5, max_coeff=0.1).coeff == 0.1
+    horizon = HorizonKLController(0.1, 6.0, horizon=32)
+    for _ in range(3):
+        horizon.move(0.0, 256)
+    assert 0 < horizon.coeff < 0.1
     adaptive = make_kl_controller(0.1, 0.5, gain=1.0, max_coeff=0.11)
     for _ in range(5):
         adaptive.move(100.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rl4lms_like.core.errors import ModelError, ParityError
+from rl4lms_like.core.token_scores import Head, scores_of_logits, token_scores
 from rl4lms_like.policies.parity import parity_gap
 from rl4lms_like.testing import models
 from tests.builders import make_policy
@@ -38,7 +39,7 @@ def responses(policy, **arguments):
 
 def test_log_probs_are_those_of_generate(policy):
     ids, mask = prompts(policy)
-    assert parity_gap(policy, ids, mask, max_new_tokens=14) < EXACT
+    assert parity_gap(policy.reader, ids, mask, max_new_tokens=14) < EXACT
 
 
 def test_padding_packing_and_order_never_change_a_number(policy):
@@ -113,7 +114,8 @@ def test_predict_uses_the_same_distribution(policy):
     torch.testing.assert_close(logits.log_softmax(-1), expected.log_softmax(-1), atol=2e-5, rtol=1e-5)
 
 
-def test_a_faulty_family_fails_loudly_when_the_policy_is_built(tiny_gpt2_dir, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_faulty_family_fails_loudly_when_the_policy_is_built(dtype, tiny_gpt2_dir, monkeypatch):
     from rl4lms_like.policies.teacher_forcing import CausalReader
 
     original = CausalReader._inputs
@@ -125,7 +127,29 @@ def test_a_faulty_family_fails_loudly_when_the_policy_is_built(tiny_gpt2_dir, mo
 
     monkeypatch.setattr(CausalReader, "_inputs", without_positions)
     with pytest.raises(ParityError, match=r"differ\s+from those of its own generate"):
-        make_policy("causal", tiny_gpt2_dir)
+        make_policy("causal", tiny_gpt2_dir, dtype=dtype)
+
+
+def test_another_reference_is_checked_as_well(tiny_gpt2_dir, tmp_path, tiny_tokenizer, monkeypatch):
+    from rl4lms_like.policies import base
+
+    checked = []
+    original = base.check_parity
+    monkeypatch.setattr(base, "check_parity", lambda *args, **kw: (checked.append(args[1]), original(*args, **kw)))
+    other = models.save_model(tmp_path / "llama", models.make_causal_lm("llama", tiny_tokenizer), tiny_tokenizer)
+    make_policy("causal", tiny_gpt2_dir, reference_model=str(other))
+    assert checked == [str(tiny_gpt2_dir), str(other)]
+
+
+def test_log_probs_are_exact_under_autocast_where_logits_share_a_large_offset():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(40, 16, generator=generator), torch.randn(50, 16, generator=generator)
+    hidden[:, 0], weight[:, 0] = 10.0, -10.0  # an offset of -100, as GPT-2 has
+    actions = torch.randint(0, 50, (40,), generator=generator)
+    expected, _ = scores_of_logits(hidden @ weight.T, actions)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, _ = token_scores(hidden, Head(weight), actions, logits_budget=10_000)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-5)
 
 
 def test_a_policy_must_fit_its_action_space(tiny_gpt2_dir):

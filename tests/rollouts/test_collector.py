@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from rl4lms_like.core.errors import ModelError, RewardError
 from rl4lms_like.envs.make import make_vec_env
@@ -127,13 +128,44 @@ def test_without_end_tokens_every_episode_has_full_length(policy, tiny_gpt2_dir,
     assert set(buffer.episodes.lengths.tolist()) == {9} and info["rollout_info/truncated_share"] == 1.0
 
 
-def test_a_diverged_policy_is_named(tiny_gpt2_dir, tiny_tokenizer):
+@pytest.mark.parametrize("where", ["value_head", "policy_model"])
+def test_a_diverged_policy_is_named(where, tiny_gpt2_dir, tiny_tokenizer):
     policy = make_policy("causal", tiny_gpt2_dir)
     env = make_env(tiny_tokenizer, tiny_gpt2_dir)
     with torch.no_grad():
-        policy.value_head.weight.fill_(float("nan"))
-    with pytest.raises(ModelError, match=r"values that is not finite: the policy has diverged"):
+        next(getattr(policy, where).parameters()).fill_(float("nan"))
+    with pytest.raises(ModelError, match=r"diverged"):
         collect(policy, env)
+
+
+class Telescope(RewardFunction):
+    """Pays differently on the way; the total is 1 for every episode."""
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        last = 0.1 * len(prev_observation.action_ids)
+        return 1 - last if done else 0.1
+
+
+def test_equal_totals_are_not_divided_by_rounding_noise(policy, tiny_gpt2_dir, tiny_tokenizer):
+    env = make_env(tiny_tokenizer, tiny_gpt2_dir, reward=Telescope())
+    buffer, _, _ = collect(policy, env, norm_reward=True)
+    assert np.abs(buffer.rewards).max() <= 1.0
+
+
+class TenTimes(VecEnvWrapper):
+    """Pays ten times as much."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, rewards, dones, infos = self.venv.step_wait()
+        return observations, 10 * rewards, dones, infos
+
+
+def test_a_wrapper_around_the_environment_is_not_bypassed(policy, tiny_gpt2_dir, tiny_tokenizer):
+    buffer, _, _ = collect(policy, TenTimes(make_env(tiny_tokenizer, tiny_gpt2_dir)))
+    assert set(np.unique(buffer.rewards)) == {0.0, 1.0}
 
 
 class Broken(RewardFunction):

@@ -95,11 +95,24 @@ def test_what_only_torch_and_transformers_know_is_said_before_weights_are_read(t
     monkeypatch.setattr(assemble, "build_tokenizer", lambda config: pytest.fail("went on"))
     tiny_config["device"] = "quantum"
     tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_token"] = 3
+    tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["eos_token_id"] = 3
     with pytest.raises(ConfigError) as error:
         run(tiny_config, tmp_path)
     paths = [mistake.path for mistake in error.value.mistakes]
-    assert paths == ["alg.policy.args.generation_kwargs.max_new_token", "device"]
+    assert paths == [f"alg.policy.args.generation_kwargs.{key}" for key in ("max_new_token", "eos_token_id")] + [
+        "device"
+    ]
     assert "did you mean 'max_new_tokens'" in str(error.value)
+
+
+def test_settings_that_would_have_no_effect_are_mistakes(tiny_config, tmp_path):
+    tiny_config["alg"]["kl_div"]["coeff"] = 0
+    tiny_config["alg"]["policy"]["args"]["optimizer_kwargs"] = {"lr": 1, "weight_decay": 0.5, "eps": 1e-6}
+    with pytest.raises(ConfigError) as error:
+        run(tiny_config, tmp_path)
+    assert len(error.value.mistakes) == 3
+    for said in ("optimizer_kwargs.lr", "optimizer_kwargs.weight_decay", "target_kl has no effect"):
+        assert said in str(error.value)
 
 
 def test_a_supervised_config_says_that_it_cannot_run_yet(tmp_path):

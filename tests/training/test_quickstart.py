@@ -46,6 +46,11 @@ def test_the_command_writes_its_result(tmp_path, capsys):
     assert result["report"] in capsys.readouterr().out.replace("\n", "")
 
 
+def test_without_iterations_it_only_measures_the_warm_start(tmp_path):
+    result = quickstart.quickstart(tmp_path, overrides=[*SMALL, "train_evaluation.n_iters=0"])
+    assert result["before"] == result["after"] and result["kl"] == 0.0
+
+
 @pytest.mark.parametrize("name", ["gpt2_ppo", "t5_ppo"])
 def test_its_config_also_stands_alone(name, repository, tiny_gpt2_dir):
     places = ("tokenizer.model_name", "alg.policy.args.model_name")

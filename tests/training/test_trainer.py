@@ -7,6 +7,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from rl4lms_like.core.errors import MetricError
+from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.training.config import parse_config
 from rl4lms_like.training.inference import decoding_arguments, evaluate_run, generate_texts
 from rl4lms_like.training.run import train, train_config
@@ -106,6 +108,64 @@ def test_an_interrupted_run_saves_what_it_has(tiny_config, tmp_path, monkeypatch
     assert AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / "interrupted_00002")
     assert "interrupted after 2 iterations" in (folder / "log.txt").read_text()
     assert (folder / "report.html").exists()
+
+
+class FailsLate(BaseMetric):
+    """A metric that cannot score what comes out of training."""
+
+    calls = 0
+
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        FailsLate.calls += 1
+        if FailsLate.calls > 2:
+            raise ValueError("too late")
+        return {"test/late": (None, 0.0)}
+
+
+def test_a_metric_that_fails_at_the_end_does_not_cost_the_model(tiny_config, tmp_path):
+    FailsLate.calls = 0
+    tiny_config["train_evaluation"] |= {
+        "eval_every": 100,
+        "save_every": 100,
+        "metrics": [{"id": f"{__name__}:FailsLate"}],
+    }
+    with pytest.raises(MetricError, match="too late"):
+        run(tiny_config, tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "rl4lm_exps" / "run" / "model")
+
+
+def test_the_model_is_saved_also_if_the_checkpoint_it_came_from_is_gone(tiny_config, tmp_path, monkeypatch):
+    import shutil
+
+    from rl4lms_like.algorithms.ppo import PPO
+
+    folder = tmp_path / "start"
+    shutil.copytree(tiny_config["alg"]["policy"]["args"]["model_name"], folder)
+    tiny_config["alg"]["policy"]["args"]["model_name"] = str(folder)
+    original = PPO.learn_iteration
+
+    def without_start(self, *args):
+        shutil.rmtree(folder, ignore_errors=True)
+        original(self, *args)
+
+    monkeypatch.setattr(PPO, "learn_iteration", without_start)
+    assert AutoModelForCausalLM.from_pretrained(run(tiny_config, tmp_path) / "model")
+
+
+def test_what_ends_a_response_also_stands_in_generation_config(tiny_gpt2_dir, tmp_path, tiny_tokenizer):
+    import shutil
+
+    from rl4lms_like.policies.arguments import PolicyArguments
+    from rl4lms_like.training.assemble import end_tokens, load_generation_config, load_model_config
+
+    folder = tmp_path / "chat"
+    shutil.copytree(tiny_gpt2_dir, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
+    config = load_model_config(PolicyArguments(model_name=str(folder)))
+    assert end_tokens(tiny_tokenizer, config, load_generation_config(str(folder))) == [1, 7]
+    assert end_tokens(tiny_tokenizer, config, None) == [1]
+    (folder / "generation_config.json").unlink()
+    assert load_generation_config(str(folder)) is None
 
 
 def test_no_iterations_only_evaluate(tiny_config, tmp_path):
