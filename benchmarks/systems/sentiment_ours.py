@@ -107,7 +107,7 @@ def main() -> None:
             kl=info["rollout_info/kl_div_mean"],
         )
         iteration += 1
-    algorithm.policy.policy_model.save_pretrained(worker.job["save_to"])
+    algorithm.policy.save_model(worker.job["save_to"])  # with the generation config of the warm start
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class PolicyArguments:
         critic: `separate` (a second network from the same weights) or `shared` (a value head on the policy's trunk).
         value_head_init: `default` (torch's linear layer) or `zero` (the first values are 0).
         reference_model: hub id or folder of the frozen model that KL is measured against; default: `model_name`.
-        dtype: `float32`, or `bfloat16` for autocast over float32 weights.
+        dtype: `float32`, or `bfloat16` for autocast over float32 weights; log-probs are computed from float32 logits.
         attn_implementation: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers' choice.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about a third more time.
         compile: `torch.compile` the networks of the update.
