@@ -32,7 +32,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "bfloat16": ("alg.policy.args.dtype=bfloat16",),
     "compile": ("alg.policy.args.compile=true",),
     "length-sorted": ("alg.args.length_sorted_minibatches=true",),
-    "no KL": ("alg.kl_div.coeff=0",),
+    "no KL": ("alg.kl_div={coeff: 1.0e-9}",),  # too little to act, enough for the KL to be measured
     "T5": (),
 }
 """Name -> overrides of the quickstart's config."""
@@ -40,6 +40,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 MEASURES = {
     "sentiment before": ("before", "semantic/sentiment"),
     "sentiment after": ("after", "semantic/sentiment"),
+    "positive before": ("before", "semantic/sentiment_positive"),
     "positive after": ("after", "semantic/sentiment_positive"),
     "perplexity before": ("before", "fluency_metrics/reference_perplexity"),
     "perplexity after": ("after", "fluency_metrics/reference_perplexity"),
