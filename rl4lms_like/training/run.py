@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.training.config import AnyConfig, RunConfig, load_config
-
-logger = logging.getLogger(__name__)
 
 
 def train(
@@ -63,8 +60,6 @@ def train_config(
     from rl4lms_like.training.trainer import OnPolicyTrainer
 
     calm_libraries()
-    for notice in config.notices:
-        logger.info("%s", notice)
     run = assemble(config)
     try:
         with Tracker(
@@ -95,7 +90,6 @@ def calm_libraries() -> None:
 
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers.modeling_utils").addFilter(_no_mask_advice)
-    warnings.filterwarnings("ignore", message=".*tensorboard.*", category=UserWarning)
 
 
 def _no_mask_advice(record: logging.LogRecord) -> bool:

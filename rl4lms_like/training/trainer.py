@@ -45,13 +45,22 @@ class OnPolicyTrainer:
                 if self.current_iter % self.schedule.eval_every == 0:
                     self.evaluate(("val",))
         except BaseException:
-            if self.current_iter and self.schedule.save_model:
-                folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.current_iter:05d}")
-                self.tracker.log_info(f"interrupted after {self.current_iter} iterations; the model so far: {folder}")
+            self._rescue()
             raise
         if self.schedule.save_model:
             self.save(self.tracker.run_path / "model")
         self.evaluate(("val", "test"))
+
+    def _rescue(self) -> None:
+        """Saves the model of a run that ends early; a failure to do so does not hide why it ended."""
+        if not self.current_iter or not self.schedule.save_model:
+            return
+        try:
+            folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.current_iter:05d}")
+        except (RL4LMsLikeError, OSError) as error:
+            logger.warning("interrupted after %d iterations, and the model is lost: %s", self.current_iter, error)
+        else:
+            self.tracker.log_info(f"interrupted after {self.current_iter} iterations; the model so far: {folder}")
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm

@@ -110,6 +110,27 @@ def test_an_interrupted_run_saves_what_it_has(tiny_config, tmp_path, monkeypatch
     assert (folder / "report.html").exists()
 
 
+def test_a_model_that_cannot_be_saved_does_not_hide_why_the_run_ended(tiny_config, tmp_path, monkeypatch):
+    from rl4lms_like.algorithms.ppo import PPO
+    from rl4lms_like.policies.base import LMActorCriticPolicy
+
+    original = PPO.learn_iteration
+
+    def failing(self, iteration, n_iterations):
+        if iteration == 1:
+            raise ZeroDivisionError("the reason")
+        original(self, iteration, n_iterations)
+
+    def full_disk(self, *args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(PPO, "learn_iteration", failing)
+    monkeypatch.setattr(LMActorCriticPolicy, "save_model", full_disk)
+    with pytest.raises(ZeroDivisionError, match="the reason"):
+        run(tiny_config, tmp_path)
+    assert "no space left" in (tmp_path / "rl4lm_exps" / "run" / "log.txt").read_text()
+
+
 class FailsLate(BaseMetric):
     """A metric that cannot score what comes out of training."""
 
