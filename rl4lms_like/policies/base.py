@@ -25,14 +25,14 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
+from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.generation import generate_arguments, plain_generation_config, seeded
 from rl4lms_like.policies.loading import checkpoint_activations, dropout_rates, load_model, without_output_layer
 from rl4lms_like.policies.optimizer import make_optimizer, parameter_groups
 from rl4lms_like.policies.parity import check_parity, probe_episodes
-from rl4lms_like.policies.teacher_forcing import EpisodeReader, aligned
+from rl4lms_like.policies.teacher_forcing import EpisodeReader
+from rl4lms_like.policies.writing import TextWriter
 
 
 class EpisodeScores(NamedTuple):
@@ -108,8 +108,6 @@ class LMActorCriticPolicy(BasePolicy):
     def _load(self, use_reference: bool) -> None:
         options = self.arguments
         self.policy_model, self._saved_dropout = self._load_model(options.model_name)
-        self._saved_generation_config = copy.deepcopy(self.policy_model.generation_config)
-        self.policy_model.generation_config = plain_generation_config(self.policy_model, self.pad_token_id)
         self.value_model: PreTrainedModel | None = None
         if options.critic == "separate":
             self.value_model = without_output_layer(copy.deepcopy(self.policy_model))
@@ -117,7 +115,6 @@ class LMActorCriticPolicy(BasePolicy):
         if use_reference:
             other = options.reference_model not in (None, options.model_name)
             reference = self._load_model(str(options.reference_model))[0] if other else copy.deepcopy(self.policy_model)
-            reference.generation_config = plain_generation_config(reference, self.pad_token_id)
             self.ref_model = reference.requires_grad_(False)
         if options.gradient_checkpointing:
             for model in (self.policy_model, self.value_model):
@@ -128,6 +125,12 @@ class LMActorCriticPolicy(BasePolicy):
             None if self.value_model is None else self.reader_class(self.value_model, compile=options.compile)
         )
         self.ref_reader: EpisodeReader | None = None if self.ref_model is None else self.reader_class(self.ref_model)
+        self.writer = TextWriter(
+            self.policy_model,
+            generation_kwargs=options.generation_kwargs,
+            prompt_truncation_side=options.prompt_truncation_side,
+            bfloat16=options.dtype == "bfloat16",
+        )
 
     def _load_model(self, model_name: str) -> tuple[PreTrainedModel, dict[str, float]]:
         return load_model(
@@ -182,17 +185,6 @@ class LMActorCriticPolicy(BasePolicy):
         return int(self.policy_model.config.get_text_config().vocab_size)
 
     @property
-    def pad_token_id(self) -> int:
-        """An id for places that are masked: the model's pad, else its end of text, else 0."""
-        config = self.policy_model.config.get_text_config()
-        for token in (config.pad_token_id, config.eos_token_id):
-            if isinstance(token, list | tuple):
-                token = token[0]
-            if token is not None:
-                return int(token)
-        return 0
-
-    @property
     def _logits_budget(self) -> int:
         return int(self.arguments.logits_budget_mb * 2**20 / 4)
 
@@ -236,27 +228,14 @@ class LMActorCriticPolicy(BasePolicy):
         Returns:
             The finished episodes, on the policy's device.
         """
-        ids, mask = aligned(prompt_ids.to(self.device), prompt_mask.bool().to(self.device), self.reader.prompt_side)
-        arguments = generate_arguments(
-            self.arguments.generation_kwargs if generation_kwargs is None else generation_kwargs,
-            max_new_tokens=max_new_tokens,
+        return self.writer.generate(
+            prompt_ids,
+            prompt_mask,
             eos_token_ids=eos_token_ids,
-            is_encoder_decoder=self.reader.is_encoder_decoder,
+            max_new_tokens=max_new_tokens,
+            generation_kwargs=generation_kwargs,
+            seed=seed,
         )
-        self.set_training_mode(False)
-        model: Any = self.policy_model
-        try:
-            with seeded(seed, self.device), self._autocast():
-                sequences = model.generate(input_ids=ids, attention_mask=mask.long(), **arguments)
-        except RuntimeError as error:
-            if "probability tensor contains" not in str(error):
-                raise
-            raise ModelError(f"the policy writes no probabilities any more, it has diverged ({error})") from error
-        start = 1 if self.reader.is_encoder_decoder else ids.shape[1]
-        response_ids = sequences[:, start:]
-        response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
-        episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.reader.prompt_side)
-        return episodes.trimmed()
 
     # --- scoring ------------------------------------------------------------------------------------------------
 
@@ -329,15 +308,13 @@ class LMActorCriticPolicy(BasePolicy):
         Dropout rates and the generation config are those of the checkpoint it started from.
         """
         folder = Path(folder)
-        model, plain = self.policy_model, self.policy_model.generation_config
+        model = self.policy_model
         rates = dropout_rates(model.config)
         try:
-            model.generation_config = self._saved_generation_config
             for name, value in self._saved_dropout.items():
                 setattr(model.config, name, value)
             model.save_pretrained(folder, safe_serialization=True)
         finally:
-            model.generation_config = plain
             for name, value in rates:
                 setattr(model.config, name, value)
         if tokenizer is not None:

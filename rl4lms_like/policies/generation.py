@@ -12,19 +12,39 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 DEFAULT_LENGTH = 20
 """transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
 
 
-def plain_generation_config(model: PreTrainedModel, pad_token_id: int) -> GenerationConfig:
-    """A generation config with token ids only; None where the model has none."""
-    own = model.generation_config or GenerationConfig()
+@contextmanager
+def plain_generation(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model's generation config has token ids only; outside, it is the checkpoint's."""
+    own = model.generation_config
     start = getattr(own, "decoder_start_token_id", None)
     if start is None:
         start = getattr(model.config, "decoder_start_token_id", None)
-    return GenerationConfig(bos_token_id=own.bos_token_id, pad_token_id=pad_token_id, decoder_start_token_id=start)
+    model.generation_config = GenerationConfig(
+        bos_token_id=getattr(own, "bos_token_id", None),
+        pad_token_id=pad_token_id(model.config),
+        decoder_start_token_id=start,
+    )
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def pad_token_id(model_config: PretrainedConfig) -> int:
+    """An id for places that are masked: the model's pad, else its end of text, else 0."""
+    config = model_config.get_text_config()
+    for token in (config.pad_token_id, config.eos_token_id):
+        if isinstance(token, list | tuple):
+            token = token[0]
+        if token is not None:
+            return int(token)
+    return 0
 
 
 def generate_arguments(

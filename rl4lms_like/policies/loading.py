@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rl4lms_like.core.errors import ModelError
 
@@ -74,6 +82,11 @@ def load_model(
     except Exception as error:
         raise ModelError(_cannot_load("model", model_name, error)) from error
     return model, rates
+
+
+def auto_class_of(config: PretrainedConfig) -> Any:
+    """The transformers class that loads a language model of this family."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def dropout_rates(config: PretrainedConfig) -> list[tuple[str, float]]:

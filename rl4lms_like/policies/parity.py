@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ParityError
-from rl4lms_like.policies.generation import seeded
+from rl4lms_like.policies.generation import plain_generation, seeded
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 
 TOLERANCE = 1e-3
@@ -51,8 +51,8 @@ def parity_gap(reader: EpisodeReader, prompt_ids: Tensor, prompt_mask: Tensor, *
         max_new_tokens: length of the responses; nothing ends them earlier.
     """
     device = prompt_ids.device
-    with seeded(0, device):
-        model: Any = reader.model
+    model: Any = reader.model
+    with plain_generation(model), seeded(0, device):
         output = model.generate(
             input_ids=prompt_ids,
             attention_mask=prompt_mask.long(),

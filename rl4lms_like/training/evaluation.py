@@ -1,4 +1,4 @@
-"""How good is a policy on a split: generate, score, keep every text.
+"""How good is a model on a split: generate, score, keep every text.
 
 samples ─ sorted by length ─ batches ─ generate ─ back in order ─ metrics ─> scores, predictions
 """
@@ -18,7 +18,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metric
-from rl4lms_like.policies.base import LMActorCriticPolicy
+from rl4lms_like.policies.writing import TextWriter
 
 NOT_APPLICABLE = "n/a"
 """Stands in a prediction for a metric that scores splits only."""
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 def generate_responses(
-    policy: LMActorCriticPolicy,
+    writer: TextWriter,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
@@ -53,16 +53,16 @@ def generate_responses(
     """One response text for each prompt, in their order; prompts of similar length are generated together.
 
     Args:
-        policy: writes.
+        writer: of a policy, or of a model alone.
         tokenizer: encodes and decodes.
         prompts: `n` texts.
         batch_size: prompts per generation call.
-        max_prompt_length: tokens; longer prompts are cut on the policy's `prompt_truncation_side`.
+        max_prompt_length: tokens; longer prompts are cut on the writer's `prompt_truncation_side`.
         eos_token_ids: what ends a response.
-        generation_kwargs: sampling, greedy or beam search; default: the policy's.
+        generation_kwargs: sampling, greedy or beam search; default: the writer's.
         seed: of the sampling; the same seed draws the same random numbers.
     """
-    layout = TextLayout(tokenizer, max_prompt_length, 1, prompt_truncation_side=policy.arguments.prompt_truncation_side)
+    layout = TextLayout(tokenizer, max_prompt_length, 1, prompt_truncation_side=writer.prompt_truncation_side)
     encoded = layout.encode_all(prompts) if prompts else []
     order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
     responses = [""] * len(prompts)
@@ -74,7 +74,7 @@ def generate_responses(
         for row, i in enumerate(batch):
             ids[row, width - len(encoded[i]) :] = torch.from_numpy(encoded[i])
             mask[row, width - len(encoded[i]) :] = True
-        episodes = policy.generate(
+        episodes = writer.generate(
             ids,
             mask,
             eos_token_ids=eos_token_ids,
@@ -88,7 +88,7 @@ def generate_responses(
 
 
 def evaluate_on_samples(
-    policy: LMActorCriticPolicy,
+    writer: TextWriter,
     tokenizer: PreTrainedTokenizerBase,
     samples: Sequence[Sample],
     metrics: Sequence[BaseMetric],
@@ -108,7 +108,7 @@ def evaluate_on_samples(
     start = time.perf_counter()
     prompts = [sample.prompt_or_input_text for sample in samples]
     responses = generate_responses(
-        policy,
+        writer,
         tokenizer,
         prompts,
         batch_size=batch_size,
@@ -122,7 +122,7 @@ def evaluate_on_samples(
     meta_infos = [sample.meta_data for sample in samples]
     results: dict[str, tuple[list[float] | None, float]] = {}
     for metric in metrics:
-        results |= compute_metric(metric, prompts, responses, references, meta_infos, policy.policy_model, split_name)
+        results |= compute_metric(metric, prompts, responses, references, meta_infos, writer.model, split_name)
     predictions = [
         {
             "split_name": split_name,

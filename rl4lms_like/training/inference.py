@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +54,19 @@ def evaluate_run(
 
     calm_libraries()
     config, model = _config_and_model(run_or_model, config_path)
-    policy = _policy_alone(config, model)
+    writer = _writer(config, model)
     tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
     samples = build_datapool(config.datapool, split).samples[:limit]
     evaluation = config.train_evaluation
     result = evaluate_on_samples(
-        policy,
+        writer,
         tokenizer,
         samples,
         [METRICS.get(metric.id, metric.args) for metric in evaluation.metrics],
         split_name=split,
         batch_size=batch_size or evaluation.eval_batch_size,
         max_prompt_length=config.env.args.get("max_prompt_length") or tokenizer.model_max_length,
-        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config, load_generation_config(model)),
+        eos_token_ids=end_tokens(tokenizer, writer.model.config, load_generation_config(model)),
         generation_kwargs=decoding_arguments(
             evaluation.generation_kwargs or config.alg.policy.args.get("generation_kwargs") or {},
             decoding,
@@ -125,15 +125,15 @@ def generate_texts(
         own or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}, decoding, max_new_tokens=max_new_tokens
     )
     arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
-    policy = _policy_alone(config, name)
+    writer = _writer(config, name)
     tokenizer = load_tokenizer(name)
     texts = generate_responses(
-        policy,
+        writer,
         tokenizer,
         [prompt for prompt in prompts for _ in range(n)],
         batch_size=32,
         max_prompt_length=min(tokenizer.model_max_length, NO_LIMIT),
-        eos_token_ids=end_tokens(tokenizer, policy.policy_model.config, load_generation_config(name)),
+        eos_token_ids=end_tokens(tokenizer, writer.model.config, load_generation_config(name)),
         generation_kwargs=arguments,
         seed=seed,
     )
@@ -190,25 +190,26 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
     return config, model
 
 
-def _policy_alone(config: RunConfig | None, model_name: str) -> Any:
-    """A policy that only writes: no reference, critic on its own trunk."""
-    from gymnasium import spaces
+def _writer(config: RunConfig | None, model_name: str) -> Any:
+    """What writes with a model as a run's policy did; without a run, with the model's defaults."""
     from stable_baselines3.common.utils import get_device
 
-    from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.arguments import PolicyArguments
+    from rl4lms_like.policies.loading import auto_class_of, load_model
+    from rl4lms_like.policies.writing import TextWriter
     from rl4lms_like.training.assemble import load_model_config
 
     given = {} if config is None else dict(config.alg.policy.args)
-    given |= {"model_name": model_name, "critic": "shared", "reference_model": None, "compile": False}
-    arguments = PolicyArguments.known_in(given)
-    model_config = load_model_config(arguments)
-    family = "seq2seq" if model_config.is_encoder_decoder else "causal"
-    policy_class = POLICIES.resolve(f"{family}_lm_actor_critic_policy")
-    vocabulary = spaces.Discrete(int(model_config.get_text_config().vocab_size))
-    policy = policy_class(spaces.Dict({}), vocabulary, _no_learning, use_reference=False, **asdict(arguments))
-    return policy.to(get_device("auto" if config is None else config.device))
-
-
-def _no_learning(progress_remaining: float) -> float:
-    return 0.0
+    arguments = PolicyArguments.known_in(given | {"model_name": model_name})
+    model: Any = load_model(
+        auto_class_of(load_model_config(arguments)),
+        model_name,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )[0]
+    return TextWriter(
+        model.to(get_device("auto" if config is None else config.device)),
+        generation_kwargs=arguments.generation_kwargs,
+        prompt_truncation_side=arguments.prompt_truncation_side,
+        bfloat16=arguments.dtype == "bfloat16",
+    )

@@ -82,7 +82,7 @@ class OnPolicyTrainer:
                 continue
             self._evaluated.add((self.current_iter, split))
             evaluation = evaluate_on_samples(
-                self.run.policy,
+                self.run.policy.writer,
                 self.run.tokenizer,
                 samples,
                 self.run.metrics,

@@ -1,0 +1,126 @@
+"""How a language model writes episodes: padded prompts in, whole responses out.
+
+    prompts [n, prompt_len] ─ generate ─> EpisodeBatch: up to and including each response's first end token
+
+A policy writes its rollouts through this, and so does every evaluation, whether of a policy or of a model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.policies.generation import generate_arguments, plain_generation, seeded
+from rl4lms_like.policies.teacher_forcing import aligned
+
+
+class TextWriter:
+    """Writes with a language model; dropout is off while it does.
+
+    Args:
+        model: any `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM`.
+        generation_kwargs: of transformers' `generate`, where a call brings none of its own.
+        prompt_truncation_side: where prompts that are too long are cut.
+        bfloat16: compute under bfloat16 autocast.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        prompt_truncation_side: Literal["left", "right"] = "left",
+        bfloat16: bool = False,
+    ) -> None:
+        self.model = model
+        self.generation_kwargs = dict(generation_kwargs or {})
+        self.prompt_truncation_side = prompt_truncation_side
+        self.bfloat16 = bfloat16
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """The model's family."""
+        return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def prompt_side(self) -> Literal["left", "right"]:
+        """The side on which prompts are padded."""
+        return "right" if self.is_encoder_decoder else "left"
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        *,
+        eos_token_ids: Sequence[int],
+        max_new_tokens: int | None = None,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> EpisodeBatch:
+        """One response for each prompt.
+
+        Args:
+            prompt_ids: `[n, prompt_len]`, padded on either side.
+            prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
+            eos_token_ids: tokens that end a response; empty = all responses run to the length limit.
+            max_new_tokens: the environment's limit.
+            generation_kwargs: default: those of the writer.
+            seed: of the sampling; None draws from torch's global generator.
+
+        Returns:
+            The finished episodes, on the model's device.
+
+        Raises:
+            ModelError: the model gives no probabilities any more.
+        """
+        device = self.model.device
+        ids, mask = aligned(prompt_ids.to(device), prompt_mask.bool().to(device), self.prompt_side)
+        arguments = generate_arguments(
+            self.generation_kwargs if generation_kwargs is None else generation_kwargs,
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            is_encoder_decoder=self.is_encoder_decoder,
+        )
+        sequences = self._sequences(ids, mask, arguments, seed)
+        response_ids = sequences[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
+        response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
+        episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
+        return episodes.trimmed()
+
+    def _sequences(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        arguments: Mapping[str, Any],
+        seed: int | None,
+        processors: LogitsProcessorList | None = None,
+    ) -> Tensor:
+        """What `generate` wrote, prompt or start token included."""
+        model: Any = self.model
+        was_training = model.training
+        model.eval()
+        try:
+            with plain_generation(model), seeded(seed, model.device), self._autocast():
+                sequences: Tensor = model.generate(
+                    input_ids=ids, attention_mask=mask.long(), logits_processor=processors, **arguments
+                )
+        except RuntimeError as error:
+            if "probability tensor contains" not in str(error):
+                raise
+            raise ModelError(f"the policy writes no probabilities any more, it has diverged ({error})") from error
+        finally:
+            model.train(was_training)
+        return sequences
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if not self.bfloat16:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
