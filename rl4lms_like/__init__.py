@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rl4lms_like.algorithms import ALGORITHMS
     from rl4lms_like.algorithms.a2c import A2C
     from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+    from rl4lms_like.algorithms.nlpo import NLPO
     from rl4lms_like.algorithms.ppo import PPO
     from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
     from rl4lms_like.core.observation import Observation
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rl4lms_like.metrics.base import BaseMetric
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+    from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
     from rl4lms_like.rewards import REWARDS
     from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
@@ -47,6 +49,9 @@ _HOME = {
     "ConfigError": "core.errors",
     "DATA_POOLS": "data_pools",
     "METRICS": "metrics",
+    "MaskableCausalLMActorCriticPolicy": "policies.masked",
+    "MaskableSeq2SeqLMActorCriticPolicy": "policies.masked",
+    "NLPO": "algorithms.nlpo",
     "Observation": "core.observation",
     "OnPolicyTextAlgorithm": "algorithms.base",
     "OnPolicyTrainer": "training.trainer",
@@ -77,6 +82,9 @@ __all__ = [
     "ConfigError",
     "DATA_POOLS",
     "METRICS",
+    "MaskableCausalLMActorCriticPolicy",
+    "MaskableSeq2SeqLMActorCriticPolicy",
+    "NLPO",
     "Observation",
     "OnPolicyTextAlgorithm",
     "OnPolicyTrainer",

@@ -3,6 +3,7 @@
     train CONFIG           check CONFIG          quickstart
     evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
     list rewards           show ID
+    benchmark SPEC         compare A B
 
 Exit status: 0 done, 1 a run failed for a reason that the message names, 2 mistakes in the config or the command line,
 130 interrupted. Everything heavy is imported by the command that needs it.
@@ -61,6 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     _command(commands, "quickstart", "train the embedded default; takes options of its own", _quickstart, own_help=True)
     command = _command(commands, "report", "write report.html of a run", _report)
     command.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
+    _add_benchmark(_command(commands, "benchmark", "run many configs with many seeds, and report", _benchmark))
+    _add_compare(_command(commands, "compare", "say which of two runs of a benchmark is better", _compare))
     return parser
 
 
@@ -139,6 +142,29 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="of the sampling")
     parser.add_argument("--top_k", type=int, help="sample from the k likeliest tokens; 0 from all")
     parser.add_argument("--json", action="store_true", help="one JSON object a line: prompt, texts")
+
+
+def _add_benchmark(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", metavar="SPEC", type=Path, help="YAML file; see docs/benchmarking.md")
+    parser.add_argument("--processes", type=_count, help="runs side by side; default: the spec's")
+    parser.add_argument("--seeds", type=_seeds, help="how many, or a list such as 0,3,7; default: the spec's")
+    parser.add_argument("--only", action="append", default=[], metavar="LABEL", help="run this one; may be repeated")
+    parser.add_argument("--results", type=Path, help="folder; default: the spec's")
+    parser.add_argument("--report-only", action="store_true", help="run nothing, report what is there")
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    what = "a benchmark's run, RESULTS/LABEL, or RESULTS for all its runs"
+    parser.add_argument("a", metavar="A", type=Path, help=what)
+    parser.add_argument("b", metavar="B", type=Path, help=what)
+    parser.add_argument("--metric", action="append", default=[], metavar="KEY", help="default: all; may be repeated")
+    parser.add_argument("--split", choices=("train", "val", "test"), default="test", help="(%(default)s)")
+
+
+def _seeds(text: str) -> int | list[int]:
+    if "," in text and not all(seed.isdecimal() for seed in text.split(",")):
+        raise argparse.ArgumentTypeError(f"expected whole numbers as in 0,3,7, got {text!r}")
+    return [int(seed) for seed in text.split(",")] if "," in text else _count(text)
 
 
 def _count(text: str) -> int:
@@ -252,4 +278,24 @@ def _report(options: argparse.Namespace) -> int:
     from rl4lms_like.tracking.report import write_report
 
     print(write_report(options.run_folder))
+    return 0
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from rl4lms_like.benchmarking.main import benchmark
+
+    return benchmark(
+        options.spec,
+        processes=options.processes,
+        seeds=options.seeds,
+        only=options.only,
+        results=options.results,
+        report_only=options.report_only,
+    )
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from rl4lms_like.benchmarking.comparison import compare
+
+    print(compare(options.a, options.b, metrics=options.metric, split=options.split))
     return 0

@@ -11,12 +11,14 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
 from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.testing.models import PAD_TOKEN
 
 SAMPLING = {"do_sample": True, "top_k": 0}
 POLICIES = {"causal": CausalLMActorCriticPolicy, "seq2seq": Seq2SeqLMActorCriticPolicy}
+MASKABLE = {"causal": MaskableCausalLMActorCriticPolicy, "seq2seq": MaskableSeq2SeqLMActorCriticPolicy}
 
 
 class LowTokens(RewardFunction):
@@ -69,7 +71,7 @@ def make_env(tokenizer: Any, model_dir: Path, *, reward=None, n_envs=8, seed=0, 
     return env
 
 
-def make_policy(family: str, model_dir: Path, *, use_reference=True, **arguments):
+def make_policy(family: str, model_dir: Path, *, use_reference=True, policies=POLICIES, **arguments):
     """A policy on a tiny model, with a seeded value head."""
     from gymnasium import spaces
     from transformers import AutoConfig
@@ -77,6 +79,6 @@ def make_policy(family: str, model_dir: Path, *, use_reference=True, **arguments
     torch.manual_seed(0)
     vocabulary = spaces.Discrete(AutoConfig.from_pretrained(model_dir).vocab_size)
     arguments = {"generation_kwargs": dict(SAMPLING), **arguments}
-    return POLICIES[family](
+    return policies[family](
         spaces.Dict({}), vocabulary, lambda _: 1e-3, use_reference=use_reference, model_name=str(model_dir), **arguments
     )

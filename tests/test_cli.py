@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -335,3 +336,37 @@ def test_every_command_has_help():
         with pytest.raises(SystemExit) as caught:
             parser.parse_args([command, "--help"])
         assert caught.value.code == 0
+
+
+# --- benchmarks -------------------------------------------------------------------------------------------------------
+
+
+def test_benchmark_passes_its_options_on(calls):
+    made = calls("rl4lms_like.benchmarking.main", benchmark=130)
+    options = ["--processes", "3", "--seeds", "0,4", "--only", "a", "--only", "b", "--results", "x", "--report-only"]
+    assert main(["benchmark", "spec.yml", *options]) == 130
+    expected = {"processes": 3, "seeds": [0, 4], "only": ["a", "b"], "results": Path("x"), "report_only": True}
+    assert made == [("benchmark", (Path("spec.yml"),), expected)]
+
+
+def test_benchmark_tells_mistakes_of_spec_and_configs_with_status_2(tmp_path, config, capsys):
+    spec = tmp_path / "spec.yml"
+    spec.write_text(dump_yaml({"runs": {"a": {"config": config, "set": {"alg.args.gama": 1}}}, "seds": 3}))
+    assert main(["benchmark", str(spec)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"2 mistakes in {spec}:\n  seds: unknown key; did you mean 'seeds'?\n  runs.a: ")
+    assert "alg.args.gama: unknown key; did you mean 'gamma'?" in said
+
+
+def test_compare_prints_what_it_finds(calls, capsys):
+    made = calls("rl4lms_like.benchmarking.comparison", compare="text")
+    assert main(["compare", "x/a", "x/b", "--metric", "m", "--split", "val"]) == 0
+    assert made == [("compare", (Path("x/a"), Path("x/b")), {"metrics": ["m"], "split": "val"})]
+    assert capsys.readouterr().out == "text\n"
+
+
+@pytest.mark.parametrize("seeds", ["0", "a", "1,", "-1,2"])
+def test_seeds_are_a_number_or_a_list_of_them(seeds, capsys):
+    with pytest.raises(SystemExit):
+        main(["benchmark", "spec.yml", f"--seeds={seeds}"])
+    assert "--seeds" in capsys.readouterr().err

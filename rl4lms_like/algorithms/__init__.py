@@ -17,10 +17,20 @@ ALGORITHMS = Registry(
             "proximal policy optimisation: clipped ratios, several epochs over a rollout",
             arguments="rl4lms_like.algorithms.arguments:PPOArguments",
         ),
+        "nlpo": Entry(
+            "rl4lms_like.algorithms.nlpo:NLPO",
+            "PPO over the tokens that a lagging copy of the policy allows; needs a maskable policy",
+            arguments="rl4lms_like.algorithms.arguments:NLPOArguments",
+        ),
         "a2c": Entry(
             "rl4lms_like.algorithms.a2c:A2C",
             "advantage actor-critic: one gradient step on the whole rollout",
             arguments="rl4lms_like.algorithms.arguments:A2CArguments",
+        ),
+        "trpo": Entry(
+            "rl4lms_like.algorithms.trpo:TRPO",
+            "trust region policy optimisation: one step as far as the KL allows, the critic apart",
+            arguments="rl4lms_like.algorithms.arguments:TRPOArguments",
         ),
     },
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
+
+from rl4lms_like.core.errors import Mistake
 
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
@@ -28,7 +31,7 @@ class OnPolicyArguments:
         bootstrap_truncated: add the critic's value after the last token of an episode that hit the length limit.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        max_grad_norm: clip the gradient's norm over actor and critic together.
+        max_grad_norm: clip the gradient's norm over actor and critic together; null clips nothing.
         micro_batch_size: tokens per forward pass; a minibatch is split so that memory stays bounded, its gradient
             stays the same. Default: no split.
         seed: of the rollouts and minibatches; the config's top-level `seed` if absent.
@@ -49,7 +52,7 @@ class OnPolicyArguments:
     bootstrap_truncated: bool = False
     ent_coef: float = 0.0
     vf_coef: NonNegative = 0.5
-    max_grad_norm: Positive = 0.5
+    max_grad_norm: Positive | None = 0.5
     micro_batch_size: Count | None = None
     seed: int | None = None
     device: str | None = None
@@ -87,6 +90,11 @@ class PPOArguments(OnPolicyArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NLPOArguments(PPOArguments):
+    """Arguments of `nlpo` (arXiv 2210.01241): those of `ppo`; what masks tokens are arguments of its policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class A2CArguments(OnPolicyArguments):
     """Arguments of `a2c` (arXiv 1602.01783).
 
@@ -102,3 +110,66 @@ class A2CArguments(OnPolicyArguments):
     rms_prop_eps: Positive = 1e-5
     use_rms_prop: bool = True
     normalize_advantage: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRPOArguments(OnPolicyArguments):
+    """Arguments of `trpo` (arXiv 1502.05477).
+
+    Args:
+        learning_rate: of the critic; the policy's step is as long as the trust region allows.
+        critic_learning_rate: of the critic, instead of `learning_rate`.
+        batch_size: tokens per minibatch of the critic's updates; whole episodes are packed up to about that many.
+        ent_coef: weight of an entropy bonus in the surrogate objective.
+        vf_coef: factor of the critic's loss.
+        max_grad_norm: clip the norm of the critic's gradient; null clips nothing.
+        micro_batch_size: tokens per forward pass; default: as many as have logits in half of `logits_budget_mb`. If the
+            Fisher share of a rollout needs more than one pass, its graph is made anew in every product.
+        normalize_advantage: over the whole rollout.
+        target_kl: size of the trust region, mean KL from the rollout's policy to the new one in nats per token. Not
+            the KL controller's `target_kl`.
+        cg_max_steps: steps of the conjugate gradient, each a product with the Fisher matrix.
+        cg_damping: added to the diagonal of the Fisher matrix.
+        line_search_shrinking_factor: each try of the line search is that much shorter than the one before.
+        line_search_max_iter: tries; if none is accepted, the policy stays as it is.
+        n_critic_updates: passes of the critic over a rollout.
+        sub_sampling_factor: the Fisher products see one episode in so many, drawn anew for each update; gradient and
+            line search see all.
+    """
+
+    learning_rate: Positive = 1e-3
+    n_steps: Count = 2048
+    batch_size: Count = 128
+    vf_coef: NonNegative = 1.0
+    max_grad_norm: Positive | None = None
+    normalize_advantage: bool = True
+    target_kl: Positive = 0.01
+    cg_max_steps: Count = 15
+    cg_damping: NonNegative = 0.1
+    line_search_shrinking_factor: Annotated[float, Interval(gt=0, lt=1)] = 0.8
+    line_search_max_iter: Count = 10
+    n_critic_updates: Count = 10
+    sub_sampling_factor: Count = 1
+
+
+def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[Mistake]:
+    """What of a policy's arguments `trpo` cannot work with: its Fisher products are second derivatives of one network.
+
+    Args:
+        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
+
+    Returns:
+        Mistakes at the keys of the block, each with the way out.
+    """
+    mistakes = []
+    attention = policy_arguments.get("attn_implementation")
+    if attention not in (None, "eager"):
+        message = f"{attention!r} has no second derivatives, which trpo needs; leave it out, or take eager"
+        mistakes.append(Mistake("attn_implementation", message))
+    if policy_arguments.get("compile"):
+        message = "compiled networks have no second derivatives, which trpo needs; leave it out"
+        mistakes.append(Mistake("compile", message))
+    if policy_arguments.get("dropout"):
+        message = "with dropout, trpo's trust region would measure noise; leave it out"
+        mistakes.append(Mistake("dropout", message))
+    return mistakes

@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -92,10 +92,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             gae_lambda=options.gae_lambda,
             ent_coef=options.ent_coef,
             vf_coef=options.vf_coef,
-            max_grad_norm=options.max_grad_norm,
+            max_grad_norm=math.inf if options.max_grad_norm is None else options.max_grad_norm,
             use_sde=options.use_sde,
             sde_sample_freq=options.sde_sample_freq,
-            policy_kwargs={**self._policy_defaults(), **(policy_kwargs or {})},
+            policy_kwargs=_filled(policy_kwargs or {}, self._policy_defaults()),
             tensorboard_log=options.tensorboard_log,
             verbose=options.verbose,
             seed=options.seed,
@@ -134,35 +134,48 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         if self._normalization == "minibatch":
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages))
         self.policy.optimizer.zero_grad()
-        n_tokens = len(minibatch.actions)
         parts: list[tuple[float, LossTerms]] = []
-        losses: list[Tensor] = []
-        for micro_batch in split(minibatch, self.arguments.micro_batch_size):
-            terms = self.loss(micro_batch)
-            share = len(micro_batch.actions) / n_tokens
-            total = self._total(terms)
-            (total * share).backward()
-            losses.append(share * total.detach())
+        for share, terms in self._micro_losses(minibatch, self.arguments.micro_batch_size):
+            (self._total(terms) * share).backward()
             parts.append((share, LossTerms(*(term.detach() for term in terms))))
-        log_ratio = torch.cat([terms.log_ratio for _, terms in parts])
-        info = {name: sum(share * getattr(terms, name) for share, terms in parts) for name in _MEANS}
-        info["loss"] = torch.stack(losses).sum()
-        info["approx_kl"] = approximate_kl(log_ratio)
-        info["ratio_gap"] = (log_ratio.exp() - 1).abs().max()
-        info["clip_fraction"] = ((log_ratio.exp() - 1).abs() > self._clip_range).float().mean()
+        info = self._summary(parts)
         steps.append(info)
         if self.target_kl is not None and float(info["approx_kl"]) > 1.5 * self.target_kl:
             return False
-        info["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-        if not bool(torch.isfinite(info["loss"] + info["grad_norm"])):
+        self._optimizer_step(info, self.policy.parameters())
+        return True
+
+    def _micro_losses(
+        self, minibatch: RolloutBufferSamples, micro_batch_size: int | None
+    ) -> Iterator[tuple[float, LossTerms]]:
+        """Each micro-batch's share of the tokens, and its loss terms."""
+        for micro_batch in split(minibatch, micro_batch_size):
+            yield len(micro_batch.actions) / len(minibatch.actions), self.loss(micro_batch)
+
+    def _summary(self, parts: list[tuple[float, LossTerms]]) -> dict[str, Tensor]:
+        """The means over a minibatch that are logged, from the detached terms of its micro-batches."""
+        ratio = torch.cat([terms.log_ratio for _, terms in parts])
+        info = {name: torch.stack([share * getattr(terms, name) for share, terms in parts]).sum() for name in _MEANS}
+        info["loss"] = torch.stack([share * self._total(terms) for share, terms in parts]).sum()
+        info["approx_kl"] = approximate_kl(ratio)
+        info["ratio_gap"] = (ratio.exp() - 1).abs().max()
+        info["clip_fraction"] = ((ratio.exp() - 1).abs() > self._clip_range).float().mean()
+        return info
+
+    def _optimizer_step(self, info: dict[str, Tensor], parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Clips and steps; adds the gradient's norm to `info`, whose `loss` must be finite."""
+        info["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        self._refuse_if_not_finite(info["loss"], info["grad_norm"])
+        self.policy.optimizer.step()
+        self._n_updates += 1
+
+    def _refuse_if_not_finite(self, loss: Tensor, grad_norm: Tensor) -> None:
+        if not bool(torch.isfinite(loss + grad_norm)):
             raise ModelError(
-                f"the loss is {float(info['loss']):g} and its gradient's norm {float(info['grad_norm']):g} in update "
+                f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
                 f"{self._n_updates + 1}: the weights are left as they are. Lower alg.args.learning_rate, or see what "
                 f"the reward pays"
             )
-        self.policy.optimizer.step()
-        self._n_updates += 1
-        return True
 
     def _total(self, terms: LossTerms) -> Tensor:
         total = terms.policy + self.vf_coef * terms.value
@@ -190,28 +203,23 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             group["lr"] = learning_rate * (factor if group["role"] == "critic" else 1.0)
 
     def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
-        def mean(name: str) -> float:
-            values = [step[name] for step in steps if name in step]
-            return float(torch.stack(values).mean()) if values else math.nan
+        self._record_means(steps, (*_MEANS, "loss", "approx_kl", "clip_fraction", "grad_norm"))
+        self.logger.record("train/epochs", epochs)
+        self._log_fit(float(steps[0]["ratio_gap"]), seconds)
 
-        gap = float(steps[0]["ratio_gap"])
-        buffer = self.rollout_buffer
-        record = self.logger.record
-        record("ppo/entropy_loss", mean("entropy"))
-        record("ppo/policy_gradient_loss", mean("policy"))
-        record("ppo/value_loss", mean("value"))
-        record("ppo/loss", mean("loss"))
-        record("ppo/approx_kl", mean("approx_kl"))
-        record("ppo/clip_fraction", mean("clip_fraction"))
-        record(
-            "ppo/explained_variance",
-            explained_variance(torch.as_tensor(buffer.values), torch.as_tensor(buffer.returns)),
-        )
-        record("train/ratio_gap", gap)
-        record("train/grad_norm", mean("grad_norm"))
-        record("train/n_updates", self._n_updates)
-        record("train/epochs", epochs)
-        record("time/update_s", seconds)
+    def _record_means(self, steps: list[dict[str, Tensor]], names: Iterable[str]) -> None:
+        """Means over the update's steps."""
+        for name in names:
+            values = [step[name] for step in steps if name in step]
+            self.logger.record(_KEYS[name], float(torch.stack(values).mean()) if values else math.nan)
+
+    def _log_fit(self, gap: float, seconds: float) -> None:
+        """What every update tells: how the critic fits, whether the update started where the rollout ended."""
+        values, returns = torch.as_tensor(self.rollout_buffer.values), torch.as_tensor(self.rollout_buffer.returns)
+        self.logger.record("ppo/explained_variance", explained_variance(values, returns))
+        self.logger.record("train/ratio_gap", gap)
+        self.logger.record("train/n_updates", self._n_updates)
+        self.logger.record("time/update_s", seconds)
         if gap > RATIO_TOLERANCE[self.policy.arguments.dtype]:
             warnings.warn(self._explain_ratio(gap), stacklevel=2)
 
@@ -230,6 +238,20 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
 
 
 _MEANS = ("policy", "value", "entropy")
+_KEYS = {
+    "policy": "ppo/policy_gradient_loss",
+    "value": "ppo/value_loss",
+    "entropy": "ppo/entropy_loss",
+    "loss": "ppo/loss",
+    "approx_kl": "ppo/approx_kl",
+    "clip_fraction": "ppo/clip_fraction",
+    "grad_norm": "train/grad_norm",
+}
+
+
+def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and defaults for what was not, or was left at None."""
+    return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
 
 
 def episodes_of(minibatch: RolloutBufferSamples) -> EpisodeBatch:

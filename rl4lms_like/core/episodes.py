@@ -3,6 +3,7 @@
 prompt_ids    [n, prompt_len]    padded on `prompt_side`
 response_ids  [n, response_len]  right-padded
 flat field    [n_tokens]         the actions of episode 0, then those of episode 1, ...
+allowed       [n_tokens, bytes]  flat too: the tokens each action was chosen from, where they were not all
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class EpisodeBatch:
         response_mask: `[n, response_len]`, bool, True = an action of the policy; a run from the left of each row.
         terminated: `[n]`, bool; True = ended by an end-of-text token, False = cut by the length limit.
         prompt_side: the side that prompts are padded on, `left` for causal and `right` for seq2seq models.
+        allowed: `[n_tokens, ceil(vocab / 8)]`, uint8, the tokens that each action could be (`core.token_masks`); None
+            = every token of the vocabulary.
     """
 
     prompt_ids: Tensor
@@ -34,6 +37,7 @@ class EpisodeBatch:
     response_mask: Tensor
     terminated: Tensor
     prompt_side: Literal["left", "right"] = "left"
+    allowed: Tensor | None = None
 
     @property
     def n_episodes(self) -> int:
@@ -71,8 +75,9 @@ class EpisodeBatch:
 
     def select(self, episodes: Tensor) -> EpisodeBatch:
         """Some of the episodes, in the order of the index `[k]`, without columns that none of them uses."""
-        rows = {name: getattr(self, name)[episodes] for name in _TENSORS}
-        return replace(self, **rows).trimmed()
+        rows = {name: getattr(self, name)[episodes] for name in _ROWS}
+        allowed = None if self.allowed is None else self.allowed[self.token_index(episodes)]
+        return replace(self, **rows, allowed=allowed).trimmed()
 
     def trimmed(self) -> EpisodeBatch:
         """The same episodes without columns that hold padding only."""
@@ -104,21 +109,30 @@ class EpisodeBatch:
 
     def to(self, device: torch.device | str) -> EpisodeBatch:
         """The same episodes on another device."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in _TENSORS})
+        allowed = None if self.allowed is None else self.allowed.to(device)
+        return replace(self, **{name: getattr(self, name).to(device) for name in _ROWS}, allowed=allowed)
 
     @staticmethod
     def concatenated(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
-        """Several batches as one, padded to the widest."""
+        """Several batches as one, padded to the widest.
+
+        Raises:
+            ValueError: some have masks and some have not.
+        """
         if len(batches) == 1:
             return batches[0]
         prompt_len = max(batch.prompt_ids.shape[1] for batch in batches)
         response_len = max(batch.response_ids.shape[1] for batch in batches)
         wide = [batch.widened(prompt_len, response_len) for batch in batches]
-        joined: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in wide]) for name in _TENSORS}
-        return replace(wide[0], **joined)
+        joined: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in wide]) for name in _ROWS}
+        masks = [batch.allowed for batch in wide if batch.allowed is not None]
+        if masks and len(masks) < len(wide):
+            raise ValueError(f"{len(masks)} of {len(wide)} batches of episodes have masks of allowed tokens")
+        return replace(wide[0], **joined, allowed=torch.cat(masks) if masks else None)
 
 
-_TENSORS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
+_ROWS = tuple(field.name for field in fields(EpisodeBatch) if field.name not in ("prompt_side", "allowed"))
+"""Fields with one row for each episode."""
 
 
 def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:

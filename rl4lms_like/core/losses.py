@@ -40,6 +40,16 @@ def clipped_surrogate(
     return -torch.min(ratio * advantages, clipped * advantages).mean()
 
 
+def surrogate(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+    """TRPO's policy loss, -mean r A (arXiv 1502.05477, eq. 14).
+
+    Args:
+        log_ratio: log of r, new minus old log-prob.
+        advantages: A.
+    """
+    return -(torch.exp(log_ratio) * advantages).mean()
+
+
 def policy_gradient(log_prob: Tensor, advantages: Tensor) -> Tensor:
     """The actor's loss of A2C, -mean A log pi (arXiv 1602.01783)."""
     return -(advantages * log_prob).mean()

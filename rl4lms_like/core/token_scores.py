@@ -9,16 +9,24 @@ exceed the budget: then they are made anew, chunk by chunk, into one gradient bu
 With z the logits, p = softmax(z) and H = -Σ p log p, the gradient of g·log p_y + h·H with respect to z is
 
     (1[y] - p) g - p (log p + H) h
+
+Where only some tokens may be chosen, the same holds over those: p is renormalised, and 0 for all others. Their logits
+become `NEVER`, a finite number, so that 0 log 0 is 0 and no gradient is nan.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from rl4lms_like.core.token_masks import unpack
+
+NEVER = -1e30
+"""The logit of a token that may not be chosen."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,37 @@ class Head:
         return product if self.bias is None else product.add_(self.bias.float())
 
 
+class MaskedScores(NamedTuple):
+    """Scores of tokens that were chosen from a part of the vocabulary, `[n_tokens]`.
+
+    `log_prob` and `entropy` are of the distribution renormalised over that part, `raw_log_prob` is of the model's own;
+    it has no gradient.
+    """
+
+    log_prob: Tensor
+    entropy: Tensor
+    raw_log_prob: Tensor
+
+
 def scores_of_logits(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Log-prob and entropy `[n_tokens]` from logits `[n_tokens, vocab]`, by plain autograd (twice differentiable)."""
     log_probs = logits.float().log_softmax(dim=-1)
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
     return log_probs.gather(1, actions[:, None]).squeeze(1), entropy
+
+
+def masked_scores_of_logits(logits: Tensor, actions: Tensor, allowed: Tensor) -> MaskedScores:
+    """`scores_of_logits` over the allowed tokens.
+
+    Args:
+        logits: `[n_tokens, vocab]`.
+        actions: token ids `[n_tokens]`.
+        allowed: `[n_tokens, n_bytes]`, see `core.token_masks`.
+    """
+    logits = logits.float()
+    raw_log_prob = logits.detach().log_softmax(dim=-1).gather(1, actions[:, None]).squeeze(1)
+    kept = logits.masked_fill(~unpack(allowed, logits.shape[1]), NEVER)
+    return MaskedScores(*scores_of_logits(kept, actions), raw_log_prob)
 
 
 def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: int) -> tuple[Tensor, Tensor]:
@@ -64,40 +98,70 @@ def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: 
         float32 also under autocast: many models' logits share a large offset, whose rounding in bfloat16 would be
         tenths of a nat.
     """
-    vocab = head.weight.shape[0]
-    chunk = max(logits_budget // vocab, 1)
+    log_prob, entropy, _ = _scored(hidden, head, actions, None, logits_budget)
+    return log_prob, entropy
+
+
+def masked_token_scores(
+    hidden: Tensor, head: Head, actions: Tensor, allowed: Tensor, *, logits_budget: int
+) -> MaskedScores:
+    """`token_scores` over the allowed tokens; masks are unpacked chunk by chunk.
+
+    Args:
+        hidden: `[n_tokens, d]`.
+        head: what turns them into logits.
+        actions: token ids `[n_tokens]`.
+        allowed: `[n_tokens, n_bytes]`, see `core.token_masks`.
+        logits_budget: how many logits may be kept, counted in numbers, not bytes.
+    """
+    return MaskedScores(*_scored(hidden, head, actions, allowed, logits_budget))
+
+
+def _scored(
+    hidden: Tensor, head: Head, actions: Tensor, allowed: Tensor | None, logits_budget: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    chunk = max(logits_budget // head.weight.shape[0], 1)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _TokenScores.apply(hidden.float(), head.weight, head.bias, head.scale, actions, chunk)
+        return _TokenScores.apply(hidden.float(), head.weight, head.bias, head.scale, actions, chunk, allowed)
 
 
 class _TokenScores(torch.autograd.Function):
-    """The autograd node behind `token_scores`."""
+    """The autograd node behind `token_scores` and `masked_token_scores`; without masks the raw log-prob is empty."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, actions: Tensor, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        actions: Tensor,
+        chunk: int,
+        allowed: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(weight, bias, scale)
         n_tokens = len(actions)
-        log_prob, entropy = (
-            hidden.new_empty(n_tokens, dtype=torch.float32),
-            hidden.new_empty(n_tokens, dtype=torch.float32),
-        )
+        log_prob, entropy = (hidden.new_empty(n_tokens, dtype=torch.float32) for _ in range(2))
+        raw_log_prob = hidden.new_empty(0 if allowed is None else n_tokens, dtype=torch.float32)
         keep = n_tokens <= chunk and any(ctx.needs_input_grad[:3])
         ctx.probs = None
         for part in _parts(n_tokens, chunk):
-            probs, log_prob[part], entropy[part] = _softmax(head, hidden[part], actions[part])
+            logits = head.logits(hidden[part])
+            if allowed is not None:
+                raw_log_prob[part] = _log_prob(logits, actions[part])
+            probs, log_prob[part], entropy[part] = _softmax(logits, actions[part], _part_of(allowed, part))
             if keep:
                 ctx.probs = probs
-        ctx.save_for_backward(hidden, weight, bias, actions, entropy)
+        ctx.save_for_backward(hidden, weight, bias, actions, entropy, allowed)
         ctx.scale, ctx.chunk, ctx.kept = scale, chunk, keep
         ctx.set_materialize_grads(False)
-        return log_prob, entropy
+        ctx.mark_non_differentiable(raw_log_prob)
+        return log_prob, entropy, raw_log_prob
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_log_prob, grad_entropy = gradients
-        hidden, weight, bias, actions, entropy = ctx.saved_tensors
+        grad_log_prob, grad_entropy, _ = gradients
+        hidden, weight, bias, actions, entropy, allowed = ctx.saved_tensors
         if ctx.kept and ctx.probs is None:
             raise RuntimeError("token_scores: the graph was freed by its first backward pass")
         head = Head(weight, bias, ctx.scale)
@@ -106,7 +170,9 @@ class _TokenScores(torch.autograd.Function):
         grad_weight = None if whole else torch.zeros_like(weight)
         grad_bias = None if bias is None else torch.zeros_like(bias)
         for part in _parts(len(actions), ctx.chunk):
-            probs = ctx.probs if ctx.probs is not None else _softmax(head, hidden[part], actions[part])[0]
+            probs = ctx.probs
+            if probs is None:
+                probs, _, _ = _softmax(head.logits(hidden[part]), actions[part], _part_of(allowed, part))
             ctx.probs = None
             grad = _logit_gradient(
                 probs,
@@ -126,16 +192,28 @@ class _TokenScores(torch.autograd.Function):
             grad_weight = None
         if not ctx.needs_input_grad[2]:
             grad_bias = None
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
 def _parts(n_tokens: int, chunk: int) -> list[slice]:
     return [slice(start, min(start + chunk, n_tokens)) for start in range(0, n_tokens, chunk)]
 
 
-def _softmax(head: Head, hidden: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities `[n, vocab]`, log-prob and entropy `[n]`, with one exponential per logit."""
-    logits = head.logits(hidden)
+def _part_of(allowed: Tensor | None, part: slice) -> Tensor | None:
+    return None if allowed is None else allowed[part]
+
+
+def _log_prob(logits: Tensor, actions: Tensor) -> Tensor:
+    """Log-prob `[n]`, by the very operations of `_softmax`: where everything is allowed, both are the same bits."""
+    shifted = logits - logits.amax(dim=1, keepdim=True)
+    chosen = shifted.gather(1, actions[:, None]).squeeze(1)
+    return chosen - shifted.exp_().sum(dim=1, keepdim=True).squeeze(1).log()
+
+
+def _softmax(logits: Tensor, actions: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities `[n, vocab]`, log-prob and entropy `[n]`, with one exponential per logit; takes the logits over."""
+    if allowed is not None:
+        logits.masked_fill_(~unpack(allowed, logits.shape[1]), NEVER)
     logits -= logits.amax(dim=1, keepdim=True)
     probs = logits.exp()
     norm = probs.sum(dim=1, keepdim=True)

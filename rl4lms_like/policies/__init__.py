@@ -9,6 +9,7 @@ from __future__ import annotations
 from rl4lms_like.core.registry import Entry, Registry
 
 _ARGUMENTS = "rl4lms_like.policies.arguments:PolicyArguments"
+_MASKABLE_ARGUMENTS = "rl4lms_like.policies.arguments:MaskablePolicyArguments"
 
 POLICIES = Registry(
     "policy",
@@ -23,6 +24,16 @@ POLICIES = Registry(
             "rl4lms_like.policies.seq2seq:Seq2SeqLMActorCriticPolicy",
             "encoder-decoder language model (T5, BART, Marian ...) with a separate or shared critic",
             arguments=_ARGUMENTS,
+        ),
+        "maskable_causal_lm_actor_critic_policy": Entry(
+            "rl4lms_like.policies.masked:MaskableCausalLMActorCriticPolicy",
+            "decoder-only language model that chooses from what a mask model allows; for nlpo",
+            arguments=_MASKABLE_ARGUMENTS,
+        ),
+        "maskable_seq2seq_lm_actor_critic_policy": Entry(
+            "rl4lms_like.policies.masked:MaskableSeq2SeqLMActorCriticPolicy",
+            "encoder-decoder language model that chooses from what a mask model allows; for nlpo",
+            arguments=_MASKABLE_ARGUMENTS,
         ),
     },
 )

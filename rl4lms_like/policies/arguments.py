@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Lt
+
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.schema import join
+
+Arguments = TypeVar("Arguments", bound="PolicyArguments")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +27,8 @@ class PolicyArguments:
             in transformers; `top_k: 0` samples from the distribution that is trained.
         prompt_truncation_side: which side of a long prompt is cut in evaluation (rollouts use `env.args`).
         critic: `separate` (a second network from the same weights) or `shared` (a value head on the policy's trunk).
+        critic_model: hub id or folder that a separate critic starts from, with the policy's tokens; its width may be
+            another. Default: `model_name`.
         value_head_init: `default` (torch's linear layer) or `zero` (the first values are 0).
         reference_model: hub id or folder of the frozen model that KL is measured against; default: `model_name`.
         dtype: `float32`, or `bfloat16` for autocast over float32 weights; log-probs are computed from float32 logits.
@@ -29,6 +36,8 @@ class PolicyArguments:
         gradient_checkpointing: recompute activations in the backward pass: less memory, about a third more time.
         compile: `torch.compile` the networks of the update.
         dropout: keep the model's dropout in updates. Ratios then differ from 1 at the first minibatch.
+        peft: train low-rank adapters instead of the weights: fields of PEFT's `LoraConfig`, `{r: 8, lora_alpha: 16}`.
+        merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise the adapters only.
         logits_budget_mb: logits kept between forward and backward, MiB; more tokens x vocabulary than that are
             recomputed in chunks of this size.
         trust_remote_code: run code that a hub model brings along.
@@ -41,6 +50,7 @@ class PolicyArguments:
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
     prompt_truncation_side: Literal["left", "right"] = "left"
     critic: Literal["separate", "shared"] = "separate"
+    critic_model: str | None = None
     value_head_init: Literal["default", "zero"] = "default"
     reference_model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -48,11 +58,63 @@ class PolicyArguments:
     gradient_checkpointing: bool = False
     compile: bool = False
     dropout: bool = False
+    peft: dict[str, Any] | None = None
+    merge_on_save: bool = False
     logits_budget_mb: Annotated[float, Ge(1)] = 512
     trust_remote_code: bool = False
 
     @classmethod
-    def known_in(cls, arguments: Mapping[str, Any]) -> PolicyArguments:
-        """Those of `arguments` that every policy takes; a user's policy may take further ones."""
+    def known_in(cls: type[Arguments], arguments: Mapping[str, Any]) -> Arguments:
+        """Those of `arguments` that every policy of the kind takes; a user's policy may take further ones."""
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in arguments.items() if name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskablePolicyArguments(PolicyArguments):
+    """Arguments of the maskable policies, beside those of all policies (NLPO, arXiv 2210.01241).
+
+    Args:
+        mask_type: which tokens may be chosen: the `learned_top_k` or `learned_top_p` ones of the mask model, a copy of
+            the policy that lags behind it; or `topk`, the policy's own best, without a mask model.
+        top_mask: for `learned_top_p` the probability that the allowed tokens have together, above 0 and at most 1; for
+            the others their number.
+        min_tokens_to_keep: with `learned_top_p` at least so many tokens stay allowed. Special tokens always are.
+        target_update_iterations: the mask model takes over the policy after every so many iterations.
+        mask_ema: share of the mask model that stays when it takes over the policy; default: none, it becomes a copy.
+    """
+
+    mask_type: Literal["learned_top_k", "learned_top_p", "topk"] = "learned_top_k"
+    top_mask: int | float
+    min_tokens_to_keep: Annotated[int, Ge(1)] = 100
+    target_update_iterations: Annotated[int, Ge(1)] = 1000
+    mask_ema: Annotated[float, Ge(0), Lt(1)] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what several arguments say together."""
+        mistakes = mask_mistakes(asdict(self))
+        if mistakes:
+            raise ConfigError(mistakes, f"the arguments of a maskable policy ({self.model_name})")
+
+
+def mask_mistakes(arguments: Mapping[str, Any], path: str = "") -> list[Mistake]:
+    """What is wrong with a maskable policy's arguments taken together; those that are missing are not looked at.
+
+    Args:
+        arguments: of `MaskablePolicyArguments`, each of the right type.
+        path: where they stand in a config.
+    """
+    mistakes = []
+    mask_type, top_mask = arguments.get("mask_type", "learned_top_k"), arguments.get("top_mask")
+    if mask_type == "learned_top_p":
+        if top_mask is not None and not 0 < top_mask <= 1:
+            message = f"expected a probability above 0 and at most 1, got {top_mask}; to keep a number of tokens, set "
+            mistakes.append(Mistake(join(path, "top_mask"), message + "mask_type: learned_top_k"))
+    elif top_mask is not None and (not isinstance(top_mask, int) or top_mask < 1):
+        message = f"expected a whole number of at least 1 with mask_type: {mask_type}, got {top_mask}; to keep a share "
+        mistakes.append(Mistake(join(path, "top_mask"), message + "of the probability, set mask_type: learned_top_p"))
+    num_beams = (arguments.get("generation_kwargs") or {}).get("num_beams")
+    if num_beams not in (None, 1):
+        message = "rollouts are sampled: no mask of allowed tokens belongs to a beam; beams are for train_evaluation"
+        mistakes.append(Mistake(join(path, "generation_kwargs.num_beams"), message))
+    return mistakes

@@ -1,7 +1,7 @@
 """A language model as an actor-critic.
 
     policy_model   the language model that is trained
-    value_model    the critic's own network, from the same weights; absent with `critic: shared`
+    value_model    the critic's own network, from the same weights or others; absent with `critic: shared`
     value_head     hidden state -> value
     ref_model      frozen copy that KL is measured against; absent where no KL is asked for
 
@@ -11,10 +11,9 @@ Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` in the place of th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,23 +27,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.loading import checkpoint_activations, dropout_rates, load_model, without_output_layer
+from rl4lms_like.policies.lora import copy_sharing_frozen
+from rl4lms_like.policies.networks import load_networks
 from rl4lms_like.policies.optimizer import make_optimizer, parameter_groups
 from rl4lms_like.policies.parity import check_parity, probe_episodes
-from rl4lms_like.policies.teacher_forcing import EpisodeReader
+from rl4lms_like.policies.saving import save_language_model
+from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeReader
 from rl4lms_like.policies.writing import TextWriter
 
 
 class EpisodeScores(NamedTuple):
     """What a rollout keeps of one scoring pass; flat `[n_tokens]`, float32.
 
-    `ref_log_prob` equals `log_prob` where there is no reference model: the KL is 0.
+    `log_prob` and `entropy` are over the tokens that the episodes allow, `raw_log_prob` is over all tokens; without
+    masks both log-probs are the same. The KL is that of the whole distributions, `raw_log_prob - ref_log_prob`.
+    `ref_log_prob` equals `raw_log_prob` where there is no reference model: the KL is 0.
     """
 
     values: Tensor
     log_prob: Tensor
     entropy: Tensor
     ref_log_prob: Tensor
+    raw_log_prob: Tensor
 
 
 class LMActorCriticPolicy(BasePolicy):
@@ -58,7 +62,7 @@ class LMActorCriticPolicy(BasePolicy):
         device: where the networks live; they are checked there.
         optimizer_class: Stable-Baselines3's argument; its A2C passes RMSprop here.
         use_sde: Stable-Baselines3's; must be False.
-        arguments: see `PolicyArguments`.
+        arguments: see the policy's `arguments_class`.
 
     Raises:
         ModelError: a checkpoint cannot be loaded, or does not fit the action space.
@@ -67,6 +71,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
+    arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class LMActorCriticPolicy(BasePolicy):
         use_sde: bool = False,
         **arguments: Any,
     ) -> None:
-        self.arguments = PolicyArguments(**arguments)
+        self.arguments = self.arguments_class(**arguments)
         super().__init__(
             observation_space,
             action_space,
@@ -107,19 +112,11 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _load(self, use_reference: bool) -> None:
         options = self.arguments
-        self.policy_model, self._saved_dropout = self._load_model(options.model_name)
-        self.value_model: PreTrainedModel | None = None
-        if options.critic == "separate":
-            self.value_model = without_output_layer(copy.deepcopy(self.policy_model))
-        self.ref_model: PreTrainedModel | None = None
-        if use_reference:
-            other = options.reference_model not in (None, options.model_name)
-            reference = self._load_model(str(options.reference_model))[0] if other else copy.deepcopy(self.policy_model)
-            self.ref_model = reference.requires_grad_(False)
-        if options.gradient_checkpointing:
-            for model in (self.policy_model, self.value_model):
-                if model is not None:
-                    checkpoint_activations(model)
+        networks = load_networks(self.auto_class, options, use_reference=use_reference)
+        self.policy_model: PreTrainedModel = networks.policy
+        self.value_model: PreTrainedModel | None = networks.critic
+        self.ref_model: PreTrainedModel | None = networks.reference
+        self._saved_dropout = networks.dropout_rates
         self.reader: EpisodeReader = self.reader_class(self.policy_model, compile=options.compile)
         self.value_reader: EpisodeReader | None = (
             None if self.value_model is None else self.reader_class(self.value_model, compile=options.compile)
@@ -132,14 +129,9 @@ class LMActorCriticPolicy(BasePolicy):
             bfloat16=options.dtype == "bfloat16",
         )
 
-    def _load_model(self, model_name: str) -> tuple[PreTrainedModel, dict[str, float]]:
-        return load_model(
-            self.auto_class,
-            model_name,
-            dropout=self.arguments.dropout,
-            attn_implementation=self.arguments.attn_implementation,
-            trust_remote_code=self.arguments.trust_remote_code,
-        )
+    def _copy_of_policy_model(self) -> PreTrainedModel:
+        """A language model equal to the policy's as it is now: trained weights of its own, frozen ones in common."""
+        return copy_sharing_frozen(self.policy_model)
 
     def _check_vocabulary(self) -> None:
         assert isinstance(self.action_space, spaces.Discrete)
@@ -161,7 +153,7 @@ class LMActorCriticPolicy(BasePolicy):
             if reader is not None:
                 reader.probe_head(probe)
         with torch.no_grad():
-            width = self.reader.states(probe).shape[1]
+            width = (self.value_reader or self.reader).states(probe).shape[1]
         self.value_head = nn.Linear(width, 1, bias=False)
         if self.arguments.value_head_init == "zero":
             nn.init.zeros_(self.value_head.weight)
@@ -251,21 +243,46 @@ class LMActorCriticPolicy(BasePolicy):
         Returns:
             Values, log-prob and entropy, each flat `[n_tokens]`, float32.
         """
+        values, scores = self._read(observations)
+        return values, scores.log_prob, scores.entropy
+
+    def action_scores(self, observations: EpisodeBatch) -> ActionScores:
+        """Log-probs and entropies of all actions, with gradients; asks the policy's network alone."""
         with self._autocast():
-            log_prob, entropy, states = self.reader.scores(observations, logits_budget=self._logits_budget)
-            values = self._values(observations, states)
-        return values, log_prob, entropy
+            return self.reader.scores(observations, logits_budget=self._logits_budget)
+
+    def predict_values(self, observations: EpisodeBatch) -> Tensor:
+        """The critic's values of all actions `[n_tokens]`, with gradients for what is the critic's alone.
+
+        With `critic: shared` that is its head: the trunk is the actor's.
+        """
+        with self._autocast():
+            if self.value_reader is not None:
+                return self._value_of(self.value_reader.states(observations))
+            with torch.no_grad():
+                states = self.reader.states(observations)
+            return self._value_of(states)
+
+    def action_logits(self, observations: EpisodeBatch) -> Tensor:
+        """The policy's logits `[n_tokens, vocab]` for all actions, float32, twice differentiable; no masks."""
+        with self._autocast():
+            return self.reader.action_logits(observations)
 
     @torch.no_grad()
     def score(self, episodes: EpisodeBatch) -> EpisodeScores:
         """Everything a rollout needs to know of its episodes, without gradients."""
         self.set_training_mode(False)
-        values, log_prob, entropy = self.evaluate_actions(episodes)
+        if episodes.allowed is None:
+            values, log_prob, entropy = self.evaluate_actions(episodes)
+            raw_log_prob = log_prob
+        else:
+            values, (log_prob, entropy, raw_log_prob, _) = self._read(episodes)
         if self.ref_reader is None:
-            return EpisodeScores(values, log_prob, entropy, log_prob)
+            return EpisodeScores(values, log_prob, entropy, raw_log_prob, raw_log_prob)
         with self._autocast():
-            ref_log_prob, _, _ = self.ref_reader.scores(episodes, logits_budget=self._logits_budget)
-        return EpisodeScores(values, log_prob, entropy, ref_log_prob)
+            unmasked = replace(episodes, allowed=None)
+            ref_log_prob = self.ref_reader.scores(unmasked, logits_budget=self._logits_budget).log_prob
+        return EpisodeScores(values, log_prob, entropy, ref_log_prob, raw_log_prob)
 
     @torch.no_grad()
     def final_values(self, episodes: EpisodeBatch) -> Tensor:
@@ -273,6 +290,12 @@ class LMActorCriticPolicy(BasePolicy):
         with self._autocast():
             states = (self.value_reader or self.reader).final_states(episodes)
             return self._value_of(states)
+
+    def _read(self, episodes: EpisodeBatch) -> tuple[Tensor, ActionScores]:
+        """Values and scores of all actions, from one forward pass each of critic and policy."""
+        with self._autocast():
+            scores = self.reader.scores(episodes, logits_budget=self._logits_budget)
+            return self._values(episodes, scores.states), scores
 
     def _values(self, episodes: EpisodeBatch, states: Tensor | None) -> Tensor:
         if self.value_reader is not None:
@@ -305,21 +328,16 @@ class LMActorCriticPolicy(BasePolicy):
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """Writes the language model so that `AutoModel*.from_pretrained(folder)` loads it, the tokenizer beside it.
 
-        Dropout rates and the generation config are those of the checkpoint it started from.
+        With `peft` that are the adapters alone, unless `merge_on_save` asks for a whole model. Dropout rates and the
+        generation config are those of the checkpoint it started from.
         """
-        folder = Path(folder)
-        model = self.policy_model
-        rates = dropout_rates(model.config)
-        try:
-            for name, value in self._saved_dropout.items():
-                setattr(model.config, name, value)
-            model.save_pretrained(folder, safe_serialization=True)
-        finally:
-            for name, value in rates:
-                setattr(model.config, name, value)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        return folder
+        return save_language_model(
+            self.policy_model,
+            folder,
+            tokenizer,
+            checkpoint_dropout=self._saved_dropout,
+            merge=self.arguments.merge_on_save,
+        )
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

@@ -43,6 +43,8 @@ def linear_head_scale(model: PreTrainedModel, hidden: Tensor, logits: Tensor) ->
     layer = model.get_output_embeddings()
     if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
         return None
+    if hasattr(layer, "base_layer"):
+        return None  # an adapter adds to it, and adds nothing yet
     if layer.weight.shape != (logits.shape[-1], hidden.shape[-1]):
         return None
     tolerance = MATCH * float(logits.abs().max().clamp_min(1.0))

@@ -1,7 +1,12 @@
-"""Models and tokenizers from a hub id or a local folder, with errors that say which one and why."""
+"""Models and tokenizers from a hub id or a local folder, with errors that say which one and why.
+
+A name may also be that of an adapter (`adapter_config.json`, as PEFT writes it): then the model is its base with the
+adapter merged into the weights, whatever the base is, another adapter included.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +21,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.policies.lora import merge_adapter_folder
 
 
 def load_tokenizer(
@@ -28,14 +35,14 @@ def load_tokenizer(
     truncation_side: str = "left",
     trust_remote_code: bool = False,
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer, with a pad token if `pad_token_as_eos_token` and it has none.
+    """A tokenizer, with a pad token if `pad_token_as_eos_token` and it has none; an adapter's may be its base's.
 
     Raises:
         ModelError: it cannot be loaded, or there is no token to pad with.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            model_name,
+            _tokenizer_place(model_name),
             padding_side=padding_side,
             truncation_side=truncation_side,
             trust_remote_code=trust_remote_code,
@@ -61,14 +68,25 @@ def load_model(
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
-        model_name: hub id or local folder.
+        model_name: hub id or local folder, of a model or of an adapter.
         dropout: keep the rates of the model's config; otherwise all of them are set to 0.
         attn_implementation: transformers' argument; None leaves the choice to it.
         trust_remote_code: run code that the model brings along.
 
     Raises:
         ModelError: it cannot be loaded.
+        MissingExtraError: it is an adapter, and PEFT is not installed.
     """
+    base = adapter_base(model_name)
+    if base is not None:
+        model, rates = load_model(
+            auto_class,
+            base,
+            dropout=dropout,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+        return merge_adapter_folder(model, model_name), rates
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     try:
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
@@ -76,12 +94,58 @@ def load_model(
         if not dropout:
             for name in rates:
                 setattr(config, name, 0.0)
-        model: PreTrainedModel = auto_class.from_pretrained(
+        model = auto_class.from_pretrained(
             model_name, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
         )
     except Exception as error:
         raise ModelError(_cannot_load("model", model_name, error)) from error
     return model, rates
+
+
+def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | None:
+    """The model that an adapter was trained on; None where `model_name` is a model itself.
+
+    Args:
+        model_name: hub id or local folder.
+        local_files_only: do not ask the hub.
+
+    Raises:
+        ModelError: its base is a folder that is not there.
+    """
+    try:
+        file = find_adapter_config_file(model_name, local_files_only=local_files_only)
+    except (OSError, ValueError):  # no name of anything: loading it says so
+        return None
+    if file is None:
+        return None
+    base = str(json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path"))
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise ModelError(
+            f"the adapter {model_name!r} was trained on {base!r}, and there is no such folder: put the base back, or "
+            f"write where it is now into base_model_name_or_path of its adapter_config.json"
+        )
+    return base
+
+
+def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
+    """Where a model's config and whole weights lie: the model itself, or what its adapters were trained on."""
+    base = adapter_base(model_name, local_files_only=local_files_only)
+    return model_name if base is None else whole_checkpoint(base, local_files_only=local_files_only)
+
+
+def load_model_config(model_name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The config of a language model; an adapter's is that of its base.
+
+    Raises:
+        ModelError: there is none under that name.
+    """
+    try:
+        return AutoConfig.from_pretrained(whole_checkpoint(model_name), trust_remote_code=trust_remote_code)
+    except ModelError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"cannot load the config of the model {model_name!r}: {reason}") from error
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
@@ -112,6 +176,13 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _tokenizer_place(model_name: str) -> str:
+    if (Path(model_name) / "tokenizer_config.json").is_file():
+        return model_name
+    base = adapter_base(model_name)
+    return model_name if base is None else _tokenizer_place(base)
 
 
 def _cannot_load(what: str, model_name: str, error: Exception) -> str:

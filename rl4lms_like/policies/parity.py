@@ -70,7 +70,7 @@ def parity_gap(reader: EpisodeReader, prompt_ids: Tensor, prompt_mask: Tensor, *
     )
     raw = torch.stack(output.logits, dim=1).float().log_softmax(dim=-1)
     sampled = raw.gather(2, response_ids[:, :, None]).squeeze(2)
-    log_prob, _, _ = reader.scores(episodes, logits_budget=sys.maxsize)
+    log_prob = reader.scores(episodes, logits_budget=sys.maxsize).log_prob
     return float((episodes.pad(log_prob) - sampled).abs().max())
 
 

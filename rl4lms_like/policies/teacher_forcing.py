@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,29 @@ from transformers import PreTrainedModel
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.token_scores import scores_of_logits, token_scores
+from rl4lms_like.core.token_scores import (
+    masked_scores_of_logits,
+    masked_token_scores,
+    scores_of_logits,
+    token_scores,
+)
 from rl4lms_like.policies.heads import current_head, linear_head_scale
+
+
+class ActionScores(NamedTuple):
+    """What one forward pass says of each action; flat `[n_tokens]`, float32.
+
+    Args:
+        log_prob: of the action among the tokens it was chosen from.
+        entropy: of the distribution over those tokens.
+        raw_log_prob: of the action among all tokens. Without masks it is `log_prob`; with them it has no gradient.
+        states: the hidden states `[n_tokens, d]`, where they were made.
+    """
+
+    log_prob: Tensor
+    entropy: Tensor
+    raw_log_prob: Tensor
+    states: Tensor | None
 
 
 class EpisodeReader(ABC):
@@ -62,18 +83,35 @@ class EpisodeReader(ABC):
         """Finds out on some episodes whether a linear head explains the model's logits."""
         self.head_scale = linear_head_scale(self.model, self.states(probe), self.logits(probe))
 
-    def scores(self, episodes: EpisodeBatch, *, logits_budget: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Log-prob and entropy of each action, flat `[n_tokens]`, and the hidden states where they were made.
+    def scores(self, episodes: EpisodeBatch, *, logits_budget: int) -> ActionScores:
+        """Log-prob and entropy of each action, over the tokens that the episodes allow.
 
         Args:
-            episodes: what to read.
+            episodes: what to read; see `EpisodeBatch.allowed`.
             logits_budget: how many logits may be kept, counted in numbers.
         """
+        actions, allowed = episodes.actions, episodes.allowed
         if self.head_scale is None:
-            return *scores_of_logits(self.logits(episodes), episodes.actions), None
+            logits = self.logits(episodes)
+            if allowed is not None:
+                return ActionScores(*masked_scores_of_logits(logits, actions, allowed), states=None)
+            log_prob, entropy = scores_of_logits(logits, actions)
+            return ActionScores(log_prob, entropy, log_prob, states=None)
         states = self.states(episodes)
         head = current_head(self.model, self.head_scale)
-        return *token_scores(states, head, episodes.actions, logits_budget=logits_budget), states
+        if allowed is not None:
+            scores = masked_token_scores(states, head, actions, allowed, logits_budget=logits_budget)
+            return ActionScores(*scores, states=states)
+        log_prob, entropy = token_scores(states, head, actions, logits_budget=logits_budget)
+        return ActionScores(log_prob, entropy, log_prob, states=states)
+
+    def action_logits(self, episodes: EpisodeBatch) -> Tensor:
+        """The logits `[n_tokens, vocab]` that `scores` judges by, in float32 and twice differentiable; no masks."""
+        if self.head_scale is None:
+            return self.logits(episodes)
+        states = self.states(episodes)
+        with torch.autocast(states.device.type, enabled=False):
+            return current_head(self.model, self.head_scale).logits(states)
 
 
 class CausalReader(EpisodeReader):

@@ -89,11 +89,22 @@ class TextWriter:
             eos_token_ids=eos_token_ids,
             is_encoder_decoder=self.is_encoder_decoder,
         )
-        sequences = self._sequences(ids, mask, arguments, seed)
+        return self._episodes(ids, mask, arguments, eos_token_ids, seed).trimmed()
+
+    def _episodes(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        arguments: Mapping[str, Any],
+        eos_token_ids: Sequence[int],
+        seed: int | None,
+        processors: LogitsProcessorList | None = None,
+    ) -> EpisodeBatch:
+        """What `generate` wrote, up to each response's first end token."""
+        sequences = self._sequences(ids, mask, arguments, seed, processors)
         response_ids = sequences[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
         response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
-        episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
-        return episodes.trimmed()
+        return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
 
     def _sequences(
         self,
@@ -101,7 +112,7 @@ class TextWriter:
         mask: Tensor,
         arguments: Mapping[str, Any],
         seed: int | None,
-        processors: LogitsProcessorList | None = None,
+        processors: LogitsProcessorList | None,
     ) -> Tensor:
         """What `generate` wrote, prompt or start token included."""
         model: Any = self.model

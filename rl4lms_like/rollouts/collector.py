@@ -3,7 +3,7 @@
 prompts  = env.reset()
 episodes = policy.generate(prompts)         [n, response_len]
 rewards  = env.play(episodes)               [n_tokens]
-scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob
+scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
 buffer.add(shape(rewards, scores))          KL penalty and normalisation, then advantages once
 """
 
@@ -21,6 +21,7 @@ from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.seeding import SeedStream
+from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import EpisodeScores, LMActorCriticPolicy
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
@@ -110,7 +111,7 @@ class RolloutCollector:
         self.episode_infos = [info for part in parts for info in part.infos()]
         info = rollout_info(parts, kl_rewards if self.policy.ref_model is not None else None)
         info["rollout_info/kl_coeff"] = self.kl.coeff
-        kl = torch.cat([part.scores.log_prob - part.scores.ref_log_prob for part in parts])
+        kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
         self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
         return info | {f"time/{name}": value for name, value in seconds.items()}
 
@@ -153,7 +154,7 @@ class RolloutCollector:
         return [episodes.select(torch.tensor(group, device=device)) for group in groups]
 
     def _kl_reward(self, part: ScoredEpisodes) -> Tensor:
-        return -self.kl.coeff * kl_estimate(part.scores.log_prob, part.scores.ref_log_prob, self.kl.estimator)
+        return -self.kl.coeff * kl_estimate(part.scores.raw_log_prob, part.scores.ref_log_prob, self.kl.estimator)
 
     def _last_values(self, episodes: EpisodeBatch) -> Tensor | None:
         if not self.bootstrap_truncated:
@@ -197,11 +198,15 @@ def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] |
         "entropy": scores.entropy,
     }
     if kl_rewards is not None:
-        series["kl_div_mean"] = scores.log_prob - scores.ref_log_prob
+        series["kl_div_mean"] = scores.raw_log_prob - scores.ref_log_prob
         series["ref_log_prob"] = scores.ref_log_prob
         series["ep_kl_rew"] = torch.cat(
             [episode_sums(part.episodes, kl) for part, kl in zip(parts, kl_rewards, strict=True)]
         )
+    masks = [part.episodes.allowed for part in parts if part.episodes.allowed is not None]
+    if masks:
+        series["raw_log_prob"] = scores.raw_log_prob
+        series["n_allowed"] = torch.cat([n_allowed(mask) for mask in masks])
     info = {}
     for name, values in series.items():
         info[f"rollout_info/{name}"] = float(values.double().mean())

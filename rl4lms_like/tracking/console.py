@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,13 @@ ENTROPY = Column("entropy", ("rollout_info/entropy",), ".3f")
 VALUE_LOSS = Column("value loss", ("ppo/value_loss", "train/value_loss"), ".4f")
 SPEED = Column("tokens/s", ("time/tokens_per_s", "time/fps"), ",.0f")
 COLUMNS = (REWARD, KL, COEFF, ENTROPY, VALUE_LOSS, SPEED)
+
+LOSS = Column("loss", ("supervised/loss",), ".4f")
+VAL_LOSS = Column("val loss", ("supervised/val_loss",), ".4f")
+RATE = Column("lr", ("train/learning_rate",), ".2e")
+STEPS = Column("steps/s", ("time/steps_per_s",), ".2f")
+SUPERVISED = (LOSS, VAL_LOSS, RATE, STEPS)
+"""Of a run without rollouts."""
 
 
 class RunConsole(Console):
@@ -119,7 +126,9 @@ class ConsoleSink(Sink):
         if self._live is not None:
             self._progress.update(self._progress.task_ids[0], completed=iteration, left=f"{self._left()} left")
         elif any(key.startswith(ROLLOUT_GROUPS) for key in values):
-            self._line()
+            self._line("iteration", COLUMNS)
+        elif LOSS.value(values) is not None:
+            self._line("step", SUPERVISED)
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
         first = self._first_scores.setdefault(split_name, dict(metrics))
@@ -155,7 +164,7 @@ class ConsoleSink(Sink):
     def _frame(self) -> Group:
         numbers = Text("  ", no_wrap=True, overflow="ellipsis")
         room = self.console.width - 76
-        for column in (REWARD, KL, ENTROPY, SPEED):
+        for column in (REWARD, KL, ENTROPY, SPEED) if LOSS.value(self._values) is None else SUPERVISED:
             if column.value(self._values) is None:
                 continue
             numbers.append(f"{column.label} ", style="dim").append(column.text(self._values), style="bold")
@@ -166,8 +175,8 @@ class ConsoleSink(Sink):
             numbers.append("   ")
         return Group(self._progress, numbers)
 
-    def _line(self) -> None:
-        cells = [("iteration", self._of_total()), *((column.label, column.text(self._values)) for column in COLUMNS)]
+    def _line(self, unit: str, columns: Sequence[Column]) -> None:
+        cells = [(unit, self._of_total()), *((column.label, column.text(self._values)) for column in columns)]
         cells.append(("left", self._left()))
         if self._n_lines % HEADER_EVERY == 0:
             self.print("\n" + "".join(f"{label:>11}" for label, _ in cells))

@@ -37,6 +37,8 @@ UPDATE = "How the updates behave"
 COST = "What it costs"
 
 CURVES = (
+    Curve(LEARNING, "Loss", "of the references, nats per token",
+          {"train": ("supervised/loss",), "val": ("supervised/val_loss",)}, from_zero=True),
     Curve(LEARNING, "Reward", "task reward of an episode; band: ± one std",
           {"reward": ("rollout_info/ep_rew", "rollout/ep_rew_mean")}, band=True),
     Curve(LEARNING, "KL to the reference", "nats per token",
@@ -69,6 +71,8 @@ CURVES = (
           {"learning rate": ("train/learning_rate",)}, from_zero=True),
     Curve(COST, "Throughput", "tokens per second, rollout and update together",
           {"tokens/s": ("time/tokens_per_s", "time/fps")}, from_zero=True),
+    Curve(COST, "Optimizer steps", "per second, evaluations aside",
+          {"steps/s": ("time/steps_per_s",)}, from_zero=True),
     Curve(COST, "Time", "seconds per iteration",
           {"update": ("time/update_s",), "rollout": ("time/rollout_s",)}, from_zero=True),
 )  # fmt: skip

@@ -113,7 +113,7 @@ def _status(run: RunRecord) -> str:
     last = int(run.iterations[-1]["iteration"])
     if isinstance(n_iters, int) and last < n_iters:
         return f"unfinished, {last} of {n_iters} iterations"
-    return f"{last} iterations"
+    return f"{last} {'iterations' if n_iters is not None else 'steps'}"
 
 
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
@@ -123,7 +123,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     facts = {
         "Algorithm": run.setting("alg", "id"),
         "Policy": run.setting("alg", "policy", "id"),
-        "Model": run.setting("alg", "policy", "args", "model_name"),
+        "Model": run.setting("alg", "policy", "args", "model_name") or run.setting("alg", "model_name"),
         "Reward": run.setting("reward_fn", "id"),
         "Data": run.setting("datapool", "id"),
         "Seed": run.setting("seed"),
@@ -141,6 +141,10 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     reward = _ends(run, "rollout_info/ep_rew")
     if reward:
         tiles.append(("reward per episode", format_number(reward[1]), f"{format_number(reward[0])} at first"))
+    for name, key in (("loss per token", "supervised/loss"), ("loss on val", "supervised/val_loss")):
+        loss = _ends(run, key)
+        if loss:
+            tiles.append((name, format_number(loss[1]), f"{format_number(loss[0])} at first"))
     kl = _ends(run, "rollout_info/kl_div_mean")
     if kl:
         target = number(run.setting("alg", "kl_div", "target_kl"))

@@ -6,13 +6,13 @@ RunConfig ─ tokenizer ─ samples ─ reward, metrics ─ environment ─ poli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
@@ -22,17 +22,19 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.make import make_vec_env
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.policies import POLICIES
+from rl4lms_like.policies import POLICIES, loading
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.generation import generate_arguments, unknown_generation_arguments
 from rl4lms_like.policies.loading import load_tokenizer
+from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.config import ComponentConfig, RunConfig, TokenizerConfig
 
 SMALL_MODEL = 20_000_000
-"""Trained parameters up to which `n_threads: auto` means 1: a second thread made tiny models up to 40 times slower."""
+"""Parameters of actor and critic up to which `n_threads: auto` means 1; a second thread made tiny models up to 40 times
+slower."""
 
 SPLITS = ("train", "val", "test")
 
@@ -80,17 +82,21 @@ def assemble(config: RunConfig) -> Run:
     _check_settings(config)
     model_config = load_model_config(policy_arguments)
     tokenizer = build_tokenizer(config.tokenizer)
-    _check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, policy_arguments.model_name)
+    check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, policy_arguments.model_name)
     pools = {split: build_datapool(config.datapool, split) for split in SPLITS}
     if not len(pools["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: the split 'train' has no samples")
-    reward_fn = _built(REWARDS, config.reward_fn, "reward")
-    metrics = [_built(METRICS, metric, "metric") for metric in config.train_evaluation.metrics]
+    reward_fn = build_component(REWARDS, config.reward_fn, "reward")
+    metrics = [build_component(METRICS, metric, "metric") for metric in config.train_evaluation.metrics]
     env = build_env(config, tokenizer, reward_fn, pools["train"], model_config)
     max_prompt_length = env.get_attr("layout", [0])[0].max_prompt_length
-    _check_positions(model_config, max_prompt_length, env.get_attr("max_episode_length", [0])[0])
+    max_episode_length = env.get_attr("max_episode_length", [0])[0]
+    _check_positions(model_config, "the model", max_prompt_length, max_episode_length)
+    if policy_arguments.critic_model is not None:
+        critic_config = load_model_config(replace(policy_arguments, model_name=policy_arguments.critic_model))
+        _check_positions(critic_config, "the critic", max_prompt_length, max_episode_length)
     algorithm = build_alg(config, env)
-    if config.n_threads == "auto" and n_trained_parameters(algorithm.policy) <= SMALL_MODEL:
+    if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
         torch.set_num_threads(1)
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     return Run(config, tokenizer, samples, metrics, env, algorithm, max_prompt_length)
@@ -177,21 +183,21 @@ def load_model_config(arguments: PolicyArguments) -> PretrainedConfig:
     Raises:
         ModelError: there is none under that name.
     """
-    try:
-        return AutoConfig.from_pretrained(arguments.model_name, trust_remote_code=arguments.trust_remote_code)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"cannot load the config of the model {arguments.model_name!r} (alg.policy.args.model_name): {reason}"
-        ) from error
+    return loading.load_model_config(arguments.model_name, trust_remote_code=arguments.trust_remote_code)
 
 
-def n_trained_parameters(policy: Any) -> int:
-    """The number of parameters that an update changes."""
-    return sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
+def n_parameters(policy: Any) -> int:
+    """The number of parameters that an update computes with: those of actor and critic, frozen ones included."""
+    named = policy.named_parameters()
+    return sum(parameter.numel() for name, parameter in named if not name.startswith("ref_model."))
 
 
-def _built(registry: Any, config: ComponentConfig, kind: str) -> Any:
+def build_component(registry: Any, config: ComponentConfig, kind: str) -> Any:
+    """A reward or metric of a config.
+
+    Raises:
+        ComponentError: it could not be built; says which.
+    """
     try:
         return registry.get(config.id, config.args)
     except RL4LMsLikeError:
@@ -201,9 +207,9 @@ def _built(registry: Any, config: ComponentConfig, kind: str) -> Any:
 
 
 def load_generation_config(model_name: str) -> GenerationConfig | None:
-    """The generation config that a checkpoint brings along, if it does."""
+    """The generation config that a checkpoint brings along, if it does; an adapter's is that of its base."""
     try:
-        return GenerationConfig.from_pretrained(model_name)
+        return GenerationConfig.from_pretrained(loading.whole_checkpoint(model_name))
     except OSError:
         return None
 
@@ -226,7 +232,7 @@ def end_tokens(
 
 
 def _check_settings(config: RunConfig) -> None:
-    """What only torch and transformers know to be wrong, before any weight is read."""
+    """What only torch, transformers and PEFT know to be wrong, before any weight is read."""
     places = {
         "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
         "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
@@ -236,21 +242,27 @@ def _check_settings(config: RunConfig) -> None:
         for path, kwargs in places.items()
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
-    device = config.alg.args.get("device") or config.device
-    try:
-        chosen = get_device(device)
-    except RuntimeError:
-        mistakes.append(Mistake("device", f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}"))
-    else:
-        if device != "auto" and chosen.type != torch.device(device).type:
-            mistakes.append(Mistake("device", f"{device!r} is not available here; auto takes what is"))
+    mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
+    mistakes += device_mistakes(config.alg.args.get("device") or config.device)
     if mistakes:
         raise ConfigError(mistakes)
 
 
-def _check_vocabulary(
+def device_mistakes(device: str) -> list[Mistake]:
+    """What is wrong with a config's `device` on this machine."""
+    try:
+        chosen = get_device(device)
+    except RuntimeError:
+        return [Mistake("device", f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
+    if device != "auto" and chosen.type != torch.device(device).type:
+        return [Mistake("device", f"{device!r} is not available here; auto takes what is")]
+    return []
+
+
+def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
 ) -> None:
+    """Raises a `ModelError` where the tokenizer has tokens that the model cannot embed."""
     vocab_size = int(model_config.get_text_config().vocab_size)
     if len(tokenizer) > vocab_size:
         raise ModelError(
@@ -259,7 +271,9 @@ def _check_vocabulary(
         )
 
 
-def _check_positions(model_config: PretrainedConfig, max_prompt_length: int, max_episode_length: int) -> None:
+def _check_positions(
+    model_config: PretrainedConfig, network: str, max_prompt_length: int, max_episode_length: int
+) -> None:
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
         return
@@ -271,7 +285,7 @@ def _check_positions(model_config: PretrainedConfig, max_prompt_length: int, max
             [
                 Mistake(
                     "env.args",
-                    f"the model has {positions} positions, {what} may need {needed} (max_prompt_length "
+                    f"{network} has {positions} positions, {what} may need {needed} (max_prompt_length "
                     f"{max_prompt_length}, response {max_episode_length}): shorten them",
                 )
             ]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, without_second_derivatives
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
 from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.schema import check_arguments, join, signature_of
@@ -26,6 +27,8 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES
+from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
+from rl4lms_like.policies.lora_arguments import lora_mistakes
 from rl4lms_like.rewards import REWARDS
 
 REGISTRIES: dict[str, Registry] = {
@@ -48,6 +51,7 @@ FILLED_IN: dict[str, tuple[str, ...]] = {
         "use_sde",
         "use_reference",
         "device",
+        "special_token_ids",
         "state_dict",
     ),
     "algorithm": (
@@ -164,7 +168,7 @@ def at(blocks: Any, path: str) -> Any:
 def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
     """Model names that can only be local folders, and are not there."""
     places = ["tokenizer.model_name", "alg.model_name"]
-    places += [f"alg.policy.args.{key}" for key in ("model_name", "reference_model")]
+    places += [f"alg.policy.args.{key}" for key in ("model_name", "reference_model", "critic_model")]
     names = ((path, at(blocks, path)) for path in places)
     return [
         Mistake(path, f"there is no folder {name!r}" + _where_from(name))
@@ -200,12 +204,14 @@ def _shaping_rewards(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
-    """A supervised run's `post_processing_fn` is null or a component."""
-    post = at(blocks, "alg.generation_kwargs.post_processing_fn")
-    if post is None or (isinstance(post, Mapping) and isinstance(post.get("id"), str)):
+    """A supervised run's `post_processing_fn` is null: there are no post-processing functions to name."""
+    path = "alg.generation_kwargs.post_processing_fn"
+    post = at(blocks, path)
+    if post is None:
         return []
-    message = f"expected null or a mapping with id; got {shown(post)}"
-    return [Mistake("alg.generation_kwargs.post_processing_fn", message)]
+    if isinstance(post, Mapping) and isinstance(post.get("id"), str):
+        return [Mistake(f"{path}.id", f"unknown id {post['id']!r}; no post-processing function is known, write null")]
+    return [Mistake(path, f"expected null or a mapping with id; got {shown(post)}")]
 
 
 def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
@@ -219,5 +225,77 @@ def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
     ]
 
 
-CROSS_CHECKS = (_missing_folders, _shaping_rewards, _post_processing, _optimizer_arguments)
-"""What several keys say together. Pairs of algorithm and policy that do not fit are a further one of these."""
+def _adapters(blocks: dict[str, Any]) -> list[Mistake]:
+    """The fields of `peft`, and what has a meaning beside it only."""
+    mistakes = []
+    for place in ("alg.policy.args", "alg"):
+        mistakes += lora_mistakes(at(blocks, f"{place}.peft"), f"{place}.peft")
+        if at(blocks, f"{place}.merge_on_save") is True and at(blocks, f"{place}.peft") is None:
+            mistakes.append(Mistake(f"{place}.merge_on_save", "there are no adapters to merge without peft"))
+    return mistakes
+
+
+def _critic(blocks: dict[str, Any]) -> list[Mistake]:
+    """A shared critic has no network of its own."""
+    args = "alg.policy.args"
+    if at(blocks, f"{args}.critic") != "shared" or at(blocks, f"{args}.critic_model") is None:
+        return []
+    return [
+        Mistake(f"{args}.critic_model", "is the network of a separate critic; set critic to 'separate', or drop it")
+    ]
+
+
+def _masks(blocks: dict[str, Any]) -> list[Mistake]:
+    """`nlpo` and the maskable policies need each other, and rollouts whose masks can be recorded."""
+    alg = blocks.get("alg")
+    takes = {slot.path: _known(slot) for slot in _slots(blocks)}
+    if not isinstance(alg, dict) or takes.get("alg") is None or takes.get("alg.policy") is None:
+        return []
+    masks, maskable = is_kind(takes["alg"], NLPOArguments), is_kind(takes["alg.policy"], MaskablePolicyArguments)
+    id, policy = alg["id"], alg["policy"]["id"]
+    if masks and not maskable:
+        other = f"maskable_{policy}" if f"maskable_{policy}" in POLICIES else "a maskable policy"
+        return [Mistake("alg.policy.id", f"{id} needs a policy with a mask model: {other}, not {policy}")]
+    if maskable and not masks:
+        plain = policy.removeprefix("maskable_")
+        hint = f"; {id} takes {plain}" if plain != policy else ""
+        return [Mistake("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")]
+    return mask_mistakes(alg["policy"].get("args") or {}, "alg.policy.args") if maskable else []
+
+
+def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
+    """`trpo` needs networks that can be differentiated twice."""
+    takes = {slot.path: _known(slot) for slot in _slots(blocks)}
+    args = at(blocks, "alg.policy.args")
+    if not is_kind(takes.get("alg"), TRPOArguments) or not isinstance(args, Mapping):
+        return []
+    found = without_second_derivatives(args)
+    return [Mistake(join("alg.policy.args", mistake.path), mistake.message) for mistake in found]
+
+
+def _known(slot: _Slot) -> Callable[..., Any] | None:
+    """What a component's `args` go to; None where that cannot be said, which is reported elsewhere."""
+    if not isinstance(slot.block.get("id"), str):
+        return None
+    try:
+        return _takes(slot)
+    except (ConfigError, MissingExtraError):
+        return None
+
+
+def is_kind(target: Any, kind: type) -> bool:
+    """Whether what a component's `args` go to is a class of this kind."""
+    return isinstance(target, type) and issubclass(target, kind)
+
+
+CROSS_CHECKS = (
+    _missing_folders,
+    _shaping_rewards,
+    _post_processing,
+    _optimizer_arguments,
+    _adapters,
+    _critic,
+    _masks,
+    _second_derivatives,
+)
+"""What several keys say together."""

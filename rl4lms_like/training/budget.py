@@ -32,7 +32,7 @@ class BatchPlan:
         minibatch_episodes: episodes per minibatch.
         micro_batch_episodes: episodes per forward pass of the update.
         minibatches: per epoch.
-        n_epochs: passes over a rollout.
+        n_epochs: passes over a rollout; of the critic alone, where it has updates of its own.
         n_iters: iterations of the run.
     """
 
@@ -98,7 +98,7 @@ def plan_batches(config: RunConfig) -> BatchPlan:
         minibatch_episodes=minibatch,
         micro_batch_episodes=_fitting(args.get("micro_batch_size"), response, minibatch),
         minibatches=math.ceil(episodes / minibatch),
-        n_epochs=int(args.get("n_epochs") or 1),
+        n_epochs=int(args.get("n_epochs") or args.get("n_critic_updates") or 1),
         n_iters=config.train_evaluation.n_iters,
     )
 

@@ -51,9 +51,9 @@ class TokenizerConfig:
     Args:
         model_name: hub id or local folder; may differ from the policy's.
         pad_token_as_eos_token: use EOS as pad token where the tokenizer has no pad token.
-        padding_side: of supervised runs; RL runs pad as their model needs.
-        truncation_side: of supervised runs; the prompts of RL runs have `prompt_truncation_side`.
-        max_length: prompt tokens of a supervised run's generation; default: the tokenizer's own limit.
+        padding_side: saved with the tokenizer; every run pads as its model needs.
+        truncation_side: where supervised runs cut prompts; the prompts of RL runs have `prompt_truncation_side`.
+        max_length: prompt tokens of a supervised run; default: what tokenizer and model can take.
         trust_remote_code: run code that a hub tokenizer brings along.
     """
 
@@ -200,8 +200,14 @@ class SupervisedAlgConfig:
         id: contains `supervised`.
         model_type: `causal` or `seq2seq`.
         model_name: hub id or local folder.
-        generation_kwargs: of evaluation; `post_processing_fn` is null or `{id: ...}`.
-        training_args: of transformers' `TrainingArguments`.
+        generation_kwargs: of evaluation.
+        training_args: of transformers' `TrainingArguments`; `metric_for_best_model` is `loss` or a key of the metrics.
+        separator: between prompt and reference of a causal model; default: a space where neither has white space.
+        loss_on_prompt: learn the prompts of a causal model too, not only the references.
+        early_stopping_patience: stop after so many evaluations on `val` without a better one; null never stops.
+        early_stopping_threshold: what counts as better, in units of `metric_for_best_model`.
+        peft: train low-rank adapters instead of the weights: fields of PEFT's `LoraConfig`, `{r: 8, lora_alpha: 16}`.
+        merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise the adapters only.
     """
 
     id: str
@@ -209,6 +215,20 @@ class SupervisedAlgConfig:
     model_name: str
     generation_kwargs: Arguments = field(default_factory=dict)
     training_args: Arguments = field(default_factory=dict)
+    separator: str | None = None
+    loss_on_prompt: bool = False
+    early_stopping_patience: Count | None = None
+    early_stopping_threshold: NonNegative = 0.0
+    peft: Arguments | None = None
+    merge_on_save: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model_type == "seq2seq" and self.loss_on_prompt:
+            raise ValueError("loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it")
+        if self.model_type == "seq2seq" and self.separator is not None:
+            raise ValueError("separator: the prompt of a seq2seq model does not stand before the reference; remove it")
+        if self.early_stopping_patience is None and self.early_stopping_threshold:
+            raise ValueError("early_stopping_threshold has no effect without early_stopping_patience")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +239,7 @@ class SupervisedEvaluationConfig:
         eval_batch_size: prompts per generation call.
         metrics: list of `id` and `args`.
         max_eval_samples: evaluate on the first so many samples of a split; null takes all.
-        save_model: save the final model.
+        save_model: save the final model; without it there are no checkpoints either, unless `training_args` asks.
     """
 
     eval_batch_size: Count

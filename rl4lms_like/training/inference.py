@@ -54,8 +54,8 @@ def evaluate_run(
 
     calm_libraries()
     config, model = _config_and_model(run_or_model, config_path)
-    writer = _writer(config, model)
     tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
+    writer = _writer(config, model, tokenizer)
     samples = build_datapool(config.datapool, split).samples[:limit]
     evaluation = config.train_evaluation
     result = evaluate_on_samples(
@@ -65,10 +65,10 @@ def evaluate_run(
         [METRICS.get(metric.id, metric.args) for metric in evaluation.metrics],
         split_name=split,
         batch_size=batch_size or evaluation.eval_batch_size,
-        max_prompt_length=config.env.args.get("max_prompt_length") or tokenizer.model_max_length,
+        max_prompt_length=_max_prompt_length(config, tokenizer, writer.model.config),
         eos_token_ids=end_tokens(tokenizer, writer.model.config, load_generation_config(model)),
         generation_kwargs=decoding_arguments(
-            evaluation.generation_kwargs or config.alg.policy.args.get("generation_kwargs") or {},
+            getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs") or {},
             decoding,
             num_beams=num_beams,
             max_new_tokens=max_new_tokens,
@@ -120,13 +120,13 @@ def generate_texts(
     folder = Path(model)
     config = _run_config(folder)
     name = str(folder / "model") if config is not None else str(model)
-    own = {} if config is None else config.alg.policy.args.get("generation_kwargs") or {}
+    own = _policy_arguments(config).get("generation_kwargs") or {}
     arguments = decoding_arguments(
         own or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}, decoding, max_new_tokens=max_new_tokens
     )
     arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
-    writer = _writer(config, name)
     tokenizer = load_tokenizer(name)
+    writer = _writer(config, name, tokenizer)
     texts = generate_responses(
         writer,
         tokenizer,
@@ -167,39 +167,59 @@ def decoding_arguments(
     return arguments
 
 
-def _run_config(folder: Path) -> RunConfig | None:
+def _run_config(folder: Path) -> AnyConfig | None:
     file = folder / "config.json"
     if not file.is_file() or not (folder / "model").is_dir():
         return None
-    config = parse_config(json.loads(file.read_text(encoding="utf-8")), source=str(file), components=False)
-    return config if isinstance(config, RunConfig) else None
+    return parse_config(json.loads(file.read_text(encoding="utf-8")), source=str(file), components=False)
 
 
-def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[RunConfig, str]:
+def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
+    """The arguments of a run's policy; of a supervised run, those that a policy would have for writing alike."""
+    if config is None:
+        return {}
+    if isinstance(config, RunConfig):
+        return dict(config.alg.policy.args)
+    return {
+        "generation_kwargs": config.alg.generation_kwargs,
+        "prompt_truncation_side": config.tokenizer.truncation_side,
+        "dtype": "bfloat16" if config.alg.training_args.get("bf16") else "float32",
+    }
+
+
+def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> int:
+    """Tokens of the longest prompt, as in the run's own evaluations."""
+    if isinstance(config, RunConfig):
+        return int(config.env.args.get("max_prompt_length") or min(tokenizer.model_max_length, NO_LIMIT))
+    from rl4lms_like.training.assemble_supervised import max_prompt_length, token_limit
+
+    return max_prompt_length(config, token_limit(tokenizer, model_config))
+
+
+def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
     folder = Path(run_or_model)
     own = _run_config(folder)
     model = str(folder / "model") if own is not None else str(run_or_model)
-    config: AnyConfig | None = load_config(config_path) if config_path else own
+    config = load_config(config_path) if config_path else own
     if config is None:
         raise RL4LMsLikeError(
             f"{run_or_model} is not the folder of a finished run (config.json and model/): give --config_path with the "
             f"data pool and the metrics"
         )
-    if not isinstance(config, RunConfig):
-        raise RL4LMsLikeError(f"{config_path}: expected the config of an RL run")
     return config, model
 
 
-def _writer(config: RunConfig | None, model_name: str) -> Any:
-    """What writes with a model as a run's policy did; without a run, with the model's defaults."""
+def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
+    """What writes with a model as a run's policy did, its masks included; without a run, with the model's defaults."""
     from stable_baselines3.common.utils import get_device
 
-    from rl4lms_like.policies.arguments import PolicyArguments
+    from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
     from rl4lms_like.policies.loading import auto_class_of, load_model
+    from rl4lms_like.policies.masked import masked_writer
     from rl4lms_like.policies.writing import TextWriter
     from rl4lms_like.training.assemble import load_model_config
 
-    given = {} if config is None else dict(config.alg.policy.args)
+    given = _policy_arguments(config)
     arguments = PolicyArguments.known_in(given | {"model_name": model_name})
     model: Any = load_model(
         auto_class_of(load_model_config(arguments)),
@@ -207,8 +227,12 @@ def _writer(config: RunConfig | None, model_name: str) -> Any:
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,
     )[0]
+    model = model.to(get_device("auto" if config is None else config.device))
+    if "top_mask" in given:  # which maskable policies must be given, and no other takes
+        masks = MaskablePolicyArguments.known_in(given | {"model_name": model_name})
+        return masked_writer(model, masks, tokenizer.all_special_ids)
     return TextWriter(
-        model.to(get_device("auto" if config is None else config.device)),
+        model,
         generation_kwargs=arguments.generation_kwargs,
         prompt_truncation_side=arguments.prompt_truncation_side,
         bfloat16=arguments.dtype == "bfloat16",

@@ -1,18 +1,23 @@
 """How much memory a run will need at its peak, by part, before any weight is loaded.
 
-    always         weights of policy, critic and reference; optimizer state
+    always         weights of policy, critic, reference and mask model; optimizer state; masks
     update         + activations of one forward pass + logits + the gradients that stand beside them
     rollout        + gradients of the last update + KV cache + logits of one scoring pass
 
 The networks are built from their configs alone, without memory, and a forward pass over shapes only is asked which
 tensors it would keep for the backward pass. So the estimate needs no table of families. In bytes:
 
-    weights        4 per parameter; the critic is the policy without its output layer, the reference a copy
+    weights        4 per parameter; the critic is the policy without its output layer, the reference a copy; under
+                   adapters (`peft`) all have one base, and critic and reference add nothing but the critic's adapters
     gradients      4 per trained parameter; they grow while activations are freed, so beside the activations of a
                    single pass stand the output layer's only; all, after another micro-batch or with checkpointing
     activations    what the forward passes of policy and critic keep, for one micro-batch of full-length episodes
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
+    mask model     as many weights as the policy, and a KV cache of its own (maskable policies)
+    TRPO           activations of two graphs at once, 4 buffers of logits of half the budget each, 7 vectors as long as
+                   the trained parameters; no optimizer state for the policy
+    masks          1 bit for each token of a rollout and of the vocabulary, once in pieces and once together
     process        what Python and its libraries hold now (main memory only)
 
 Not counted: the data set, reward and metric models. Allocators keep freed memory in pieces that do not fit again; the
@@ -24,22 +29,17 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.binding import with_defaults
 from rl4lms_like.training.budget import BatchPlan, plan_batches
 from rl4lms_like.training.config import RunConfig
+from rl4lms_like.training.network_shapes import FLOAT, NetworkShapes
 from rl4lms_like.training.notices import is_causal
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
-FLOAT = 4
 SLACK = 1.25
 """Peak of a process over what its tensors need, at worst as measured."""
 
@@ -103,131 +103,82 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
     """
+    from rl4lms_like.core.token_masks import packed_size
+
     blocks = with_defaults(config.to_dict())
-    arguments = PolicyArguments.known_in(blocks["alg"]["policy"]["args"])
+    policy_args = blocks["alg"]["policy"]["args"]
+    arguments = PolicyArguments.known_in(policy_args)
     plan = plan_batches(config)
-    model = _Shapes(_model_config(arguments), arguments, causal=is_causal(blocks))
+    policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
+    critic = _critic(policy, arguments)
     device, available = _device(config)
-    trained = model.policy + model.critic
+    trained = policy.trained + critic.trained
+    n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
+    mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
     state = 1 if blocks["alg"]["args"].get("use_rms_prop") else 2
     parts = {
         "process": _process() if device == "cpu" else 0,
-        "policy weights": FLOAT * model.policy,
-        "critic weights": FLOAT * model.critic,
-        "reference weights": FLOAT * model.policy if config.alg.kl_div.coeff > 0 else 0,
+        "policy weights": FLOAT * policy.parameters,
+        "critic weights": FLOAT * critic.weights,
+        "reference weights": FLOAT * _reference(policy, arguments) if config.alg.kl_div.coeff > 0 else 0,
+        "mask model weights": FLOAT * n_mask_models * policy.parameters,
+        "masks": 2 * plan.tokens_per_rollout * mask_bytes,
         "optimizer state": FLOAT * state * trained,
         "gradients": FLOAT * trained,
-        "activations": model.activations(plan),
-        "logits": model.logits(plan),
-        "KV cache": model.cache(plan),
+        "activations": policy.activations(plan) + (critic.network.activations(plan) if critic.network else 0),
+        "logits": policy.logits(plan),
+        "KV cache": (1 + n_mask_models) * policy.cache(plan),
     }
     single = plan.micro_batch_episodes == plan.minibatch_episodes and not arguments.gradient_checkpointing
-    beside = FLOAT * model.output_layer if single else parts["gradients"]
+    whole = arguments.peft is None and single
+    beside = FLOAT * policy.output_layer if whole else parts["gradients"]
+    if "cg_max_steps" in blocks["alg"]["args"]:
+        parts |= _trust_region(policy, critic, plan, blocks["alg"]["args"].get("micro_batch_size"))
+        beside = 7 * FLOAT * policy.trained  # gradient, step, start, and four vectors of the conjugate gradient
     return MemoryEstimate(parts, beside, device, available)
 
 
-class _Shapes:
-    """A language model as shapes: it can be asked what a forward pass would keep, and holds nothing.
+def _trust_region(
+    policy: NetworkShapes, critic: _Critic, plan: BatchPlan, micro_batch_size: int | None
+) -> dict[str, int]:
+    """The parts that are TRPO's: the graph of its Fisher products, and no optimizer state for the policy."""
+    eager = NetworkShapes(
+        policy.arguments.model_name, replace(policy.arguments, attn_implementation="eager"), causal=policy.causal
+    )
+    budget = int(policy.arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
+    episodes = max(min(budget, micro_batch_size or budget) // plan.response_tokens, 1)
+    batch = replace(plan, micro_batch_episodes=min(episodes, plan.episodes))
+    return {
+        "optimizer state": 2 * FLOAT * critic.trained,
+        "activations": 3 * eager.activations(batch),  # the model's graph, and that of its derivative
+        "logits": 2 * eager.logits(batch),
+    }
 
-    Attributes:
-        policy: its parameters.
-        critic: those of the critic.
-        output_layer: those of the layer that makes logits.
-    """
 
-    def __init__(self, config: PretrainedConfig, arguments: PolicyArguments, *, causal: bool) -> None:
-        import torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+class _Critic(NamedTuple):
+    """The critic's own weights and those of them that are trained, value head included; its network if it has one."""
 
-        self.config = config.get_text_config() if causal else config
-        self.arguments, self.causal = arguments, causal
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        auto_class = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
-        attention = arguments.attn_implementation
-        options = {} if attention is None else {"attn_implementation": attention}
-        try:
-            with self._mode:
-                self._model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32, **options).eval()
-        except (ValueError, ImportError) as error:
-            raise ModelError(f"cannot build {arguments.model_name!r} from its config: {error}") from error
-        self.policy = sum(p.numel() for p in self._model.parameters())
-        self.output_layer = int(self.config.vocab_size * self.config.hidden_size)
-        self.critic = int(self.config.hidden_size)
-        if arguments.critic == "separate":
-            self.critic += sum(p.numel() for p in {id(p): p for p in self._trunk_parameters()}.values())
+    weights: int
+    trained: int
+    network: NetworkShapes | None
 
-    def activations(self, plan: BatchPlan) -> int:
-        """Bytes kept between the forward and the backward pass of one micro-batch, by policy and critic."""
-        n, prompt, response = plan.micro_batch_episodes, self._prompt(plan), plan.response_tokens
-        kept = self._kept(n, prompt, response)
-        if self.arguments.gradient_checkpointing:
-            kept = kept // self._layers + self._layers * n * (prompt + response) * self.config.hidden_size * FLOAT
-        return kept * (2 if self.arguments.critic == "separate" else 1)
 
-    def logits(self, plan: BatchPlan) -> int:
-        """Bytes of the two buffers that log-probs and their gradients are made in."""
-        tokens = plan.micro_batch_episodes * plan.response_tokens
-        whole = FLOAT * tokens * int(self.config.vocab_size)
-        return 2 * min(whole, int(self.arguments.logits_budget_mb * 2**20))
+def _critic(policy: NetworkShapes, arguments: PolicyArguments) -> _Critic:
+    if arguments.critic == "shared":
+        return _Critic(policy.width, policy.width, None)
+    if arguments.critic_model in (None, arguments.model_name):
+        own = policy.trained_trunk + policy.width  # what is frozen is the policy's
+        return _Critic(own, own, policy)
+    network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
+    return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
 
-    def cache(self, plan: BatchPlan) -> int:
-        """Bytes of keys and values while `n_envs` prompts are continued to full length."""
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
-        width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
-        tokens = self._prompt(plan) + plan.response_tokens
-        return 2 * self._layers * int(heads * width) * tokens * plan.prompts_per_batch * FLOAT
 
-    @property
-    def _layers(self) -> int:
-        """Of the decoder."""
-        names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
-        return int(next(getattr(self.config, name) for name in names if getattr(self.config, name, None)))
-
-    def _prompt(self, plan: BatchPlan) -> int:
-        if plan.prompt_tokens is not None:
-            return plan.prompt_tokens
-        limit = getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
-        return max(int(limit or 512) - plan.response_tokens, 1)
-
-    def _kept(self, n: int, prompt: int, response: int) -> int:
-        """Bytes of the distinct storages a forward pass saves, parameters aside."""
-        import torch
-
-        own = {p.untyped_storage()._cdata for p in self._model.parameters()}
-        sizes: dict[int, int] = {}
-        alive = []  # a storage that is freed could lend its address to the next
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in own:
-                sizes[storage._cdata] = storage.nbytes()
-                alive.append(storage)
-            return tensor
-
-        half = self.arguments.dtype == "bfloat16"
-        autocast: Any = torch.autocast("cpu", dtype=torch.bfloat16) if half else nullcontext()
-        with self._mode, autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            self._forward(n, prompt, response)
-        return sum(sizes.values())
-
-    def _forward(self, n: int, prompt: int, response: int) -> None:
-        import torch
-
-        if self.causal:
-            ids = torch.ones(n, prompt + response, dtype=torch.long)
-            self._model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-            return
-        ids, taken = torch.ones(n, prompt, dtype=torch.long), torch.ones(n, response, dtype=torch.long)
-        mask = torch.ones_like(ids)
-        encoded = self._model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        self._model.get_decoder()(
-            input_ids=taken, encoder_hidden_states=encoded, encoder_attention_mask=mask, use_cache=False
-        )
-
-    def _trunk_parameters(self) -> list[Any]:
-        trunks = [self._model.base_model] if self.causal else [self._model.get_encoder(), self._model.get_decoder()]
-        return [parameter for trunk in trunks for parameter in trunk.parameters()]
+def _reference(policy: NetworkShapes, arguments: PolicyArguments) -> int:
+    """Weights of the reference that are not the policy's."""
+    if arguments.reference_model not in (None, arguments.model_name):
+        whole = replace(arguments, peft=None)
+        return NetworkShapes(str(arguments.reference_model), whole, causal=policy.causal).parameters
+    return policy.parameters if arguments.peft is None else 0
 
 
 def gibibytes(size: int) -> str:
@@ -236,19 +187,6 @@ def gibibytes(size: int) -> str:
         if size >= scale:
             return f"{size / scale:.2f} {unit}" if unit == "GiB" else f"{size / scale:.0f} {unit}"
     return f"{size / 2**10:.0f} KiB"
-
-
-def _model_config(arguments: PolicyArguments) -> PretrainedConfig:
-    from transformers import AutoConfig
-
-    name = str(Path(arguments.model_name).expanduser())
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            name, local_files_only=True, trust_remote_code=arguments.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{arguments.model_name!r} is neither a folder with a model nor in the local cache") from error
-    return config
 
 
 def _device(config: RunConfig) -> tuple[str, int]:

@@ -36,6 +36,20 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tup
     return changed, mistakes
 
 
+def apply_values(
+    mapping: Mapping[str, Any], values: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """The same for values that are parsed already: `{"alg.args.gamma": 1}`; `where` is what mistakes call them."""
+    changed = copy.deepcopy(dict(mapping))
+    mistakes = []
+    for path, value in values.items():
+        try:
+            _set(changed, str(path).split("."), copy.deepcopy(value))
+        except ValueError as error:
+            mistakes.append(Mistake(f"{where} {path}", str(error)))
+    return changed, mistakes
+
+
 def _set(container: Any, keys: list[str], value: Any) -> None:
     walked = ""
     for key in keys[:-1]:

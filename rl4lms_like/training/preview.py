@@ -1,4 +1,4 @@
-"""What `check` prints: the resolved config, notices, the batch arithmetic and the memory estimate."""
+"""What `check` prints: the resolved config, notices, the arithmetic of its batches and, of RL runs, their memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from rl4lms_like.core.errors import ModelError
 from rl4lms_like.training.binding import with_defaults
 from rl4lms_like.training.budget import plan_batches
 from rl4lms_like.training.config import AnyConfig, RunConfig
+from rl4lms_like.training.supervised_plan import described
 from rl4lms_like.training.yaml_file import dump_yaml
 
 
 def preview(config: AnyConfig) -> Iterator[str]:
-    """The parts of the answer, the quick ones first."""
+    """The parts of the answer, the quick ones first.
+
+    Raises:
+        ConfigError: transformers' own arguments in the config of a supervised run have mistakes.
+    """
     yield "# resolved config\n" + resolved(config)
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
         yield "# memory\n" + _memory(config)
+    else:
+        yield "# training\n" + _table(described(config))
 
 
 def resolved(config: AnyConfig) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.training.config import AnyConfig, RunConfig, load_config
+
+if TYPE_CHECKING:
+    from rl4lms_like.tracking.base import Tracker
 
 
 def train(
@@ -50,17 +53,11 @@ def train_config(
     quiet: bool = False,
 ) -> Path:
     """Trains as a config says; see `train`."""
-    if not isinstance(config, RunConfig):
-        raise ConfigError(
-            [Mistake("alg.id", "supervised runs are not there yet; known: see `rl4lms-like list algorithms`")]
-        )
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.tracking.report import write_report
-    from rl4lms_like.training.assemble import assemble
-    from rl4lms_like.training.trainer import OnPolicyTrainer
 
     calm_libraries()
-    run = assemble(config)
+    make_trainer, close = _assembled(config)
     try:
         with Tracker(
             base_path_to_store_results,
@@ -69,18 +66,36 @@ def train_config(
             experiment_name,
             entity_name,
             log_to_wandb,
-            tensorboard_log=config.alg.args.get("tensorboard_log"),
+            tensorboard_log=config.alg.args.get("tensorboard_log") if isinstance(config, RunConfig) else None,
             quiet=quiet,
         ) as tracker:
             for notice in config.notices:
                 tracker.log_info(str(notice))
             try:
-                OnPolicyTrainer(run, tracker).train_and_eval()
+                make_trainer(tracker).train_and_eval()
             finally:
                 tracker.log_info(f"report: {write_report(tracker.run_path)}")
     finally:
-        run.env.close()
+        close()
     return tracker.run_path
+
+
+def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker], Any], Callable[[], None]]:
+    """What makes the run's trainer, its objects built already, and what closes them."""
+    from rl4lms_like.training.embedded import with_embedded_models
+
+    resolved = with_embedded_models(config)
+    if isinstance(resolved, RunConfig):
+        from rl4lms_like.training.assemble import assemble
+        from rl4lms_like.training.trainer import OnPolicyTrainer
+
+        run = assemble(resolved)
+        return lambda tracker: OnPolicyTrainer(run, tracker), run.env.close
+    from rl4lms_like.training.assemble_supervised import assemble_supervised
+    from rl4lms_like.training.supervised import SupervisedTrainer
+
+    supervised = assemble_supervised(resolved)
+    return lambda tracker: SupervisedTrainer(supervised, tracker), lambda: None
 
 
 def calm_libraries() -> None:
@@ -89,9 +104,14 @@ def calm_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    logging.getLogger("transformers.modeling_utils").addFilter(_no_mask_advice)
+    logging.getLogger("transformers.modeling_utils").addFilter(_no_advice)
 
 
-def _no_mask_advice(record: logging.LogRecord) -> bool:
-    """Transformers' decoder drops a mask of ones, then advises to pass one if a pad token was sampled."""
-    return "We strongly recommend passing in an `attention_mask`" not in record.getMessage()
+def _no_advice(record: logging.LogRecord) -> bool:
+    """What transformers says of its own doings.
+
+    Its decoder drops a mask of ones, then advises to pass one if a pad token was sampled; and it finds no loss by the
+    name of some families' classes, then takes the right one.
+    """
+    message = record.getMessage()
+    return "passing in an `attention_mask`" not in message and "`loss_type=None` was set in the config" not in message

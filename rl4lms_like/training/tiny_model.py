@@ -1,6 +1,7 @@
 """A tokenizer and a small random model for texts of our own, made in a moment.
 
-tokenizer   byte-level; one token a frequent word, bytes for all others; id 0 begins, ends and pads a text
+tokenizer   byte-level (one token a frequent word, bytes for all others) or a short list of words; id 0 begins, ends
+            and pads a text
 model       GPT-2 or T5, a few layers, no dropout
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -44,6 +45,29 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTo
     backend = Tokenizer(models.BPE(vocab=ids, merges=[], ignore_merges=True))
     backend.pre_tokenizer = split
     backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=SPECIAL_TOKEN,
+        eos_token=SPECIAL_TOKEN,
+        pad_token=SPECIAL_TOKEN,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_word_tokenizer(words: Sequence[str], *, separated: bool = True) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows these words; every other word is read as the special token.
+
+    Args:
+        words: one token each.
+        separated: words stand between spaces; otherwise they follow each other, as letters do.
+    """
+    vocabulary = {token: id for id, token in enumerate([SPECIAL_TOKEN, *words])}
+    backend = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=SPECIAL_TOKEN))
+    backend.pre_tokenizer = (
+        pre_tokenizers.WhitespaceSplit() if separated else pre_tokenizers.Split(Regex("."), "isolated")
+    )
+    if not separated:
+        backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=SPECIAL_TOKEN,

@@ -1,10 +1,12 @@
 """The documentation is true: its code runs, its YAML is accepted, its commands, links and tests exist.
 
-What a page may rely on without saying so stands in `workplace`: a folder in which `gpt2` and `t5-small` are tiny models
-and `questions.jsonl` is a small data file. Everything else stands on the page. Of one page,
+What a page may rely on without saying so stands in `workplace`: a folder in which `gpt2` and `t5-small` are tiny
+models, `rl4lm_exps/warm_start/model` is what a supervised run left and `questions.jsonl` is a small data file.
+Everything else stands on the page. Of one page,
 
 * Python blocks run in their order and share their names; one that begins with `# my_project/x.py` is saved as that;
-* a YAML block is a run, or a fragment that takes the place of the same keys in the README's run.
+* a YAML block is a run, or a fragment that takes the place of the same keys in the README's run; one that begins with
+  `# a benchmark` is a spec.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from pathlib import Path
 
 import pytest
 
+from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli import build_parser
 from rl4lms_like.training.binding import REGISTRIES
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config import is_supervised, parse_config
 from rl4lms_like.training.quickstart import _parser as quickstart_parser
 from rl4lms_like.training.run import train_config
-from rl4lms_like.training.yaml_file import parse_yaml
+from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -59,6 +62,8 @@ def workplace(tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir) -> Path:
     """Where a reader's commands and code run; see the module's docstring."""
     (tmp_path / "gpt2").symlink_to(tiny_gpt2_dir)
     (tmp_path / "t5-small").symlink_to(tiny_t5_dir)
+    (tmp_path / "rl4lm_exps" / "warm_start").mkdir(parents=True)
+    (tmp_path / "rl4lm_exps" / "warm_start" / "model").symlink_to(tiny_gpt2_dir)
     rows = [{"question": f"What is {i} and {i}?", "answers": [f"{i + i}."], "topic": "sums"} for i in range(10)]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "my_project").mkdir()
@@ -93,8 +98,21 @@ def readme_run() -> dict:
     return parse_yaml(text, "README.md")[0]
 
 
+def check_benchmark(text: str, folder: Path) -> None:
+    """A spec is accepted; the configs that it names are the README's run."""
+    (folder / "benchmark.yml").write_text(text)
+    for config in re.findall(r"config: (\w+\.yml)", text):
+        (folder / config).write_text(dump_yaml(readme_run()))
+    assert load_benchmark(folder / "benchmark.yml").cells
+
+
 def with_fragment(run: dict, fragment: dict) -> dict:
-    """A run with a fragment's keys; a component with another id comes with its own arguments."""
+    """A run with a fragment's keys; a component with another id comes with its own arguments.
+
+    A supervised run has other blocks, and stands by itself.
+    """
+    if is_supervised(fragment):
+        return fragment
     merged = copy.deepcopy(run)
     for key, value in fragment.items():
         if not isinstance(value, dict):
@@ -114,6 +132,9 @@ def with_fragment(run: dict, fragment: dict) -> dict:
 def test_the_code_runs_and_the_configs_are_accepted(page, workplace, registries_as_they_were):
     run_python(page)
     for _, text in blocks_of(page, "yaml"):
+        if text.startswith("# a benchmark\n"):
+            check_benchmark(text, workplace)
+            continue
         mapping, repeated = parse_yaml(text, page)
         assert repeated == []
         parse_config(with_fragment(readme_run(), mapping), source=page)
@@ -126,9 +147,9 @@ def test_a_fragment_with_a_mistake_is_not_accepted(workplace):
         parse_config(with_fragment(readme_run(), {"alg": {"args": {"clip_rnge": 0.1}}}))
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "trpo"])
 def test_the_readmes_run_trains_and_every_number_it_logs_is_explained(algorithm, workplace):
-    own = {} if algorithm == "ppo" else {"alg": {"id": "a2c", "args": {"n_steps": 4}}}
+    own = {} if algorithm == "ppo" else {"alg": {"id": algorithm, "args": {"n_steps": 4}}}
     shorter = {"env": {"n_envs": 4}, "train_evaluation": {"n_iters": 2, "max_eval_samples": 4}}
     run = with_fragment(with_fragment(readme_run(), own), shorter)
     folder = train_config(parse_config(run), base_path_to_store_results=workplace, quiet=True)
@@ -137,6 +158,17 @@ def test_the_readmes_run_trains_and_every_number_it_logs_is_explained(algorithm,
         lines = [json.loads(line) for line in (folder / file).read_text().splitlines()]
         assert len(lines) == 2
         assert [key for key in lines[0] if f"`{key}`" not in explained] == [], file
+
+
+def test_the_supervised_run_trains_and_every_number_it_logs_is_explained(workplace):
+    run = parse_yaml(blocks_of("docs/supervised.md", "yaml")[0][1], "docs/supervised.md")[0]
+    run["datapool"]["args"] = {"n_train": 40, "n_eval": 4}
+    run["alg"]["training_args"]["logging_steps"] = 5
+    folder = train_config(parse_config(run), base_path_to_store_results=workplace, quiet=True)
+    explained = text_of("docs/metrics_explained.md")
+    lines = [json.loads(line) for line in (folder / "training_info.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert [key for key in lines[0] if f"`{key}`" not in explained] == []
 
 
 @pytest.mark.parametrize("page", ["docs/extend/policy.md", "docs/extend/algorithm.md"])

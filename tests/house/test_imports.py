@@ -10,6 +10,7 @@ import pytest
 LIGHT = (
     "rl4lms_like",
     "rl4lms_like.algorithms.arguments",
+    "rl4lms_like.benchmarking.spec",
     "rl4lms_like.cli",
     "rl4lms_like.core.errors",
     "rl4lms_like.core.observation",

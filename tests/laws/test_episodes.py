@@ -1,12 +1,16 @@
 """Padding is invisible, packing is a partition within budget, flat and padded are two views of the same numbers."""
 
 import itertools
+from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import one_hot
 
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes, response_mask_until_end
+from rl4lms_like.core.token_masks import contains, pack
 from tests.builders import episodes_of_lengths
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=9)
@@ -48,6 +52,31 @@ def test_a_flat_field_follows_its_episodes(lengths, random):
     index = torch.tensor(order[: max(1, len(order) // 2)])
     assert torch.equal(batch.actions[batch.token_index(index)], batch.select(index).actions)
     assert batch.select(index).n_tokens == len(batch.token_index(index))
+
+
+@given(lengths, lengths, st.randoms(use_true_random=False))
+def test_masks_follow_their_tokens(first, second, random):
+    """Each token's mask allows that token only, so a mask in the wrong place shows."""
+
+    def with_masks(batch):
+        return replace(batch, allowed=pack(one_hot(batch.actions, 50).bool()))
+
+    a, b = with_masks(episodes_of_lengths(first, seed=1)), with_masks(episodes_of_lengths(second, seed=2))
+    both = EpisodeBatch.concatenated([a, b])
+    order = list(range(both.n_episodes))
+    random.shuffle(order)
+    some = both.select(torch.tensor(order[: max(1, len(order) // 2)]))
+    for batch in (a, both, some, some.widened(9, 20), some.widened(9, 20).trimmed(), some.to("cpu")):
+        assert batch.allowed.shape == (batch.n_tokens, 7)
+        assert bool(contains(batch.allowed, batch.actions).all())
+    assert episodes_of_lengths(first).select(torch.tensor([0])).widened(9, 20).to("cpu").allowed is None
+
+
+def test_batches_with_and_without_masks_are_not_joined():
+    plain = episodes_of_lengths([2, 3])
+    masked = replace(plain, allowed=pack(torch.ones(plain.n_tokens, 50).bool()))
+    with pytest.raises(ValueError, match="1 of 2 batches"):
+        EpisodeBatch.concatenated([plain, masked])
 
 
 @given(lengths, lengths)

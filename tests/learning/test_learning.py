@@ -3,26 +3,36 @@
 import pytest
 
 from rl4lms_like.algorithms.a2c import A2C
+from rl4lms_like.algorithms.nlpo import NLPO
 from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.rollouts.kl import AdaptiveKLController
-from tests.builders import POLICIES, SAMPLING, make_env
+from tests.builders import MASKABLE, POLICIES, SAMPLING, make_env
 
 SETTINGS = {
     PPO: {"n_steps": 20, "batch_size": 160, "n_epochs": 4, "learning_rate": 3e-3},
+    NLPO: {"n_steps": 20, "batch_size": 160, "n_epochs": 4, "learning_rate": 3e-3},
     A2C: {"n_steps": 20, "learning_rate": 5e-3, "use_rms_prop": False, "normalize_advantage": True},
+    TRPO: {"n_steps": 40, "n_critic_updates": 2, "target_kl": 1.0, "cg_damping": 0.01, "cg_max_steps": 2},
 }
-ITERATIONS = {PPO: 25, A2C: 40}
+ITERATIONS = {PPO: 25, NLPO: 25, A2C: 40, TRPO: 15}
+MASKS = {"mask_type": "learned_top_p", "top_mask": 0.9, "min_tokens_to_keep": 20, "target_update_iterations": 5}
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 @pytest.mark.parametrize("family", ["causal", "seq2seq"])
-@pytest.mark.parametrize("algorithm", [PPO, A2C])
+@pytest.mark.parametrize("algorithm", [PPO, NLPO, A2C, TRPO])
 def test_the_reward_rises(algorithm, family, critic, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
     model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
     built = algorithm(
-        POLICIES[family],
+        (MASKABLE if algorithm is NLPO else POLICIES)[family],
         make_env(tiny_tokenizer, model_dir, n_envs=16, terminate_on_eos=False),
-        policy_kwargs={"model_name": str(model_dir), "generation_kwargs": SAMPLING, "critic": critic},
+        policy_kwargs={
+            "model_name": str(model_dir),
+            "generation_kwargs": SAMPLING,
+            "critic": critic,
+            **(MASKS if algorithm is NLPO else {}),
+        },
         kl_controller=AdaptiveKLController(0.001, 1.0),
         seed=0,
         device="cpu",

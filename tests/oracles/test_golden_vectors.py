@@ -7,7 +7,15 @@ import torch
 
 from rl4lms_like.core import losses
 from rl4lms_like.core.advantages import generalized_advantages, normalized, whitened
-from rl4lms_like.core.token_scores import Head, scores_of_logits, token_scores
+from rl4lms_like.core.token_masks import pack, top_k_mask, top_p_mask, with_tokens
+from rl4lms_like.core.token_scores import (
+    Head,
+    masked_scores_of_logits,
+    masked_token_scores,
+    scores_of_logits,
+    token_scores,
+)
+from rl4lms_like.core.trust_region import conjugate_gradient, largest_step
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import AdaptiveKLController, HorizonKLController
 from tests.builders import episodes_of_lengths
@@ -168,6 +176,15 @@ def test_a2c_loss(golden):
     close(loss, case["expected"]["loss"])
 
 
+def test_trust_region_step(golden):
+    case = golden["trpo_step"]
+    hessian, gradient = tensors(case, "hessian", "gradient")
+    target_kl, damping = case["params"]["target_kl"], case["params"]["cg_damping"]
+    solution = conjugate_gradient(lambda v: hessian @ v + damping * v, gradient, max_steps=10)
+    close(solution.x, case["expected"]["search_direction"])
+    close(largest_step(solution, gradient, target_kl), case["expected"]["max_step"])
+
+
 def test_log_probs_and_entropy_of_extreme_logits(golden):
     case = golden["logprob_entropy"]
     (logits,) = tensors(case, "logits")
@@ -179,3 +196,33 @@ def test_log_probs_and_entropy_of_extreme_logits(golden):
     ):
         torch.testing.assert_close(log_prob, torch.tensor(case["expected"]["log_probs"]), atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(entropy, torch.tensor(case["expected"]["entropy"]), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("expected", "least"), [("mask_top_p_keep1", 1), ("mask_top_p_keep4", 4)])
+def test_the_tokens_that_top_p_allows(golden, expected, least):
+    """One meaning for both families: `min_tokens_to_keep` tokens, the special ones beside them."""
+    case = golden["nlpo_masking"]
+    (logits,) = tensors(case, "mask_model_logits")
+    mask = with_tokens(top_p_mask(logits, case["params"]["top_p"], least), case["inputs"]["special_ids"])
+    assert mask.tolist() == case["expected"][expected]
+
+
+def test_the_tokens_that_top_k_allows(golden):
+    case = golden["nlpo_masking"]
+    (logits,) = tensors(case, "mask_model_logits")
+    mask = with_tokens(top_k_mask(logits, case["params"]["top_k"]), case["inputs"]["special_ids"])
+    assert mask.tolist() == case["expected"]["mask_top_k"]
+
+
+def test_masked_and_raw_log_probs(golden):
+    case = golden["nlpo_masking"]
+    (logits,) = tensors(case, "policy_logits")
+    actions = torch.tensor(case["inputs"]["actions"])
+    allowed = pack(torch.tensor(case["expected"]["mask_top_p_keep1"]))
+    identity = Head(torch.eye(logits.shape[1]))
+    for scores in (
+        masked_scores_of_logits(logits, actions, allowed),
+        masked_token_scores(logits.float(), identity, actions, allowed, logits_budget=6),
+    ):
+        close(scores.log_prob, case["expected"]["masked_log_prob"])
+        close(scores.raw_log_prob, case["expected"]["raw_log_prob"])

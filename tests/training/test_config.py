@@ -266,6 +266,21 @@ def test_a_shaping_reward_that_is_unknown_is_told(run, tmp_path, monkeypatch):
     assert parse_config(run)
 
 
+@pytest.mark.parametrize("id", ["trpo", "rl4lms_like.algorithms.trpo:TRPO"])
+def test_what_trpo_cannot_differentiate_twice_is_told_with_the_way_out(run, id):
+    run["alg"]["id"], run["alg"]["args"] = id, {"n_steps": 128, "sub_sampling_factor": 4}
+    args = run["alg"]["policy"]["args"]
+    for fine in ({}, {"attn_implementation": "eager", "gradient_checkpointing": True}, {"attn_implementation": None}):
+        run["alg"]["policy"]["args"] = args | fine
+        assert parse_config(run).alg.args["sub_sampling_factor"] == 4
+    run["alg"]["policy"]["args"] = args | {"attn_implementation": "sdpa", "compile": True, "dropout": True}
+    paths = [f"alg.policy.args.{key}" for key in ("attn_implementation", "compile", "dropout")]
+    assert [mistake.partition(":")[0] for mistake in mistakes_of(run)] == paths
+    assert all("leave it out" in mistake for mistake in mistakes_of(run))
+    run["alg"]["id"], run["alg"]["args"] = "ppo", {}
+    assert parse_config(run)
+
+
 def test_a_file_is_read_overridden_and_checked_as_one(run, write):
     path = write(dump_yaml(run).replace("    n_steps: 128\n", "    n_steps: 128\n    n_steps: 64\n") + "seed: 3\n")
     with pytest.raises(ConfigError) as caught:
@@ -404,6 +419,7 @@ def documented_rows():
     from rl4lms_like.algorithms import ALGORITHMS
     from rl4lms_like.envs.arguments import EnvArguments
     from rl4lms_like.policies import POLICIES
+    from rl4lms_like.policies.lora_arguments import LoraArguments
     from rl4lms_like.training.catalogue import table_rows
 
     blocks = [
@@ -412,4 +428,4 @@ def documented_rows():
         if dataclasses.is_dataclass(item) and item.__module__ == config_module.__name__
     ]
     components = [registry.signature(id) for registry in (ALGORITHMS, POLICIES) for id in registry]
-    return [row for target in [*blocks, EnvArguments, *components] for row in table_rows(target)]
+    return [row for target in [*blocks, EnvArguments, LoraArguments, *components] for row in table_rows(target)]

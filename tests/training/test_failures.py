@@ -113,14 +113,3 @@ def test_settings_that_would_have_no_effect_are_mistakes(tiny_config, tmp_path):
     assert len(error.value.mistakes) == 3
     for said in ("optimizer_kwargs.lr", "optimizer_kwargs.weight_decay", "target_kl has no effect"):
         assert said in str(error.value)
-
-
-def test_a_supervised_config_says_that_it_cannot_run_yet(tmp_path):
-    config = {
-        "tokenizer": {"model_name": "gpt2"},
-        "datapool": {"id": "dummy_pool", "args": {"prompt": "a"}},
-        "alg": {"id": "supervised", "model_type": "causal", "model_name": "gpt2"},
-        "train_evaluation": {"eval_batch_size": 2},
-    }
-    with pytest.raises(ConfigError, match="supervised"):
-        run(config, tmp_path)

@@ -8,11 +8,15 @@ import pytest
 import torch
 from transformers import BartConfig, GPT2Config, LlamaConfig, T5Config
 
+from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.training.budget import plan_batches
 from rl4lms_like.training.config import parse_config
-from rl4lms_like.training.memory import SLACK, MemoryEstimate, _Shapes, estimate_memory, gibibytes, main_memory
+from rl4lms_like.training.memory import SLACK, MemoryEstimate, estimate_memory, gibibytes, main_memory
+from rl4lms_like.training.network_shapes import NetworkShapes
+from tests.builders import episodes_of_lengths
 from tests.training.configs import run_blocks
 
 SMALL = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -152,9 +156,10 @@ def test_half_precision_keeps_less(run, tmp_path):
     GPT2Config(n_layer=2, n_embd=64, n_head=2, **SMALL).save_pretrained(tmp_path / "model")
     arguments = PolicyArguments(model_name=str(tmp_path / "model"))
     plan = plan_batches(parse_config(run))
-    config = GPT2Config.from_pretrained(tmp_path / "model")
-    full = _Shapes(config, arguments, causal=True).activations(plan)
-    half = _Shapes(config, dataclasses.replace(arguments, dtype="bfloat16"), causal=True).activations(plan)
+    halved = dataclasses.replace(arguments, dtype="bfloat16")
+    full, half = (
+        NetworkShapes(str(tmp_path / "model"), each, causal=True).activations(plan) for each in (arguments, halved)
+    )
     assert half < 0.8 * full
 
 
@@ -177,3 +182,31 @@ def test_the_verdict_leaves_room_for_the_allocator(available, word):
 def test_sizes_are_written_for_people():
     assert [gibibytes(size) for size in (3 * 2**29, 12 * 2**20, 30 * 2**10)] == ["1.50 GiB", "12 MiB", "30 KiB"]
     assert main_memory() > 2**20
+
+
+def test_trpo_keeps_the_graphs_of_its_fisher_products_and_no_state_for_the_policy(family):
+    run, config = family
+    config._attn_implementation = "eager"
+    model, kept = built(config), {}
+    model.set_attn_implementation("eager")
+    reader = (Seq2SeqReader if config.is_encoder_decoder else CausalReader)(model)
+    episodes = episodes_of_lengths(
+        [20] * 3, prompt_lengths=[15, 16, 16], vocab_size=100, side=reader.prompt_side
+    )  # fmt: skip
+    reader.probe_head(episodes)
+    own = {p.data_ptr() for p in model.parameters()}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        fisher = FisherMatrix(reader.action_logits, [episodes], FlatParameters(model.parameters()))
+    assert fisher.n_tokens == 60
+    real = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    ppo = estimate(run).parts
+    run["alg"] |= {"id": "trpo", "args": {"n_steps": 6, "micro_batch_size": 60}}
+    parts = estimate(run).parts
+    assert 0.8 * real < parts["activations"] < 2 * real
+    assert parts["optimizer state"] == 2 * parts["critic weights"] < ppo["optimizer state"]

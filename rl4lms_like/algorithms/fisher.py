@@ -1,0 +1,119 @@
+"""The Fisher matrix of a language model, as products with it (arXiv 1502.05477, App. C.1).
+
+    F v = 1/n Σ Jᵀ (diag p - p pᵀ) J v        J = ∂ logits / ∂ parameters, p = softmax(logits), over n tokens
+
+That is the curvature of the mean KL where it is 0. J v comes from a second derivative: Jᵀu is linear in u, so its
+gradient with respect to u, weighted with v, is J v. A product then costs one pass over the graph of Jᵀu and one over
+the model's, all parameters at once, and touches nothing that vanishes at KL 0.
+
+Of a batch, the graph and one matrix `[tokens, vocab]` are kept, p. One batch is kept over all products; several are
+read anew in every product, so that memory never grows beyond that of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.trust_region import curved
+
+
+class FlatParameters:
+    """Some parameters as one vector `[n]`.
+
+    Args:
+        parameters: in the order that they have in the vector.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = tuple(parameters)
+
+    @torch.no_grad()
+    def vector(self) -> Tensor:
+        """A copy of their values."""
+        return torch.cat([parameter.reshape(-1) for parameter in self.parameters])
+
+    @torch.no_grad()
+    def load(self, vector: Tensor) -> None:
+        """Takes over the values of a vector."""
+        for parameter, values in zip(self.parameters, self.views(vector), strict=True):
+            parameter.copy_(values)
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The parts of a vector, in the shapes of the parameters."""
+        parts = vector.split([parameter.numel() for parameter in self.parameters])
+        return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+
+    @contextmanager
+    def standing_at(self, vector: Tensor) -> Iterator[None]:
+        """The parameters read their values from a vector meanwhile; their own are not touched."""
+        own = [parameter.data for parameter in self.parameters]
+        try:
+            for parameter, values in zip(self.parameters, self.views(vector), strict=True):
+                parameter.data = values
+            yield
+        finally:
+            for parameter, values in zip(self.parameters, own, strict=True):
+                parameter.data = values
+
+    def gradient(self, outputs: Any, weights: Any = None, **options: Any) -> list[Tensor | None]:
+        """Gradients of (weighted) outputs with respect to all parameters at once; None where one has no influence."""
+        return list(torch.autograd.grad(outputs, self.parameters, weights, allow_unused=True, **options))
+
+    def flat(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Gradients as one vector, 0 where there is None."""
+        pairs = zip(gradients, self.parameters, strict=True)
+        return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
+
+
+class FisherMatrix:
+    """`fisher @ vector`, over the tokens of some episodes.
+
+    Args:
+        logits_of: logits `[n_tokens, vocab]` of the actions of some episodes, twice differentiable.
+        batches: the episodes; what is read in one forward pass is one batch.
+        parameters: those that the matrix has rows for.
+    """
+
+    def __init__(
+        self, logits_of: Callable[[EpisodeBatch], Tensor], batches: Sequence[EpisodeBatch], parameters: FlatParameters
+    ) -> None:
+        self._logits_of = logits_of
+        self._batches = batches
+        self._parameters = parameters
+        self.n_tokens = sum(batch.n_tokens for batch in batches)
+        self._kept = self._read(batches[0]) if len(batches) == 1 else None
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        if self._kept is not None:
+            return self._kept(vector)
+        total = torch.zeros_like(vector)
+        for batch in self._batches:
+            total += self._read(batch)(vector)
+        return total
+
+    def _read(self, batch: EpisodeBatch) -> Callable[[Tensor], Tensor]:
+        """The product over one batch, whose graph lives as long as what is returned."""
+        parameters = self._parameters
+        logits = self._logits_of(batch)
+        probs = logits.detach().softmax(dim=-1)
+        u = torch.zeros((), device=logits.device, requires_grad=True).expand_as(logits)
+        transposed = parameters.gradient(logits, u, create_graph=True)  # Jᵀu
+        in_use = [i for i, part in enumerate(transposed) if part is not None]
+        outputs = [part for part in transposed if part is not None]
+        edge = get_gradient_edge(logits)  # instead of the logits themselves, which need not be kept
+        scale = 1 / self.n_tokens
+
+        def product(vector: Tensor) -> Tensor:
+            parts = parameters.views(vector)
+            (tangent,) = torch.autograd.grad(outputs, u, [parts[i] for i in in_use], retain_graph=True)  # J v
+            gradients = parameters.gradient(edge, curved(probs, tangent).mul_(scale), retain_graph=True)
+            return parameters.flat(gradients)
+
+        return product

@@ -1,0 +1,209 @@
+"""Trust region policy optimisation (Schulman et al., arXiv 1502.05477).
+
+    policy    one step per rollout: as far along F⁻¹g as the mean KL to the rollout's policy allows
+    critic    gradient steps of its own; with `critic: shared` on its head alone, since the trunk is the policy's
+
+The optimizer never steps the policy. g is the gradient of the surrogate mean(ratio A) over the whole rollout, F the
+Fisher matrix over whole episodes of it. Old and new distributions are compared batch by batch, and never kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from torch import Tensor
+
+from rl4lms_like.algorithms.arguments import TRPOArguments, without_second_derivatives
+from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm, episodes_of, split
+from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
+from rl4lms_like.core.advantages import normalized
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.core.losses import approximate_kl, surrogate, value_error
+from rl4lms_like.core.seeding import SeedStream
+from rl4lms_like.core.token_scores import scores_of_logits
+from rl4lms_like.core.trust_region import (
+    Solution,
+    backtracking,
+    categorical_kl,
+    conjugate_gradient,
+    largest_step,
+)
+
+
+class TRPO(OnPolicyTextAlgorithm):
+    """TRPO on whole episodes; its arguments are those of `TRPOArguments`.
+
+    On the same rollouts it takes the steps of SB3-contrib's, but for the noise that its conjugate gradient starts from.
+
+    Raises:
+        ConfigError: the policy's arguments ask for what has no second derivatives.
+    """
+
+    arguments_class = TRPOArguments
+    arguments: TRPOArguments
+
+    def __init__(
+        self, policy: Any, env: Any, *, policy_kwargs: Mapping[str, Any] | None = None, **arguments: Any
+    ) -> None:
+        mistakes = without_second_derivatives(policy_kwargs or {})
+        if mistakes:
+            raise ConfigError(mistakes, source="policy_kwargs")
+        super().__init__(policy, env, policy_kwargs=dict(policy_kwargs or {}), **arguments)
+        self.batch_size = self.arguments.batch_size
+
+    def _policy_defaults(self) -> dict[str, Any]:
+        return {"attn_implementation": "eager"}  # fused attention has no second derivatives
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.share_seeds = SeedStream(self.collector.seeds.seed, "fisher share")
+
+    def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
+        """The surrogate and the entropy, with gradients; the critic's error in the rollout, without."""
+        scores = self.policy.action_scores(episodes_of(minibatch))
+        log_ratio = scores.log_prob - minibatch.old_log_prob
+        return LossTerms(
+            policy=surrogate(log_ratio, minibatch.advantages),
+            value=value_error(minibatch.old_values, minibatch.returns),
+            entropy=-scores.entropy.mean(),
+            log_ratio=log_ratio.detach(),
+        )
+
+    def _total(self, terms: LossTerms) -> Tensor:
+        """The policy's part: the critic has steps of its own."""
+        return terms.policy + self.ent_coef * terms.entropy
+
+    # --- the update -----------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """One step of the policy, then the critic's, on the rollout in the buffer."""
+        start = time.perf_counter()
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        if self.arguments.normalize_advantage:
+            self.rollout_buffer.advantages = normalized(self.rollout_buffer.advantages)
+        (rollout,) = self.rollout_buffer.get(None)
+        policy_step = self._policy_step(rollout)
+        critic_steps = list(self._critic_steps())
+        self._record_means([policy_step], ("policy", "entropy", "approx_kl", "grad_norm"))
+        self._record_means(critic_steps, ("value",))
+        for name in (*_OF_A_STEP, "cg_residual"):
+            self.logger.record(f"trpo/{name}", float(policy_step[name]))
+        self._log_fit(float(policy_step["ratio_gap"]), time.perf_counter() - start)
+
+    def _policy_step(self, rollout: RolloutBufferSamples) -> dict[str, Tensor]:
+        """A step of the trust region; returns what is logged of it."""
+        actor = FlatParameters(self._parameters_of("actor"))
+        gradient, info = self._gradient(rollout, actor)
+        solution = self._direction(rollout, actor, gradient)
+        step = largest_step(solution, gradient, self.arguments.target_kl)
+        if not bool(torch.isfinite(step).all()):
+            raise ModelError(
+                f"the conjugate gradient found no finite step in update {self._n_updates + 1}: the weights are left as "
+                f"they are. Raise alg.args.cg_damping"
+            )
+        info["cg_residual"] = solution.residual.norm() / gradient.norm().clamp_min(1e-30)
+        return info | self._line_search(rollout, actor, step, info["loss"])
+
+    def _gradient(self, rollout: RolloutBufferSamples, actor: FlatParameters) -> tuple[Tensor, dict[str, Tensor]]:
+        """The surrogate's gradient over the whole rollout `[n]`, to ascend, and its loss terms."""
+        gradient = torch.zeros_like(actor.vector())
+        parts: list[tuple[float, LossTerms]] = []
+        for share, terms in self._micro_losses(rollout, self._tokens_per_pass):
+            gradient -= actor.flat(actor.gradient(share * self._total(terms)))
+            parts.append((share, LossTerms(*(term.detach() for term in terms))))
+        info = self._summary(parts)
+        info["grad_norm"] = gradient.norm()
+        self._refuse_if_not_finite(info["loss"], info["grad_norm"])
+        return gradient, info
+
+    def _direction(self, rollout: RolloutBufferSamples, actor: FlatParameters, gradient: Tensor) -> Solution:
+        """F⁻¹g, with damping."""
+        damping = self.arguments.cg_damping
+        fisher = FisherMatrix(self.policy.action_logits, self._fisher_batches(rollout), actor)
+        return conjugate_gradient(
+            lambda v: (fisher @ v).add_(v, alpha=damping), gradient, max_steps=self.arguments.cg_max_steps
+        )
+
+    @torch.no_grad()
+    def _line_search(
+        self, rollout: RolloutBufferSamples, actor: FlatParameters, step: Tensor, loss: Tensor
+    ) -> dict[str, Tensor]:
+        """Takes the longest tried part of the step that improves the surrogate within the trust region, or none."""
+        options = self.arguments
+        start = actor.vector()
+        shares = backtracking(options.line_search_shrinking_factor, options.line_search_max_iter)
+        for share in shares if bool(step.any()) else ():
+            there = start + share * step
+            found = self._compared(rollout, actor, there)
+            if found["kl"] < options.target_kl and found["loss"] < loss:
+                actor.load(there)
+                self._n_updates += 1
+                gain = loss - found["loss"]
+                taken = {"line_search_success": 1.0, "step_size": share}
+                return found | {name: torch.tensor(value) for name, value in taken.items()} | {"surrogate_gain": gain}
+        return dict.fromkeys((*_OF_A_STEP, "approx_kl"), torch.zeros(()))
+
+    def _compared(self, rollout: RolloutBufferSamples, actor: FlatParameters, there: Tensor) -> dict[str, Tensor]:
+        """The loss at other parameters, and how far those are from the present ones; means over the rollout."""
+        names = ("policy", "entropy", "kl", "approx_kl")
+        means = torch.zeros(len(names), device=there.device)
+        for batch in split(rollout, self._tokens_per_pass):
+            episodes = episodes_of(batch)
+            with actor.standing_at(there):
+                new_logits = self.policy.action_logits(episodes)
+            kl = categorical_kl(self.policy.action_logits(episodes), new_logits).mean()
+            log_prob, entropy = scores_of_logits(new_logits, batch.actions)
+            log_ratio = log_prob - batch.old_log_prob
+            loss = surrogate(log_ratio, batch.advantages)
+            terms = torch.stack([loss, -entropy.mean(), kl, approximate_kl(log_ratio)])
+            means += len(batch.actions) / len(rollout.actions) * terms
+        found = dict(zip(names, means, strict=True))
+        return found | {"loss": found["policy"] + self.ent_coef * found["entropy"]}
+
+    def _fisher_batches(self, rollout: RolloutBufferSamples) -> list[EpisodeBatch]:
+        """The episodes that the Fisher products see, whole, as many as are read at once in each batch."""
+        episodes = episodes_of(rollout)
+        rng = np.random.default_rng(self.share_seeds.next())
+        wanted = math.ceil(episodes.n_episodes / self.arguments.sub_sampling_factor)
+        chosen = np.sort(rng.permutation(episodes.n_episodes)[:wanted])
+        share = self.rollout_buffer.samples(torch.as_tensor(chosen, device=episodes.response_ids.device))
+        return [episodes_of(batch) for batch in split(share, self._tokens_per_pass)]
+
+    @property
+    def _tokens_per_pass(self) -> int:
+        """So that a few matrices `[tokens, vocab]` fill the policy's budget of logits about twice."""
+        budget = int(self.policy.arguments.logits_budget_mb * 2**20 / 8) // self.policy.vocab_size
+        return max(min(budget, self.arguments.micro_batch_size or budget), 1)
+
+    def _critic_steps(self) -> Iterator[dict[str, Tensor]]:
+        """Gradient steps of the critic; the policy's parameters have no gradients, so the optimizer skips them."""
+        critic = self._parameters_of("critic")
+        for _ in range(self.arguments.n_critic_updates):
+            for minibatch in self.rollout_buffer.get(self.batch_size):
+                self.policy.optimizer.zero_grad()
+                error = torch.zeros_like(minibatch.returns[0])
+                for batch in split(minibatch, self.arguments.micro_batch_size):
+                    values = self.policy.predict_values(episodes_of(batch))
+                    share = len(batch.actions) / len(minibatch.actions)
+                    part = share * value_error(values, batch.returns)
+                    (self.vf_coef * part).backward()
+                    error += part.detach()
+                info = {"value": error, "loss": self.vf_coef * error}
+                self._optimizer_step(info, critic)
+                yield info
+        self.policy.optimizer.zero_grad()
+
+    def _parameters_of(self, role: str) -> list[torch.nn.Parameter]:
+        groups = self.policy.optimizer.param_groups
+        return [parameter for group in groups if group["role"] == role for parameter in group["params"]]
+
+
+_OF_A_STEP = ("line_search_success", "step_size", "kl", "surrogate_gain")

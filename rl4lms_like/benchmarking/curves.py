@@ -1,0 +1,153 @@
+"""Learning curves over seeds.
+
+    run folders ──key──► one polyline a seed ──on common points──► [n_seeds, n_points] ──► IQM, 95 % bootstrap band
+
+Along iterations the points are the iterations that every seed has. Tokens and seconds differ from seed to seed, so
+there the polylines are read off at evenly spaced points of the range that all of them cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl4lms_like.benchmarking.results import Results
+from rl4lms_like.benchmarking.spec import Axis, CurveSpec
+from rl4lms_like.benchmarking.statistics import bootstrap_band, interquartile_mean
+from rl4lms_like.tracking.curves import CURVES
+from rl4lms_like.tracking.record import RunRecord, number, read_run
+
+N_POINTS = 200
+DEFAULT_KEYS = ("rollout_info/ep_rew", "rollout_info/kl_div_mean")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One label's curve.
+
+    Args:
+        label: of the runs.
+        n_seeds: behind it.
+        x: `[n_points]`.
+        center: interquartile mean over the seeds, `[n_points]`.
+        band: lower and upper end of its 95 % bootstrap interval; None for one seed.
+    """
+
+    label: str
+    n_seeds: int
+    x: np.ndarray
+    center: np.ndarray
+    band: tuple[np.ndarray, np.ndarray] | None
+
+
+@dataclass(frozen=True)
+class LearningCurves:
+    """One plot.
+
+    Args:
+        spec: what was asked for.
+        title: over it.
+        unit: what the vertical axis shows.
+        axis: what the horizontal axis shows.
+        lines: of the labels that have numbers.
+    """
+
+    spec: CurveSpec
+    title: str
+    unit: str
+    axis: Axis
+    lines: tuple[Line, ...]
+
+
+def learning_curves(found: Results) -> list[LearningCurves]:
+    """The plots that the spec asks for; those that no run has numbers for have no lines."""
+    records = {label: [read_run(folder) for folder in found.folders(label)] for label in found.labels}
+    curves = []
+    for spec in found.benchmark.spec.curves or _default_curves(found):
+        axis = found.benchmark.spec.x
+        lines = [line for label in found.labels if (line := _line(label, records[label], spec.key, axis)) is not None]
+        title, unit = names_of(spec.key)
+        curves.append(LearningCurves(spec, spec.title or title, unit, axis, tuple(lines)))
+    return curves
+
+
+def names_of(key: str) -> tuple[str, str]:
+    """Title and unit of a key: the run report's, where it draws the key too."""
+    for curve in CURVES:
+        if any(key in keys for keys in curve.lines.values()):
+            return curve.title, curve.note.partition(";")[0]
+    split, colon, metric = key.partition(":")
+    return (metric, f"mean over the split {split!r}") if colon else (key, key)
+
+
+def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float, float]]:
+    """Iteration (supervised runs: epoch) -> (place on the axis, value), without what was not a finite number."""
+    places = _places(record, axis)
+    split, colon, metric = key.partition(":")
+    values: Mapping[Any, Any]
+    if colon:
+        values = {epoch: scores.get(metric) for epoch, scores in record.evaluations.get(split, {}).items()}
+    else:
+        values = dict(record.curve(key))
+    return {
+        iteration: (places.get(iteration, float(iteration)), value)
+        for iteration, raw in values.items()
+        if (value := number(raw)) is not None and (iteration in places or axis == "iterations")
+    }
+
+
+def _places(record: RunRecord, axis: Axis) -> dict[float, float]:
+    """Iteration -> place on the axis; 0 is before training."""
+    if axis == "iterations":
+        return {}
+    iterations = [float(line["iteration"]) for line in record.iterations]
+    if axis == "tokens":
+        amounts = [float(line.get("timesteps", 0)) for line in record.iterations]
+    else:
+        amounts = list(accumulate(number(line.get("time/iteration_s")) or 0.0 for line in record.iterations))
+    return {0.0: 0.0, **dict(zip(iterations, amounts, strict=True))}
+
+
+def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Line | None:
+    seeds = [points for record in records if (points := polyline(record, key, axis))]
+    if not seeds:
+        return None
+    x, values = _on_common_points(seeds, axis)
+    if not len(x):
+        return None
+    return Line(label, len(seeds), x, interquartile_mean(values, axis=0), bootstrap_band(values))
+
+
+def _on_common_points(
+    seeds: Sequence[Mapping[float, tuple[float, float]]], axis: Axis
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places `[n_points]` and values `[n_seeds, n_points]`."""
+    if axis == "iterations":
+        common = sorted(set.intersection(*(set(points) for points in seeds)))
+        return np.array(common, float), np.array([[points[i][1] for i in common] for points in seeds])
+    lines = [np.array([points[i] for i in sorted(points)]) for points in seeds]  # [n, 2] each
+    start, stop = max(line[0, 0] for line in lines), min(line[-1, 0] for line in lines)
+    x = np.linspace(start, stop, N_POINTS) if stop > start else np.array([start])
+    return x, np.array([np.interp(x, line[:, 0], line[:, 1]) for line in lines])
+
+
+def _default_curves(found: Results) -> list[CurveSpec]:
+    metrics = dict.fromkeys(f"val:{key.partition(':')[2]}" for key in found.metrics)
+    return [CurveSpec(key=key) for key in [*DEFAULT_KEYS, *metrics]]
+
+
+def file_name(key: str) -> str:
+    """A key as a file's name."""
+    return "".join(letter if letter.isalnum() else "_" for letter in key).strip("_")
+
+
+def figures_folder(results: Path) -> Path:
+    """Where the plots go; made if it is not there."""
+    folder = results / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,216 @@
+"""One run of a benchmark: a label, a seed, a config and a folder. What is done is read from the folders alone.
+
+    <results>/runs/<label>/seed_<k>/
+        job.json       what shall be run; written before the run starts
+        output.txt     what its process printed
+        config.json, log.txt, *.jsonl, report.html, model/ ...     the run folder as of `train`
+        result.json    what came out; written last, so a folder with it is a run that ended well
+
+A run is done if its folder has a result for the config that the benchmark asks for today. Anything else is run again
+from its start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from rl4lms_like.benchmarking.spec import Benchmark
+from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.config import parse_config
+
+RUNS, REPLACED = "runs", "replaced"
+JOB_FILE, OUTPUT_FILE, RESULT_FILE = "job.json", "output.txt", "result.json"
+LOCK_FILE = ".lock"
+State = Literal["done", "changed", "unfinished", "new"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Args:
+        label: of its cell.
+        seed: of this run.
+        config: plain data, complete.
+        folder: its run folder.
+    """
+
+    label: str
+    seed: int
+    config: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """`label, seed k`, for people."""
+        return f"{self.label}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of one run; `result.json`.
+
+    Args:
+        label: of its cell.
+        seed: of the run.
+        scores: `split:metric` -> corpus score of the last evaluation.
+        iterations: that were done.
+        tokens: generated in training.
+        seconds: wall time of the process, from its start to the last file.
+        peak_memory_mb: largest resident memory, MiB; None where the system does not tell.
+        peak_gpu_memory_mb: largest memory allocated on the GPU, MiB; None without one.
+        model_mb: files of the saved model, MiB; None if none was saved.
+        versions: package -> version.
+    """
+
+    label: str
+    seed: int
+    scores: Mapping[str, float | None]
+    iterations: int
+    tokens: int
+    seconds: float
+    peak_memory_mb: float | None
+    peak_gpu_memory_mb: float | None
+    model_mb: float | None
+    versions: Mapping[str, str]
+
+
+def said(state: State) -> str:
+    """A state in words."""
+    words = {"done": "done", "changed": "has a result of another config", "unfinished": "did not end well"}
+    return words.get(state, "was not started")
+
+
+def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
+    """All runs, seed by seed, so that a benchmark that is cut short has something of every label.
+
+    Args:
+        benchmark: the spec.
+        only: labels; default: all.
+
+    Raises:
+        RL4LMsLikeError: `only` names a label that is not there.
+    """
+    labels = [cell.label for cell in benchmark.cells]
+    unknown = [label for label in only if label not in labels]
+    if unknown:
+        raise RL4LMsLikeError(f"no run is called {', '.join(unknown)}; there are {'; '.join(labels)}")
+    return [
+        Job(cell.label, seed, _plain(cell.with_seed(seed).to_dict()), folder_of(benchmark.results, cell.label, seed))
+        for seed in benchmark.seeds
+        for cell in benchmark.cells
+        if not only or cell.label in only
+    ]
+
+
+def folder_of(results: Path, label: str, seed: int) -> Path:
+    """Where a run keeps its files."""
+    return results / RUNS / label / f"seed_{seed}"
+
+
+def state_of(job: Job) -> State:
+    """Whether a job has to be run: the one place that decides it.
+
+    A config written by an earlier version of the library lacks keys that came later. It is completed with today's
+    defaults before it is compared, so that a new key does not make old results void, and a changed default does.
+    """
+    if not job.folder.is_dir():
+        return "new"
+    try:
+        before = json.loads((job.folder / JOB_FILE).read_text(encoding="utf-8"))["config"]
+        json.loads((job.folder / RESULT_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError, KeyError):
+        return "unfinished"
+    return "done" if before == job.config or _completed(before) == job.config else "changed"
+
+
+def prepare_folder(job: Job) -> None:
+    """A fresh folder with `job.json`; a finished run of another config is set aside, an unfinished one is removed."""
+    state = state_of(job)
+    if state in ("changed", "done"):
+        results = job.folder.parents[2]
+        for number in count(1):
+            aside = results / REPLACED / job.label / f"{job.folder.name}_{number}"
+            if not aside.exists():
+                break
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(job.folder, aside)
+    elif state == "unfinished":
+        shutil.rmtree(job.folder)
+    job.folder.mkdir(parents=True)
+    content = {"label": job.label, "seed": job.seed, "config": job.config}
+    (job.folder / JOB_FILE).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def claimed(results: Path) -> Iterator[None]:
+    """Keeps a second benchmark out of a results folder while one runs there, on systems that have `flock`.
+
+    Raises:
+        RL4LMsLikeError: another process has claimed it.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with (results / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RL4LMsLikeError(
+                f"another benchmark is running in {results}; wait, or name other --results"
+            ) from error
+        yield
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """Writes `result.json`, all of it or nothing."""
+    partial = folder / f"{RESULT_FILE}.partial"
+    partial.write_text(json.dumps(to_json(asdict(result)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, folder / RESULT_FILE)
+
+
+def read_result(folder: Path) -> Result:
+    """A run's result.
+
+    Raises:
+        RL4LMsLikeError: there is none, or it is not what a benchmark wrote.
+    """
+    try:
+        return Result(**json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise RL4LMsLikeError(f"{folder} has no {RESULT_FILE}: the run did not end") from error
+    except (TypeError, json.JSONDecodeError) as error:
+        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not what a benchmark wrote: {error}") from error
+
+
+def last_lines(folder: Path, n_lines: int = 5) -> list[str]:
+    """The end of what a run's process printed."""
+    file = folder / OUTPUT_FILE
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.rstrip() for line in lines if line.strip()][-n_lines:]
+
+
+def _plain(config: Mapping[str, Any]) -> Any:
+    """As it comes back from `job.json`."""
+    return json.loads(json.dumps(config, default=str))
+
+
+def _completed(config: Mapping[str, Any]) -> Any:
+    try:
+        return _plain(parse_config(config).to_dict())
+    except ConfigError:
+        return None

@@ -1,0 +1,203 @@
+"""Learning curves and score intervals as PNG, for paper and screen.
+
+Colours are Okabe and Ito's, which people with any colour vision can tell apart; after eight, lines are dashed as well.
+A line's name stands at its end, in its colour, so that no legend has to be looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl4lms_like.benchmarking.curves import LearningCurves
+from rl4lms_like.benchmarking.statistics import Summary
+from rl4lms_like.core.errors import import_extra
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A6D00", "#56B4E9", "#1D2024", "#E69F00")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
+INK, SOFT, GRID = "#1d2024", "#656b73", "#e8e7e3"
+AXES = {"iterations": "iterations", "tokens": "generated tokens", "seconds": "seconds of rollouts and updates"}
+DPI = 180
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "text.color": INK,
+    "svg.hashsalt": "rl4lms-like",
+}
+
+
+def plot_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> Path:
+    """Draws one plot of learning curves; a label has the same colour in every plot.
+
+    Args:
+        curves: what to draw.
+        labels: of the whole benchmark, in order; they own the colours.
+        file: where to.
+    """
+    with _style():
+        return _draw_curves(curves, labels, file)
+
+
+def plot_scores(
+    title: str, summaries: Sequence[tuple[str, Summary, Sequence[float]]], labels: Sequence[str], file: Path
+) -> Path:
+    """Draws a metric's scores: a point for each seed, a stroke for the interquartile mean, a bar for its interval.
+
+    Args:
+        title: the metric.
+        summaries: label, summary and scores of each label.
+        labels: of the whole benchmark, in order.
+        file: where to.
+    """
+    with _style():
+        return _draw_scores(title, summaries, labels, file)
+
+
+def _draw_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> Path:
+    figure, axes = _new(7.2, 3.9)
+    ends = []
+    for line in curves.lines:
+        colour, dashes = _look(labels.index(line.label))
+        if line.band is not None:
+            axes.fill_between(line.x, *line.band, color=colour, alpha=0.15, linewidth=0)
+        marker = "o" if len(line.x) <= 2 else None
+        axes.plot(line.x, line.center, color=colour, linestyle=dashes, linewidth=1.8, marker=marker, markersize=4)
+        ends.append((float(line.center[-1]), line.label, colour))
+    for name, value in curves.spec.lines.items():
+        axes.axhline(value, color=SOFT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        ends.append((float(value), name, SOFT))
+    if curves.spec.log:
+        axes.set_yscale("log")
+    if curves.axis == "tokens":
+        _short_numbers(axes.xaxis)
+    axes.set_title(curves.title, pad=10)
+    axes.set_xlabel(AXES[curves.axis], loc="left")
+    axes.set_ylabel(curves.unit)
+    axes.margins(x=0.0, y=0.07)
+    if curves.axis == "iterations":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    _name_ends(figure, axes, ends)
+    _caption(axes, _seeds_text([line.n_seeds for line in curves.lines]))
+    return _save(figure, file)
+
+
+def _draw_scores(
+    title: str, summaries: Sequence[tuple[str, Summary, Sequence[float]]], labels: Sequence[str], file: Path
+) -> Path:
+    figure, axes = _new(7.2, 1.15 + 0.42 * len(summaries))
+    for row, (label, summary, scores) in enumerate(summaries):
+        colour, _ = _look(labels.index(label))
+        spread = _jitter(len(scores))
+        axes.scatter(scores, row + spread, s=16, color=colour, alpha=0.35, linewidth=0, zorder=2)
+        if summary.iqm_interval is not None:
+            axes.plot(summary.iqm_interval, [row, row], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
+        axes.plot([summary.iqm] * 2, [row - 0.24, row + 0.24], color=colour, linewidth=2.4, zorder=3)
+    axes.set_yticks(range(len(summaries)), [label for label, _, _ in summaries])
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_ylim(len(summaries) - 0.45, -0.55)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.05)
+    axes.set_title(title, pad=10)
+    _caption(axes, "stroke: IQM over seeds; bar: its 95 % interval; points: seeds")
+    return _save(figure, file)
+
+
+def _new(width: float, height: float) -> tuple[Any, Any]:
+    """A figure and its axes; made without pyplot, which would keep both and ask for a screen."""
+    figures = import_extra("matplotlib.figure", extra="benchmark", needed_by="a plot")
+    figure = figures.Figure(figsize=(width, height), dpi=DPI)
+    return figure, figure.add_subplot()
+
+
+def _style() -> AbstractContextManager[None]:
+    """Our settings, for as long as a plot is made."""
+    matplotlib = import_extra("matplotlib", extra="benchmark", needed_by="a plot")
+    style: AbstractContextManager[None] = matplotlib.rc_context(STYLE)
+    return style
+
+
+def _save(figure: Any, file: Path) -> Path:
+    figure.savefig(file, bbox_inches="tight", pad_inches=0.12, facecolor="white", metadata={"Software": None})
+    return file
+
+
+def _look(position: int) -> tuple[str, Any]:
+    return COLOURS[position % len(COLOURS)], DASHES[position // len(COLOURS) % len(DASHES)]
+
+
+def _short_numbers(axis: Any) -> None:
+    """`120k` instead of `1.2` and `1e5` in a corner."""
+    ticker = import_extra("matplotlib.ticker", extra="benchmark", needed_by="a plot")
+    axis.set_major_formatter(ticker.EngFormatter(sep=""))
+
+
+def _name_ends(figure: Any, axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Writes names right of the lines' ends, moved apart where they would overlap, in pixels."""
+    figure.draw_without_rendering()
+    bottom, top = axes.bbox.y0, axes.bbox.y1
+    height = 10.5 / 72 * figure.dpi
+    wanted = [(float(axes.transData.transform((0, value))[1]), name, colour) for value, name, colour in ends]
+    wanted.sort()
+    places = _apart([place for place, _, _ in wanted], height, bottom, top)
+    for place, (_, name, colour) in zip(places, wanted, strict=True):
+        y = (place - bottom) / (top - bottom)
+        axes.text(1.012, y, name, transform=axes.transAxes, color=colour, va="center", fontsize=9, clip_on=False)
+
+
+def _apart(places: Sequence[float], distance: float, low: float, high: float) -> list[float]:
+    """Rising places at least `distance` apart, each as near as can be to where it wants to be."""
+    groups: list[list[float]] = []  # [sum of the wanted places, members]
+    for position in places:
+        groups.append([position, 1.0])
+        while len(groups) > 1 and _start(groups[-2], distance) + groups[-2][1] * distance > _start(
+            groups[-1], distance
+        ):
+            total, n = groups.pop()
+            groups[-1][0] += total
+            groups[-1][1] += n
+    spread = [_start(group, distance) + i * distance for group in groups for i in range(int(group[1]))]
+    shift = max(0.0, low - spread[0]) if spread else 0.0
+    shift = min(shift, high - spread[-1]) if spread and spread[-1] + shift > high > spread[-1] else shift
+    return [place + shift for place in spread]
+
+
+def _start(group: Sequence[float], distance: float) -> float:
+    """Where the first of a group stands, so that the group's mean is what its members want."""
+    total, n = group
+    return total / n - (n - 1) / 2 * distance
+
+
+def _jitter(n: int) -> np.ndarray:
+    """Small fixed shifts, so that equal scores can be told apart."""
+    return np.linspace(-0.12, 0.12, n) if n > 1 else np.zeros(n)
+
+
+def _seeds_text(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    seeds = f"{low} seed{'s' if low != 1 else ''}" if low == high else f"{low} to {high} seeds"
+    return f"line: IQM over {seeds}; band: its 95 % bootstrap interval" if high > 1 else "one seed"
+
+
+def _caption(axes: Any, text: str) -> None:
+    """One line under the plot, at its right end."""
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+    axes.annotate(text, (1, 0), (0, -25), fontsize=8, color=SOFT, annotation_clip=False, **place)

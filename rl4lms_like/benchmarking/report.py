@@ -1,0 +1,164 @@
+"""`report.html`: what a benchmark found, in one file without network or script.
+
+Results ──► tables, PNGs in figures/ ──report.html.j2──► report.html      the PNGs stand in the page itself
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.benchmarking.curves import LearningCurves, figures_folder, file_name
+from rl4lms_like.benchmarking.jobs import Job, last_lines, said, state_of
+from rl4lms_like.benchmarking.plots import plot_curves, plot_scores
+from rl4lms_like.benchmarking.results import HEADINGS, Results, cost_rows, heading, interval_text, rows_of, scores_of
+from rl4lms_like.benchmarking.statistics import bootstrap_interval, probability_of_improvement
+from rl4lms_like.tracking.charts import format_number
+from rl4lms_like.tracking.report import REPORT_FILE
+from rl4lms_like.training.yaml_file import dump_yaml
+
+MAX_COMPARED = 8
+"""Labels up to which every pair is compared."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot in the page.
+
+    Args:
+        title: for those who do not see it.
+        data: `data:` address of the PNG.
+    """
+
+    title: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One metric.
+
+    Args:
+        title: its key.
+        picture: its scores.
+        rows: of its table.
+        compared: label -> for each label the probability of improvement over it, and its interval.
+    """
+
+    title: str
+    picture: Picture | None
+    rows: list[list[str]]
+    compared: list[tuple[str, list[tuple[str, str]]]]
+
+
+def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
+    """Writes the plots and the page; returns the page's path."""
+    from jinja2 import Environment, PackageLoader
+
+    benchmark = found.benchmark
+    environment = Environment(
+        loader=PackageLoader("rl4lms_like", "benchmarking"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    cost_head, costs = cost_rows(found)
+    page = environment.get_template("report.html.j2").render(
+        name=benchmark.name,
+        status=_status(found),
+        headings=HEADINGS,
+        sections=[_section(found, key) for key in found.metrics],
+        labels=found.labels,
+        pictures=_curve_pictures(found, curves),
+        cost_head=cost_head,
+        costs=costs,
+        missing=[_missing(job) for job in found.missing()],
+        run_head=["run", "seed", *(heading(found, key) for key in found.metrics), "tokens", "seconds", ""],
+        runs=_runs(found),
+        changes=[(cell.label, str(cell.config_path), _as_yaml(cell.changes)) for cell in benchmark.cells],
+        spec=benchmark.text,
+        versions=_versions(found),
+    )
+    path = benchmark.results / REPORT_FILE
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _missing(job: Job) -> tuple[str, str, str, str]:
+    state = state_of(job)
+    end = last_lines(job.folder, 1) if state == "unfinished" else []
+    return job.name, said(state), str(job.folder), "".join(end)
+
+
+def _status(found: Results) -> str:
+    n_jobs, n_done = len(found.jobs), len(found.results)
+    n_labels, n_seeds = len(found.labels), len(found.benchmark.seeds)
+    runs = f"all {n_jobs} runs done" if n_done == n_jobs else f"{n_done} of {n_jobs} runs done"
+    return f"{n_labels} label{'s' if n_labels != 1 else ''} × {n_seeds} seed{'s' if n_seeds != 1 else ''}, {runs}"
+
+
+def _section(found: Results, key: str) -> Section:
+    title = heading(found, key)
+    there = [
+        (label, found.summaries[label][key], scores_of(found.of(label), key))
+        for label in found.labels
+        if key in found.summaries[label]
+    ]
+    picture = None
+    if there:
+        file = figures_folder(found.benchmark.results) / f"scores_{file_name(key)}.png"
+        picture = _picture(title, plot_scores(title, there, found.labels, file))
+    compared = [(label, scores) for label, _, scores in there]
+    return Section(title, picture, rows_of(found, key), _pairs(compared))
+
+
+def _pairs(scores: Sequence[tuple[str, list[float]]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Who beats whom, how probably; nothing for one label or too many."""
+    if not 2 <= len(scores) <= MAX_COMPARED:
+        return []
+    return [
+        (label, [_pair(own, other) if own is not other else ("", "") for _, other in scores]) for label, own in scores
+    ]
+
+
+def _pair(a: list[float], b: list[float]) -> tuple[str, str]:
+    probability = float(probability_of_improvement(a, b))
+    return f"{probability:.2f}", interval_text(bootstrap_interval(probability_of_improvement, a, b, n_resamples=2000))
+
+
+def _curve_pictures(found: Results, curves: Sequence[LearningCurves]) -> list[Picture]:
+    folder = figures_folder(found.benchmark.results)
+    return [
+        _picture(curve.title, plot_curves(curve, found.labels, folder / f"curve_{file_name(curve.spec.key)}.png"))
+        for curve in curves
+        if curve.lines
+    ]
+
+
+def _picture(title: str, file: Path) -> Picture:
+    return Picture(title, f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}")
+
+
+def _runs(found: Results) -> list[tuple[list[str], str]]:
+    """Every run's numbers, and where its own report is, seen from the page."""
+    rows = []
+    for job in found.jobs:
+        result = found.results.get((job.label, job.seed))
+        if result is not None:
+            scores = [format_number(result.scores.get(key), 4) for key in found.metrics]
+            cells = [job.label, str(job.seed), *scores, format_number(result.tokens), format_number(result.seconds)]
+            rows.append((cells, (job.folder / REPORT_FILE).relative_to(found.benchmark.results).as_posix()))
+    return rows
+
+
+def _as_yaml(changes: Mapping[str, Any]) -> str:
+    return dump_yaml(changes).strip() if changes else ""
+
+
+def _versions(found: Results) -> list[tuple[str, str]]:
+    """Package -> the versions that runs were made with; more than one if the results are of several days."""
+    versions: dict[str, set[str]] = {}
+    for result in found.results.values():
+        for package, version in result.versions.items():
+            versions.setdefault(package, set()).add(version)
+    return [(package, ", ".join(sorted(there))) for package, there in versions.items()]

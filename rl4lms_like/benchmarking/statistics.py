@@ -1,0 +1,171 @@
+"""What a few seeds say: means, interquartile means, bootstrap intervals, probability of improvement.
+
+    scores [n_seeds] ──► n, mean, std, IQM, 95 % interval of the IQM
+    a [n], b [m]     ──► P(a > b) = share of pairs that a wins, a tie is half; with its 95 % interval
+
+As Agarwal et al. recommend (arXiv 2108.13264). The bootstrap is stratified: each sample is drawn anew by itself. Its
+intervals are percentiles, as in the paper; it is seeded, so that a report can be made again, number for number.
+
+scipy does the work (`stats.bootstrap`, `stats.trim_mean`). The authors' own package `rliable` does not: its release 1.2
+needs `arch` 7.2, which cannot be imported beside pandas 3, and it brings seaborn and absl for four short formulas.
+The figures of both agree (`tests/benchmarking/test_statistics.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl4lms_like.core.errors import import_extra
+
+CONFIDENCE = 0.95
+N_RESAMPLES = 10_000
+SEED = 0
+
+Interval = tuple[float, float]
+Statistic = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric of one label over its seeds.
+
+    Args:
+        n: seeds.
+        mean: of the scores.
+        std: of the scores, with n - 1; None for one seed.
+        iqm: interquartile mean: the mean without the lowest and the highest quarter.
+        iqm_interval: 95 % bootstrap interval of the IQM; None for one seed.
+        mean_interval: of the mean.
+    """
+
+    n: int
+    mean: float
+    std: float | None
+    iqm: float
+    iqm_interval: Interval | None
+    mean_interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric of two labels.
+
+    Args:
+        a: summary of the first.
+        b: summary of the second.
+        difference: of the means, a - b.
+        difference_interval: its 95 % bootstrap interval; None where a side has one seed.
+        improvement: probability that a run of a scores higher than a run of b; a tie is half.
+        improvement_interval: its 95 % bootstrap interval.
+    """
+
+    a: Summary
+    b: Summary
+    difference: float
+    difference_interval: Interval | None
+    improvement: float
+    improvement_interval: Interval | None
+
+
+def summarize(scores: Sequence[float] | np.ndarray) -> Summary:
+    """The summary of at least one score."""
+    values = np.asarray(scores, dtype=float)
+    return Summary(
+        n=len(values),
+        mean=float(values.mean()),
+        std=float(values.std(ddof=1)) if len(values) > 1 else None,
+        iqm=float(interquartile_mean(values)),
+        iqm_interval=bootstrap_interval(interquartile_mean, values),
+        mean_interval=bootstrap_interval(np.mean, values),
+    )
+
+
+def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
+    """Two samples of scores, of any lengths; their seeds are not paired."""
+    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    return Comparison(
+        a=summarize(first),
+        b=summarize(second),
+        difference=float(first.mean() - second.mean()),
+        difference_interval=bootstrap_interval(_difference_of_means, first, second),
+        improvement=float(probability_of_improvement(first, second)),
+        improvement_interval=bootstrap_interval(probability_of_improvement, first, second),
+    )
+
+
+def interquartile_mean(scores: Any, axis: int = -1) -> Any:
+    """The mean without the lowest and the highest quarter; of fewer than four scores the mean.
+
+    Args:
+        scores: `[..., n]`.
+        axis: of the scores.
+    """
+    stats = import_extra("scipy.stats", extra="benchmark", needed_by="the interquartile mean")
+    return stats.trim_mean(scores, 0.25, axis=axis)
+
+
+def probability_of_improvement(a: Any, b: Any, axis: int = -1) -> Any:
+    """P(a > b) + P(a = b) / 2 over all pairs: the Mann-Whitney statistic divided by the number of pairs.
+
+    Args:
+        a: `[..., n]`.
+        b: `[..., m]`.
+        axis: of the scores.
+    """
+    first = np.moveaxis(np.asarray(a), axis, -1)[..., :, None]
+    second = np.moveaxis(np.asarray(b), axis, -1)[..., None, :]
+    return ((first > second) + 0.5 * (first == second)).mean(axis=(-2, -1))
+
+
+def bootstrap_interval(statistic: Statistic, *samples: Any, n_resamples: int = N_RESAMPLES) -> Interval | None:
+    """The 95 % interval of a statistic under the stratified percentile bootstrap.
+
+    Args:
+        statistic: takes the samples and `axis`.
+        samples: `[n]` each; each is drawn anew, with replacement, by itself.
+        n_resamples: how often.
+
+    Returns:
+        Its ends; None if a sample has fewer than two scores.
+    """
+    if any(len(sample) < 2 for sample in samples):
+        return None
+    stats = import_extra("scipy.stats", extra="benchmark", needed_by="a bootstrap interval")
+    interval = stats.bootstrap(
+        samples,
+        statistic,
+        n_resamples=n_resamples,
+        batch=1000,
+        vectorized=True,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def bootstrap_band(scores: Any, statistic: Statistic = interquartile_mean) -> tuple[np.ndarray, np.ndarray] | None:
+    """The interval at every point of a curve; whole runs are drawn anew, so that points of one run stay together.
+
+    Args:
+        scores: `[n_seeds, n_points]`.
+        statistic: takes scores and `axis`.
+
+    Returns:
+        Lower and upper end, `[n_points]` each; None for one seed.
+    """
+    values = np.asarray(scores, dtype=float)
+    if len(values) < 2:
+        return None
+    drawn = np.random.default_rng(SEED).integers(len(values), size=(2000, len(values)))
+    each = statistic(values[drawn], axis=1)  # [n_resamples, n_points]
+    tail = (1 - CONFIDENCE) / 2
+    return np.quantile(each, tail, axis=0), np.quantile(each, 1 - tail, axis=0)
+
+
+def _difference_of_means(a: Any, b: Any, axis: int = -1) -> Any:
+    return np.mean(a, axis=axis) - np.mean(b, axis=axis)

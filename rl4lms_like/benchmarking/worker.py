@@ -1,0 +1,127 @@
+"""The process of one run: `python -m rl4lms_like.benchmarking.worker RUN_FOLDER`, started by the runner.
+
+    job.json ──parse──► config ──train──► run folder ──► result.json
+
+Its standard input is a pipe to the runner. When that closes, because the runner was interrupted or has died, the run
+is interrupted as by Ctrl-C: it saves its model and ends. So no run outlives its benchmark, however that ended.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rl4lms_like.benchmarking.jobs import JOB_FILE, Result, write_result
+from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.tracking.record import number, read_run
+from rl4lms_like.training.config import parse_config
+
+PACKAGES = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
+MIB = 2**20
+
+
+def main(folder: Path) -> int:
+    """Runs the job of a folder; returns the exit status, as of `rl4lms-like train`."""
+    start = time.perf_counter()
+    job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    try:
+        _train(folder, job)
+    except RL4LMsLikeError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    run = read_run(folder)
+    last = run.iterations[-1] if run.iterations else {}
+    scores = {
+        f"{split}:{key}": number(score)
+        for split, epochs in run.evaluations.items()
+        for key, score in epochs[max(epochs)].items()
+    }
+    result = Result(
+        label=job["label"],
+        seed=job["seed"],
+        scores=scores,
+        iterations=int(last.get("iteration", 0)),
+        tokens=int(last.get("timesteps", 0)),
+        seconds=time.perf_counter() - start,
+        peak_memory_mb=peak_memory_mb(),
+        peak_gpu_memory_mb=_peak_gpu_memory_mb(),
+        model_mb=_size_mb(folder / "model"),
+        versions=versions(),
+    )
+    write_result(folder, result)
+    return 0
+
+
+def _train(folder: Path, job: dict) -> None:
+    from rl4lms_like.training.run import train_config
+
+    taken = train_config(
+        parse_config(job["config"], source=str(folder / JOB_FILE)),
+        base_path_to_store_results=folder.parent.parent,
+        project_name=folder.parent.name,
+        experiment_name=folder.name,
+    )
+    if taken != folder:
+        raise RL4LMsLikeError(f"{folder} holds a run already; this one went to {taken}")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that results depend on most."""
+    found = {"python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a source tree that was not installed
+            found[package] = "unknown"
+    return found
+
+
+def peak_memory_mb() -> float | None:
+    """Largest resident memory of this process so far, MiB; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / MIB if sys.platform == "darwin" else peak * 1024 / MIB
+
+
+def _peak_gpu_memory_mb() -> float | None:
+    import torch
+
+    return torch.cuda.max_memory_allocated() / MIB if torch.cuda.is_available() else None
+
+
+def _size_mb(folder: Path) -> float | None:
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files) / MIB if files else None
+
+
+def end_with_the_runner() -> None:
+    """Interrupts the main thread when standard input closes."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):  # unbuffered: Python's own reader holds a lock when the process ends
+            pass
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it where it waits
+        else:
+            _thread.interrupt_main()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+    threading.Thread(target=wait, name="runner", daemon=True).start()
+
+
+if __name__ == "__main__":
+    end_with_the_runner()
+    sys.exit(main(Path(sys.argv[1])))

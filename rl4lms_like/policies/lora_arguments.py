@@ -1,0 +1,88 @@
+"""The `policy.args.peft` block: the fields of PEFT's `LoraConfig` that have a meaning here. Loads no torch, no PEFT.
+
+What is left out would train or change weights of the base, which policy, critic and reference have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.schema import check_arguments, join
+from rl4lms_like.core.wording import shown
+
+Rank = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraArguments:
+    """Low-rank adapters (arXiv 2106.09685); names and defaults are those of PEFT's `LoraConfig`.
+
+    Args:
+        r: rank of the adapters.
+        lora_alpha: adapters are scaled by `lora_alpha / r`.
+        lora_dropout: on the input of the adapters; 0 unless `dropout` is on.
+        target_modules: names of the linear layers that get adapters, a regular expression, or `all-linear`; default:
+            what PEFT knows of the model's family.
+        exclude_modules: names, or a regular expression, of layers that get none.
+        layers_to_transform: indices of the blocks that get adapters; default: all.
+        layers_pattern: name of the list of blocks, where PEFT does not find it.
+        rank_pattern: name or regular expression -> another rank.
+        alpha_pattern: name or regular expression -> another `lora_alpha`.
+        use_rslora: scale by `lora_alpha / sqrt(r)` (arXiv 2312.03732).
+        use_dora: train the length of each column apart from its direction (arXiv 2402.09353).
+        init_lora_weights: true, `gaussian` or `orthogonal`; adapters add nothing at first with each of them.
+        bias: biases are not trained.
+        peft_type: LoRA is the only kind of adapter.
+    """
+
+    r: Rank = 8
+    lora_alpha: Annotated[int, Gt(0)] = 8
+    lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, Rank] = field(default_factory=dict)
+    alpha_pattern: dict[str, int] = field(default_factory=dict)
+    use_rslora: bool = False
+    use_dora: bool = False
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+    bias: Literal["none"] = "none"
+    peft_type: Literal["LORA"] = "LORA"
+
+    def fields(self) -> dict[str, Any]:
+        """Keyword arguments of PEFT's `LoraConfig`."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "peft_type"}
+        return fields | {"rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern)}
+
+
+_INSTEAD = {
+    "modules_to_save": "is not supported: whole layers beside the adapters would be weights of the base",
+    "trainable_token_indices": "is not supported: embeddings are weights of the base",
+    "task_type": "cannot be set: it follows from the model's family",
+    "inference_mode": "cannot be set: adapters are trained",
+    "fan_in_fan_out": "cannot be set: it follows from the layers",
+    "base_model_name_or_path": "cannot be set: it is the model_name",
+}
+"""Fields of `LoraConfig` that people may give -> why they cannot."""
+
+
+def lora_mistakes(peft: Any, path: str) -> list[Mistake]:
+    """Everything wrong with a `peft` block; null is none.
+
+    Args:
+        peft: what the config gives.
+        path: where, `alg.policy.args.peft`.
+    """
+    if peft is None:
+        return []
+    if not isinstance(peft, Mapping):
+        return [Mistake(path, f"expected null or a mapping with fields of PEFT's LoraConfig, got {shown(peft)}")]
+    mistakes = [Mistake(join(path, key), _INSTEAD[key]) for key in peft if key in _INSTEAD]
+    known = {key: value for key, value in peft.items() if key not in _INSTEAD}
+    return mistakes + check_arguments(LoraArguments, known, path)[1]

@@ -1,0 +1,272 @@
+"""Writing with masks: at every step a mask model says which tokens may be chosen (NLPO, arXiv 2210.01241).
+
+    policy      logits ─ min_new_tokens, suppressed ... ─> only allowed tokens ─ temperature, top_k ... ─> token
+    mask model  its own cache, its own encoder pass ─ logits ─ rule ─> allowed tokens, recorded bit by bit
+
+The masks are kept with the episodes, never made again: other padding or precision would turn single bits, and the mask
+model may have been refreshed since. A recorded mask is the rule's alone; what `generation_kwargs` exclude on top of it
+shapes the sampling, not the distribution that is trained, as for every policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.errors import ModelError, ParityError
+from rl4lms_like.core.token_masks import contains, pack, top_k_mask, top_p_mask, with_tokens
+from rl4lms_like.policies.parity import TOLERANCE, TOLERANCE_BFLOAT16, probe_episodes
+from rl4lms_like.policies.teacher_forcing import EpisodeReader
+from rl4lms_like.policies.writing import TextWriter
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """Which tokens some logits allow.
+
+    Args:
+        mask_type: `learned_top_p`, `learned_top_k` (logits of the mask model) or `topk` (the policy's own).
+        top_mask: the probability of the allowed tokens together, or their number.
+        min_tokens_to_keep: with `learned_top_p` at least so many.
+        special_token_ids: always allowed.
+    """
+
+    mask_type: Literal["learned_top_k", "learned_top_p", "topk"]
+    top_mask: float
+    min_tokens_to_keep: int = 1
+    special_token_ids: tuple[int, ...] = ()
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """The tokens that logits `[n, vocab]` allow `[n, vocab]`, bool."""
+        if self.mask_type == "learned_top_p":
+            allowed = top_p_mask(logits, self.top_mask, self.min_tokens_to_keep)
+        else:
+            allowed = top_k_mask(logits, int(self.top_mask))
+        return with_tokens(allowed, self.special_token_ids)
+
+
+class MaskDecoder(ABC):
+    """Follows a generation step by step with a model of its own.
+
+    Args:
+        model: the mask model, in evaluation mode.
+        prompt_ids: `[n, prompt_len]`, padded on the side that the family wants.
+        prompt_mask: `[n, prompt_len]`, bool.
+        n_beams: rows that are generated for each prompt. Beams change places from step to step, so with more than one
+            the whole text is read at every step, without a cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
+        self.model: Any = model
+        self.prompt_ids = prompt_ids
+        self.prompt_mask = prompt_mask.long()
+        self.n_beams = n_beams
+        self._cache: Any = None
+
+    def next_logits(self, input_ids: Tensor) -> Tensor:
+        """Logits `[n * n_beams, vocab]` of the next token.
+
+        Args:
+            input_ids: what `generate` has so far; prompt and response, or start token and response.
+        """
+        new_ids = input_ids if self._cache is None else input_ids[:, -1:]
+        output = self._forward(new_ids, input_ids.shape[1])
+        self._cache = output.past_key_values if self.n_beams == 1 else None
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    @abstractmethod
+    def _forward(self, new_ids: Tensor, length: int) -> Any:
+        """The model's output for the last of `length` tokens, those that the cache does not hold."""
+
+
+class CausalMaskDecoder(MaskDecoder):
+    """Follows a decoder-only model's generation."""
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
+        super().__init__(model, prompt_ids, prompt_mask, n_beams=n_beams)
+        self.prompt_mask = self.prompt_mask.repeat_interleave(n_beams, dim=0)
+        self._known = set(inspect.signature(model.forward).parameters)
+
+    def _forward(self, new_ids: Tensor, length: int) -> Any:
+        written = self.prompt_mask.new_ones(len(new_ids), length - self.prompt_mask.shape[1])
+        mask = torch.cat([self.prompt_mask, written], dim=1)
+        positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new_ids.shape[1] :]
+        optional = {"position_ids": positions, "logits_to_keep": 1}
+        return self.model(
+            input_ids=new_ids,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=self.n_beams == 1,
+            **{name: value for name, value in optional.items() if name in self._known},
+        )
+
+
+class Seq2SeqMaskDecoder(MaskDecoder):
+    """Follows an encoder-decoder model's generation, from an encoder pass of its own."""
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
+        super().__init__(model, prompt_ids, prompt_mask, n_beams=n_beams)
+        self._encoded = model.get_encoder()(input_ids=prompt_ids, attention_mask=self.prompt_mask)
+        if n_beams > 1:
+            self._encoded.last_hidden_state = self._encoded.last_hidden_state.repeat_interleave(n_beams, dim=0)
+            self.prompt_mask = self.prompt_mask.repeat_interleave(n_beams, dim=0)
+
+    def _forward(self, new_ids: Tensor, length: int) -> Any:
+        return self.model(
+            encoder_outputs=self._encoded,
+            attention_mask=self.prompt_mask,
+            decoder_input_ids=new_ids,
+            past_key_values=self._cache,
+            use_cache=self.n_beams == 1,
+        )
+
+
+def mask_decoder(
+    model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1
+) -> CausalMaskDecoder | Seq2SeqMaskDecoder:
+    """The decoder of a mask model's family; see `MaskDecoder`."""
+    kind = Seq2SeqMaskDecoder if model.config.is_encoder_decoder else CausalMaskDecoder
+    return kind(model, prompt_ids, prompt_mask, n_beams=n_beams)
+
+
+class MaskProcessor(LogitsProcessor):
+    """Excludes what is not allowed, and remembers what was; good for one `generate` call.
+
+    transformers runs it after its own rules (`min_new_tokens`, suppressed tokens) and before temperature, `top_k` and
+    `top_p`. Where those rules exclude all that is allowed, everything is allowed at that step.
+
+    Args:
+        rule: which tokens are allowed.
+        decoder: the mask model; None where the rule looks at the policy's own scores.
+        record: keep the masks.
+    """
+
+    def __init__(self, rule: MaskRule, decoder: MaskDecoder | None, *, record: bool = True) -> None:
+        self.rule = rule
+        self.decoder = decoder
+        self.record = record
+        self._steps: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores `[n, vocab]` with -inf where a token is not allowed."""
+        allowed = self.rule.allowed(scores if self.decoder is None else self.decoder.next_logits(input_ids))
+        nothing_left = ~(allowed & scores.isfinite()).any(dim=1, keepdim=True)
+        allowed |= nothing_left
+        if self.record:
+            self._steps.append(pack(allowed))
+        return scores.masked_fill(~allowed, -torch.inf)
+
+    def recorded(self, episodes: EpisodeBatch) -> Tensor:
+        """The masks that the actions of these episodes were chosen from `[n_tokens, n_bytes]`.
+
+        Raises:
+            ModelError: they do not belong to these episodes: a way of generating that does not take step after step.
+        """
+        steps = torch.stack(self._steps, dim=1)
+        if steps.shape[:2] == episodes.response_mask.shape:
+            masks = steps[episodes.response_mask]
+            if bool(contains(masks, episodes.actions).all()):
+                return masks
+        raise ModelError(
+            f"the masks of {steps.shape[1]} steps do not belong to responses of {episodes.response_ids.shape[1]} "
+            f"tokens: a maskable policy writes its rollouts token by token; take what generates otherwise (assistants, "
+            f"prompt lookup) out of alg.policy.args.generation_kwargs"
+        )
+
+
+class MaskedTextWriter(TextWriter):
+    """Writes with a policy, but only tokens that are allowed; the episodes say which ones were.
+
+    Beam search works, but records nothing: no mask belongs to a beam's text.
+
+    Args:
+        model: the policy's.
+        mask_model: what allows tokens, in evaluation mode; None for the policy's own scores. Refreshed in place.
+        rule: which tokens its logits allow.
+        generation_kwargs: as in `TextWriter`.
+        prompt_truncation_side: as in `TextWriter`.
+        bfloat16: as in `TextWriter`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mask_model: PreTrainedModel | None,
+        rule: MaskRule,
+        *,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        prompt_truncation_side: Literal["left", "right"] = "left",
+        bfloat16: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            generation_kwargs=generation_kwargs,
+            prompt_truncation_side=prompt_truncation_side,
+            bfloat16=bfloat16,
+        )
+        self.mask_model = mask_model
+        self.rule = rule
+
+    def _episodes(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        arguments: Mapping[str, Any],
+        eos_token_ids: Sequence[int],
+        seed: int | None,
+        processors: LogitsProcessorList | None = None,
+    ) -> EpisodeBatch:
+        n_beams = arguments.get("num_beams") or 1
+        decoder = None
+        if self.mask_model is not None:
+            with self._autocast():
+                decoder = mask_decoder(self.mask_model, ids, mask, n_beams=n_beams)
+        processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
+        together = LogitsProcessorList([*(processors or []), processor])
+        episodes = super()._episodes(ids, mask, arguments, eos_token_ids, seed, together)
+        return replace(episodes, allowed=processor.recorded(episodes)) if processor.record else episodes
+
+
+@torch.no_grad()
+def check_mask_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = False) -> float:
+    """Measures on two short prompts whether a model followed step by step, as in rollouts, gives its own logits.
+
+    Args:
+        reader: reads with the mask model, which is in evaluation mode.
+        name: what to call it.
+        in_bfloat16: check under bfloat16 autocast.
+
+    Returns:
+        The largest difference of log-probs to those of one teacher-forced pass, in nats.
+
+    Raises:
+        ParityError: it exceeds the tolerance.
+    """
+    model = reader.model
+    probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side).to(model.device)
+    start = getattr(reader, "start_token_id", None)
+    written = probe.prompt_ids if start is None else torch.full_like(probe.prompt_ids[:, :1], start)
+    written = torch.cat([written, probe.response_ids], dim=1)
+    n_steps = probe.response_ids.shape[1]
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+        decoder = mask_decoder(model, probe.prompt_ids, probe.prompt_mask)
+        steps = [decoder.next_logits(written[:, : step - n_steps]) for step in range(n_steps)]
+        forced = reader.logits(probe)
+    stepped = torch.stack(steps, dim=1).flatten(0, 1)
+    gap = float((stepped.log_softmax(dim=-1) - forced.log_softmax(dim=-1)).abs().max())
+    if not gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else TOLERANCE):
+        raise ParityError(
+            f"{type(model).__name__} ({name!r}) as a mask model: followed step by step it gives log-probs that differ "
+            f"by {gap:.3g} nats from those of one pass, so its masks would not be its own. Likely cause: its cache "
+            f"needs arguments that are not passed. Try attn_implementation: eager, or report the family"
+        )
+    return gap

@@ -1,0 +1,108 @@
+"""The networks of a policy, from checkpoints.
+
+    policy      model_name                     all weights trained, or adapters only (`peft`)
+    critic      the same, or critic_model      with adapters of its own where the policy has some
+    reference   the same, or reference_model   frozen
+
+Networks from one checkpoint are read once. Where weights are frozen, they are the same tensors in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.loading import (
+    checkpoint_activations,
+    load_model,
+    load_model_config,
+    without_output_layer,
+)
+from rl4lms_like.policies.lora import add_lora, copy_sharing_frozen
+
+
+class Networks(NamedTuple):
+    """The language models of an actor-critic; `dropout_rates` are those of the policy's checkpoint."""
+
+    policy: PreTrainedModel
+    critic: PreTrainedModel | None
+    reference: PreTrainedModel | None
+    dropout_rates: dict[str, float]
+
+
+def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference: bool) -> Networks:
+    """Loads the networks that the arguments ask for.
+
+    Args:
+        auto_class: transformers' `AutoModelFor...`.
+        arguments: of the policy.
+        use_reference: whether there is a reference.
+
+    Raises:
+        ModelError: a checkpoint cannot be loaded, or does not fit its role.
+        MissingExtraError: PEFT is needed and not installed.
+    """
+    _check_critic(arguments)
+    policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
+    if arguments.peft is not None:
+        policy.requires_grad_(False)  # before it is copied: copies share what is frozen
+    critic = reference = None
+    if arguments.critic == "separate":
+        critic = _like(policy, auto_class, arguments.critic_model, arguments)
+    if use_reference:
+        reference = _like(policy, auto_class, arguments.reference_model, arguments).requires_grad_(False)
+    trained = [model for model in (policy, critic) if model is not None]
+    for model in trained:
+        if arguments.peft is not None:
+            add_lora(model, arguments.peft, dropout=arguments.dropout)
+        if arguments.gradient_checkpointing:
+            checkpoint_activations(model)
+    return Networks(policy, None if critic is None else without_output_layer(critic), reference, dropout_rates)
+
+
+def _like(
+    policy: PreTrainedModel, auto_class: Any, model_name: str | None, arguments: PolicyArguments
+) -> PreTrainedModel:
+    """A network from another checkpoint, or from the policy's."""
+    if model_name in (None, arguments.model_name):
+        return copy_sharing_frozen(policy)
+    return _load(auto_class, str(model_name), arguments)[0]
+
+
+def _load(auto_class: Any, model_name: str, arguments: PolicyArguments) -> tuple[PreTrainedModel, dict[str, float]]:
+    return load_model(
+        auto_class,
+        model_name,
+        dropout=arguments.dropout,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+
+
+def _check_critic(arguments: PolicyArguments) -> None:
+    if arguments.critic_model is None:
+        return
+    if arguments.critic == "shared":
+        raise ModelError("critic_model is the network of a separate critic: set critic to 'separate'")
+    policy, critic = (
+        load_model_config(name, trust_remote_code=arguments.trust_remote_code)
+        for name in (arguments.model_name, arguments.critic_model)
+    )
+    if bool(policy.is_encoder_decoder) != bool(critic.is_encoder_decoder):
+        raise ModelError(
+            f"the critic {arguments.critic_model!r} is {_family(critic)}, the policy {arguments.model_name!r} "
+            f"{_family(policy)}: critic_model must be of the policy's family"
+        )
+    of_critic, of_policy = (int(config.get_text_config().vocab_size) for config in (critic, policy))
+    if of_critic != of_policy:
+        raise ModelError(
+            f"the critic {arguments.critic_model!r} has {of_critic} tokens, the policy {arguments.model_name!r} "
+            f"{of_policy}: critic_model must read the policy's tokens"
+        )
+
+
+def _family(config: PretrainedConfig) -> str:
+    return "an encoder-decoder model" if config.is_encoder_decoder else "a decoder-only model"

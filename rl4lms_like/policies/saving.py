@@ -1,0 +1,58 @@
+"""A language model on disk: whole, as `AutoModel*.from_pretrained` reads it, or its adapters only, as PEFT reads them.
+
+whole      config.json  model.safetensors  generation_config.json             tokenizer
+adapters   adapter_config.json  adapter_model.safetensors  generation_config.json   tokenizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rl4lms_like.policies.loading import dropout_rates
+from rl4lms_like.policies.lora import has_lora, merged, save_adapters
+
+
+def save_language_model(
+    model: PreTrainedModel,
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    checkpoint_dropout: Mapping[str, float],
+    merge: bool = False,
+) -> Path:
+    """Writes a language model; one with adapters as its adapters, beside which its base is needed.
+
+    Args:
+        model: with or without adapters; left as it is.
+        folder: where to.
+        tokenizer: saved beside it.
+        checkpoint_dropout: the dropout rates to save in the config of a whole model.
+        merge: merge the adapters and save a whole model.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(folder)
+    if not has_lora(model):
+        _save_whole(model, folder, checkpoint_dropout)
+    elif merge:
+        _save_whole(merged(model), folder, checkpoint_dropout)
+    else:
+        save_adapters(model, folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:
+    rates = dropout_rates(model.config)
+    try:
+        for name, value in checkpoint_dropout.items():
+            setattr(model.config, name, value)
+        model.save_pretrained(folder, safe_serialization=True)
+    finally:
+        for name, value in rates:
+            setattr(model.config, name, value)

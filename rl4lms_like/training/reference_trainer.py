@@ -1,0 +1,158 @@
+"""transformers' Trainer as a supervised run uses it: with our evaluation beside its loss, and our files.
+
+Trainer.evaluate ─ loss of `val` ─┬─ early stopping, best checkpoint
+SupervisedTrainer.evaluate ───────┘  scores under `eval_<key>`
+Trainer.log ─ Reporter ─> Tracker
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.policies.generation import seeded
+from rl4lms_like.policies.lora import NAME, has_lora
+from rl4lms_like.training.examples import NOT_LEARNED
+
+if TYPE_CHECKING:
+    from rl4lms_like.training.supervised import SupervisedTrainer
+
+LOGGED = {
+    "loss": "supervised/loss",
+    "eval_loss": "supervised/val_loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/learning_rate",
+    "epoch": "supervised/epoch",
+}
+"""The Trainer's names -> ours."""
+
+
+class ReferenceTrainer(Trainer):
+    """transformers' Trainer, with our evaluation beside its loss and our way of saving.
+
+    Args:
+        owner: evaluates and saves.
+        **arguments: of `Trainer`.
+    """
+
+    def __init__(self, owner: SupervisedTrainer, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.owner = owner
+        self.n_learned: Any = 0
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        self.n_learned = self.n_learned + (inputs["labels"] != NOT_LEARNED).sum()
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        metrics: dict[str, float] = {}
+        if n := len(dataloader.dataset):
+            with seeded(0, self.args.device):  # a data loader draws, and dropout would draw other numbers after it
+                loss = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
+            metrics |= loss.metrics or {}
+        for key, score in self.owner.evaluate(("val",))["val"].scores.items():
+            metrics[f"{metric_key_prefix}_{key}"] = self._comparable(score)
+        nothing: Any = None
+        return EvalLoopOutput(predictions=nothing, label_ids=None, metrics=metrics, num_samples=n)
+
+    def _comparable(self, score: Any) -> float:
+        """A score that is no number, as NaN, is never the best one."""
+        if isinstance(score, (int, float)) and not math.isnan(score):
+            return float(score)
+        return -math.inf if self.args.greater_is_better else math.inf
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        self.owner.save_checkpoint(Path(str(output_dir)))
+
+    def _load_best_model(self) -> None:
+        model = self.owner.run.model
+        if has_lora(model):
+            load_adapters(model, Path(str(self.state.best_model_checkpoint)))
+        else:
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved under one of their names only; the Trainer would warn of the others."""
+        weights = dict(self.owner.run.model.named_parameters(remove_duplicate=False))
+        missing = set(load_result.missing_keys)
+        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
+        strange = [name for name in sorted(missing) if id(weights.get(name)) not in loaded]
+        strange += load_result.unexpected_keys
+        if strange:
+            folder = self.state.best_model_checkpoint
+            raise ModelError(f"the best checkpoint, {folder}, is not one of this model: {', '.join(strange[:3])}")
+
+
+class Reporter(TrainerCallback):
+    """Passes what the Trainer logs on to the tracker.
+
+    Args:
+        owner: has the tracker.
+    """
+
+    def __init__(self, owner: SupervisedTrainer) -> None:
+        self.tracker = owner.tracker
+        self.owner = owner
+        self._began, self._seconds, self._n_steps = 0.0, 0.0, 0
+        self._values: dict[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.tracker.start(state.max_steps)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._seconds += time.perf_counter() - self._began
+        self._n_steps += 1
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        logs = logs or {}
+        self._values |= {ours: logs[theirs] for theirs, ours in LOGGED.items() if theirs in logs}
+        if "loss" not in logs or not control.should_evaluate:
+            self.flush()
+
+    def flush(self) -> None:
+        """Logs what has come together at this step; a loss waits for the evaluation that follows it."""
+        values, self._values = self._values, {}
+        if set(values) <= {"supervised/epoch"}:
+            return
+        values["time/iteration"] = self.owner.step
+        if self._n_steps:
+            values["time/steps_per_s"] = self._n_steps / self._seconds
+            self._seconds, self._n_steps = 0.0, 0
+        self.tracker.log_values(values, timesteps=int(self.owner.trainer.n_learned))
+
+
+def load_adapters(model: Any, folder: Path) -> None:
+    """Takes up the adapters of a checkpoint; the Trainer knows only those of PEFT's own model class.
+
+    Args:
+        model: with adapters of the same shape.
+        folder: the checkpoint's.
+
+    Raises:
+        ModelError: they are those of another model.
+    """
+    import peft
+
+    saved = load_file(folder / "adapter_model.safetensors")
+    saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
+    result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
+    if result.unexpected_keys:
+        raise ModelError(f"the adapters in {folder} are not those of this model: {sorted(result.unexpected_keys)[:3]}")

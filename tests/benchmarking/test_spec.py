@@ -1,0 +1,123 @@
+"""A spec is checked as strictly as a config, and with it every config that it amounts to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rl4lms_like.benchmarking.jobs import jobs_of
+from rl4lms_like.benchmarking.spec import BenchmarkSpec, CurveSpec, RunSpec, grid_points, load_benchmark
+from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.training.catalogue import table_rows
+from tests.benchmarking.conftest import write_spec
+
+
+def mistakes_of(path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_benchmark(path)
+    return [str(mistake) for mistake in caught.value.mistakes]
+
+
+def test_every_mistake_of_the_spec_and_of_its_configs_is_told_at_once(tmp_path):
+    spec = write_spec(
+        tmp_path,
+        runz=3,
+        base={"alg.args.clip_rnge": 3},
+        runs={"a": {}, "b": {"set": {"env.n_envs": 0}}, "c": {"config": "nowhere.yml"}, "d/e": {"conf": 1}},
+        metrics=["vall:x"],
+        curves=["rollout_info/ep_rew", {"kex": 3}],
+        seeds=0,
+    )
+    assert mistakes_of(spec) == [
+        "seeds: expected a whole number of at least 1, or a list, each a whole number of at least 0, got 0",
+        "runz: unknown key; did you mean 'runs'?",
+        "curves.1.kex: unknown key; did you mean 'key'?",
+        "curves.1.key: missing; expected text",
+        "runs.d/e: a label is a folder's name: letters, digits and _ . , = + -",
+        "runs.d/e.conf: unknown key; did you mean 'config'?",
+        "metrics: 'vall:x': expected train, val, test before the colon, got 'vall'",
+        "runs.a, runs.b: ppo.yml alg.args.clip_rnge: unknown key; did you mean 'clip_range'?",
+        "runs.b: ppo.yml env.n_envs: expected a whole number of at least 1, got 0",
+        "runs.c: nowhere.yml: there is no such file",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "mistake"),
+    [
+        ({"runs": {}}, "runs: expected at least one, as in {ppo: {config: ppo.yml}}"),
+        ({"seeds": [1, 1]}, "seeds: expected different numbers, at least one, got [1, 1]"),
+        ({"grid": {"alg.args.gamma": []}}, "grid.alg.args.gamma: expected at least one value"),
+        ({"base": {"seed": 3}}, "base.seed: each run gets its seed from `seeds`"),
+        ({"runs": {"a": {"set": {"seed": 3}}}}, "runs.a.set.seed: each run gets its seed from `seeds`"),
+        ({"config": None}, "runs.ppo: names no config, and the benchmark has none for all"),
+        ({"base": {"reward_fn.id.x": 3}}, "runs.ppo: ppo.yml set reward_fn.id.x: reward_fn.id is "),
+        ({"grid": {"datapool.args.prompt": ["a b", "a/b"]}}, "runs.ppo,prompt=a_b: two runs have this label"),
+    ],
+)
+def test_what_types_do_not_say_is_checked_too(tmp_path, keys, mistake):
+    found = mistakes_of(write_spec(tmp_path, **keys))
+    assert len(found) == 1 and found[0].startswith(mistake), found
+
+
+def test_a_grid_is_every_combination_and_its_labels_are_short():
+    points = grid_points({"alg.args.learning_rate": [1e-3, 1e-2], "alg.kl_div.coeff": [0, 0.1], "alg.id": ["ppo"]})
+    assert [label for label, _ in points] == [
+        ",learning_rate=0.001,coeff=0,id=ppo",
+        ",learning_rate=0.001,coeff=0.1,id=ppo",
+        ",learning_rate=0.01,coeff=0,id=ppo",
+        ",learning_rate=0.01,coeff=0.1,id=ppo",
+    ]
+    assert points[1][1] == {"alg.args.learning_rate": 1e-3, "alg.kl_div.coeff": 0.1, "alg.id": "ppo"}
+    assert [label for label, _ in grid_points({"reward_fn.id": ["x"], "alg.id": ["y"]})] == [",reward_fn.id=x,alg.id=y"]
+    assert grid_points({}) == [("", {})]
+
+
+def test_a_runs_changes_come_after_those_of_all_and_before_the_grids(tmp_path):
+    spec = write_spec(
+        tmp_path,
+        base={"alg.args.gamma": 0.5, "train_evaluation.n_iters": 7, "env.n_envs": 2},
+        runs={"a": {"set": {"alg.args.gamma": 0.6, "env.n_envs": 3}}, "b": {}},
+        grid={"env.n_envs": [4]},
+    )
+    a, b = (cell.config for cell in load_benchmark(spec).cells)
+    assert (a.alg.args["gamma"], b.alg.args["gamma"]) == (0.6, 0.5)
+    assert a.env.n_envs == b.env.n_envs == 4
+    assert a.train_evaluation.n_iters == 7
+
+
+def test_paths_are_relative_to_the_spec_and_results_to_the_caller(tmp_path, monkeypatch):
+    spec = write_spec(tmp_path, name="numbers")
+    assert load_benchmark(spec).results == tmp_path / "out"
+    assert load_benchmark(spec, results="elsewhere").results.as_posix() == "elsewhere"
+    assert load_benchmark(write_spec(tmp_path, name="numbers", results=None)).results.as_posix() == (
+        "benchmark_results/numbers"
+    )
+
+
+def test_jobs_go_seed_by_seed_and_differ_in_their_seed_alone(tmp_path):
+    benchmark = load_benchmark(write_spec(tmp_path, runs={"a": {}, "b": {}}, seeds=[3, 5], threads=2))
+    jobs = jobs_of(benchmark)
+    assert [job.name for job in jobs] == ["a, seed 3", "b, seed 3", "a, seed 5", "b, seed 5"]
+    assert [job.config["seed"] for job in jobs] == [3, 3, 5, 5]
+    assert jobs[0].config["n_threads"] == 2
+    assert {**jobs[0].config, "seed": 5} == jobs[2].config
+    assert jobs[2].folder == tmp_path / "out/runs/a/seed_5"
+    assert [job.label for job in jobs_of(benchmark, ["b"])] == ["b", "b"]
+    with pytest.raises(RL4LMsLikeError, match="no run is called c; there are a; b"):
+        jobs_of(benchmark, ["c"])
+
+
+def test_the_page_has_every_key_with_its_default(repository):
+    page = (repository / "docs/benchmarking.md").read_text()
+    for row in [row for block in (BenchmarkSpec, RunSpec, CurveSpec) for row in table_rows(block)]:
+        assert row in page, row
+
+
+def test_reading_a_spec_loads_nothing_heavy():
+    heavy = ("torch", "transformers", "matplotlib", "scipy")
+    code = f"import sys, rl4lms_like.benchmarking.main; print(*(set({heavy!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

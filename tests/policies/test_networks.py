@@ -1,0 +1,106 @@
+"""Which networks a policy has, and where their weights come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.testing import models
+from tests.builders import POLICIES, SAMPLING, make_env, make_policy
+
+LORA = {"r": 4}
+
+
+@pytest.fixture(scope="module")
+def wider(tmp_path_factory, tiny_tokenizer) -> dict[str, Path]:
+    """Models of another width, and of another number of blocks."""
+    folder = tmp_path_factory.mktemp("wider")
+    seq2seq = models.make_tokenizer(append_eos=True)
+    made = {
+        "gpt2": models.make_causal_lm("gpt2", tiny_tokenizer, hidden_size=48, n_layers=3),
+        "llama": models.make_causal_lm("llama", tiny_tokenizer, hidden_size=48),
+        "t5": models.make_seq2seq_lm("t5", seq2seq, hidden_size=48),
+        "bart": models.make_seq2seq_lm("bart", seq2seq, hidden_size=48),
+    }
+    return {name: models.save_model(folder / name, model, tiny_tokenizer) for name, model in made.items()}
+
+
+@pytest.fixture(params=["gpt2", "llama", "t5", "bart"])
+def case(request, wider, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
+    """A policy's kind and checkpoint, its tokenizer, and a wider critic's checkpoint."""
+    if request.param in ("gpt2", "llama"):
+        return "causal", tiny_gpt2_dir, tiny_tokenizer, wider[request.param]
+    return "seq2seq", tiny_t5_dir, models.make_tokenizer(append_eos=True), wider[request.param]
+
+
+@pytest.mark.parametrize("peft", [None, LORA], ids=["full", "lora"])
+def test_a_critic_from_another_checkpoint_is_trained(case, peft):
+    if peft:
+        pytest.importorskip("peft")
+    kind, model_dir, tokenizer, critic_model = case
+    algorithm = PPO(
+        POLICIES[kind],
+        make_env(tokenizer, model_dir, n_envs=4),
+        policy_kwargs={
+            "model_name": str(model_dir),
+            "critic_model": str(critic_model),
+            "generation_kwargs": SAMPLING,
+            "value_head_init": "zero",
+            "peft": peft,
+        },
+        n_steps=10,
+        batch_size=40,
+        n_epochs=2,
+        learning_rate=1e-3,
+        critic_learning_rate=1e-2,
+        seed=0,
+        device="cpu",
+    )
+    policy = algorithm.policy
+    assert policy.value_head.weight.shape == (1, 48) and not policy.value_head.weight.any()
+    before = {name: weight.clone() for name, weight in policy.value_model.state_dict().items()}
+    for iteration in range(2):
+        algorithm.learn_iteration(iteration, 2)
+        assert algorithm.logger.name_to_value["train/ratio_gap"] < 1e-5
+    after = policy.value_model.state_dict()
+    moved = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert moved and (not peft or all("lora_" in name for name in moved))
+    rates = {group["role"]: group["lr"] for group in policy.optimizer.param_groups}
+    assert rates == {"actor": pytest.approx(1e-3), "critic": pytest.approx(1e-2)}
+
+
+def test_a_critic_of_the_same_checkpoint_equals_the_policys_network(tiny_gpt2_dir):
+    named = make_policy("causal", tiny_gpt2_dir, critic_model=str(tiny_gpt2_dir))
+    default = make_policy("causal", tiny_gpt2_dir)
+    for mine, theirs in zip(named.value_model.parameters(), default.value_model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_critic_of_the_other_family_is_refused(tiny_gpt2_dir, tiny_t5_dir):
+    with pytest.raises(ModelError, match=r"is an encoder-decoder model, the policy '.*' a decoder-only model"):
+        make_policy("causal", tiny_gpt2_dir, critic_model=str(tiny_t5_dir))
+
+
+def test_a_critic_with_other_tokens_is_refused(tiny_gpt2_dir, tiny_tokenizer, tmp_path):
+    other = models.make_causal_lm("gpt2", tiny_tokenizer)
+    other.resize_token_embeddings(len(tiny_tokenizer) + 1)
+    folder = models.save_model(tmp_path / "other", other, tiny_tokenizer)
+    with pytest.raises(ModelError, match=f"has {len(tiny_tokenizer) + 1} tokens, the policy .* {len(tiny_tokenizer)}"):
+        make_policy("causal", tiny_gpt2_dir, critic_model=str(folder))
+
+
+def test_a_shared_critic_has_no_checkpoint_of_its_own(tiny_gpt2_dir):
+    with pytest.raises(ModelError, match="critic_model is the network of a separate critic"):
+        make_policy("causal", tiny_gpt2_dir, critic="shared", critic_model=str(tiny_gpt2_dir))
+
+
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+def test_without_adapters_what_is_trained_is_nobody_elses(critic, tiny_gpt2_dir):
+    policy = make_policy("causal", tiny_gpt2_dir, critic=critic)
+    trained = {p.data_ptr() for p in policy.policy_model.parameters()}
+    assert trained.isdisjoint(p.data_ptr() for p in policy.ref_model.parameters())
+    assert policy.value_model is None or trained.isdisjoint(p.data_ptr() for p in policy.value_model.parameters())

@@ -1,0 +1,151 @@
+"""Runs with masks: from the config to a folder whose model writes as it was trained to."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.policies.masking import MaskedTextWriter
+from rl4lms_like.training import inference
+from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.inference import evaluate_run, generate_texts
+from rl4lms_like.training.memory import estimate_memory
+from rl4lms_like.training.run import train_config
+from tests.training.configs import run_blocks
+from tests.training.test_config import OFFERED, needs_theirs
+
+NLPO_CONFIGS = [name for name in OFFERED if "nlpo" in name]
+EXPLAINED = Path(__file__).parents[2] / "docs" / "metrics_explained.md"
+MASKS = {"mask_type": "learned_top_p", "top_mask": 0.5, "min_tokens_to_keep": 2, "target_update_iterations": 2}
+
+
+def masked(blocks):
+    """A run's config with NLPO in the place of PPO."""
+    blocks = copy.deepcopy(blocks)
+    alg = blocks["alg"]
+    alg["id"] = "nlpo"
+    alg["policy"]["id"] = f"maskable_{alg['policy']['id']}"
+    alg["policy"]["args"].update(MASKS)
+    return blocks
+
+
+@pytest.fixture(params=["causal", "seq2seq"])
+def config(request):
+    return masked(request.getfixturevalue("tiny_config" if request.param == "causal" else "tiny_seq2seq_config"))
+
+
+def test_a_run_trains_and_its_model_goes_on_within_its_masks(config, tmp_path, monkeypatch):
+    folder = train_config(parse_config(config), base_path_to_store_results=tmp_path, quiet=True)
+    rollouts = [json.loads(line) for line in (folder / "rollout_info.jsonl").read_text().splitlines()]
+    updates = [json.loads(line) for line in (folder / "training_info.jsonl").read_text().splitlines()]
+    assert [line["nlpo/mask_updates"] for line in updates] == [0, 1, 1]
+    assert all(line["train/ratio_gap"] < 1e-5 for line in updates)
+    assert all(2 <= line["rollout_info/n_allowed"] < 200 for line in rollouts)
+    explained = EXPLAINED.read_text(encoding="utf-8")
+    assert [key for key in [*rollouts[0], *updates[0]] if f"`{key}`" not in explained] == []
+    assert (folder / "model" / "mask_model" / "model.safetensors").is_file()
+    writers = []
+    original = inference._writer
+    monkeypatch.setattr(inference, "_writer", lambda *args: writers.append(original(*args)) or writers[-1])
+    evaluate_run(folder, split="val", limit=2)
+    generate_texts(folder, ["Count with me"], max_new_tokens=4)
+    for writer in writers:
+        assert isinstance(writer, MaskedTextWriter) and writer.rule.top_mask == 0.5
+        assert writer.mask_model is not writer.model
+        differences = [
+            float((a - b).detach().abs().max())
+            for a, b in zip(writer.mask_model.parameters(), writer.model.parameters(), strict=True)
+        ]
+        assert max(differences) > 0, "the third update came after the refresh"
+    assert len(writers) == 2
+
+
+def test_a_model_without_a_mask_model_is_its_own(config, tmp_path):
+    """As in the first iteration of a run that starts from it."""
+    from rl4lms_like.policies.loading import load_tokenizer
+
+    model = config["alg"]["policy"]["args"]["model_name"]
+    writer = inference._writer(parse_config(config), model, load_tokenizer(model))
+    assert writer.mask_model is writer.model
+    ids = torch.tensor([[5, 6, 7]])
+    assert writer.generate(ids, torch.ones_like(ids), eos_token_ids=[1], max_new_tokens=4).allowed is not None
+
+
+@pytest.mark.parametrize("name", NLPO_CONFIGS or [pytest.param("none", marks=needs_theirs)])
+def test_their_nlpo_configs_have_no_mistake_in_what_concerns_it(name):
+    """Rewards, metrics and pools that are not here are reported; of the algorithm and its policy, nothing is."""
+    try:
+        config = parse_config(OFFERED[name], source=name)
+    except ConfigError as error:
+        assert not [mistake for mistake in error.mistakes if mistake.path.startswith("alg")]
+    else:
+        assert config.alg.policy.args["top_mask"] == OFFERED[name]["alg"]["policy"]["args"]["top_mask"]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def mistakes_of(blocks):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(blocks)
+    return [str(mistake) for mistake in caught.value.mistakes]
+
+
+def test_the_algorithm_and_the_policies_need_each_other():
+    for policy in ("causal_lm_actor_critic_policy", "seq2seq_lm_actor_critic_policy"):
+        blocks = run_blocks()
+        blocks["alg"]["id"] = "nlpo"
+        blocks["alg"]["policy"]["id"] = policy
+        assert mistakes_of(blocks) == [
+            f"alg.policy.id: nlpo needs a policy with a mask model: maskable_{policy}, not {policy}"
+        ]
+        blocks = masked(blocks)
+        for algorithm in ("ppo", "a2c", "stable_baselines3:PPO"):
+            blocks["alg"]["id"], blocks["alg"]["args"] = algorithm, {"n_steps": 128}
+            (mistake,) = mistakes_of(blocks)
+            assert mistake.startswith("alg.policy.id") and "needs alg.id: nlpo" in mistake and policy in mistake
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"top_mask": None}, "expected a whole number, or a number, got null"),
+        ({"top_mask": -1}, "expected a probability above 0 and at most 1, got -1"),
+        (
+            {"mask_type": "learned_top_k"},
+            "expected a whole number of at least 1 with mask_type: learned_top_k, got 0.5",
+        ),
+        ({"mask_ema": 1.0}, "mask_ema: expected a number of at least 0 and below 1"),
+        ({"generation_kwargs": {"num_beams": 3}}, "generation_kwargs.num_beams: rollouts are sampled"),
+        ({"special_token_ids": [1]}, "filled in by the library"),
+    ],
+)
+def test_masks_that_cannot_be_are_reported_before_a_model_is_loaded(args, said):
+    blocks = masked(run_blocks())
+    blocks["alg"]["policy"]["args"].update(args)
+    (mistake,) = mistakes_of(blocks)
+    assert mistake.startswith("alg.policy.args") and said in mistake
+
+
+def test_top_mask_must_be_given():
+    blocks = masked(run_blocks())
+    del blocks["alg"]["policy"]["args"]["top_mask"]
+    assert "alg.policy.args.top_mask: missing" in mistakes_of(blocks)[0]
+
+
+def test_the_estimate_counts_the_mask_model(config):
+    plain = copy.deepcopy(config)
+    plain["alg"]["id"] = "ppo"
+    plain["alg"]["policy"]["id"] = plain["alg"]["policy"]["id"].removeprefix("maskable_")
+    for key in MASKS:
+        del plain["alg"]["policy"]["args"][key]
+    own = copy.deepcopy(config)
+    own["alg"]["policy"]["args"].update(mask_type="topk", top_mask=5)
+    with_model, with_own, without = (estimate_memory(parse_config(blocks)).parts for blocks in (config, own, plain))
+    assert with_model["mask model weights"] == with_model["policy weights"]
+    assert with_model["KV cache"] == 2 * without["KV cache"] == 2 * with_own["KV cache"]
+    assert with_own["mask model weights"] == without["mask model weights"] == without["masks"] == 0
+    assert with_model["masks"] == with_own["masks"] > 0
