@@ -20,6 +20,10 @@ from pathlib import Path
 
 from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 
+EXIT_STATUS = (
+    "Exit status: 0 done, 1 a run failed for the reason that is printed, "
+    "2 mistakes in the config or the command line, 130 interrupted."
+)
 KINDS = ("data_pools", "rewards", "metrics", "policies", "algorithms")
 
 
@@ -49,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(prog="rl4lms-like", description="Reinforcement learning for language models.")
+    parser = argparse.ArgumentParser(
+        prog="rl4lms-like", description="Reinforcement learning for language models.", epilog=EXIT_STATUS
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_train(_command(commands, "train", "train a model as a YAML file says", _train))
     _add_check(_command(commands, "check", "check a YAML file, and show what it amounts to", _check))
@@ -146,10 +152,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 
 def _add_benchmark(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", type=Path, help="YAML file; see docs/benchmarking.md")
-    parser.add_argument("--processes", type=_count, help="runs side by side; default: the spec's")
-    parser.add_argument("--seeds", type=_seeds, help="how many, or a list such as 0,3,7; default: the spec's")
+    parser.add_argument("--processes", type=_count, metavar="N", help="runs side by side; default: the spec's")
+    parser.add_argument(
+        "--seeds", type=_seeds, metavar="N", help="how many, or a list such as 0,3,7; default: the spec's"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="LABEL", help="run this one; may be repeated")
-    parser.add_argument("--results", type=Path, help="folder; default: the spec's")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="folder; default: the spec's")
     parser.add_argument("--report-only", action="store_true", help="run nothing, report what is there")
 
 

@@ -9,6 +9,7 @@ shared_dir         the folder with real models and data beside the checkout; the
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # Before anything imports torch or huggingface_hub: they read these once.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -26,6 +27,13 @@ from rl4lms_like.testing import models
 torch.set_num_threads(1)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_test_writes_to_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RL4LMS_LIKE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="session")

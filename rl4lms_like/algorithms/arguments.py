@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Interval
 
 from rl4lms_like.core.errors import Mistake
-
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Count = Annotated[int, Ge(1)]
-Share = Annotated[float, Interval(ge=0, le=1)]
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl4lms_like.benchmarking.jobs import RESULT_FILE, RUNS, Result, read_result
-from rl4lms_like.benchmarking.results import interval_text, mean_text, scores_of
+from rl4lms_like.benchmarking.results import interval_text, iqm_interval_text, iqm_text, mean_text, scores_of
 from rl4lms_like.benchmarking.statistics import Comparison, Summary
 from rl4lms_like.benchmarking.statistics import compare as compare_scores
 from rl4lms_like.core.errors import RL4LMsLikeError
@@ -59,6 +59,8 @@ def comparison_text(key: str, names: tuple[str, str], compared: Comparison) -> s
     difference = f"{format_number(compared.difference)} {interval_text(compared.difference_interval)}".strip()
     improvement = f"{format_number(compared.improvement)} {interval_text(compared.improvement_interval)}".strip()
     verdict = f"  difference of the means {difference};  P({names[0]} > {names[1]}) = {improvement}"
+    if compared.difference_interval is None:
+        verdict += "\n  One seed has no spread: no intervals, and nothing can be said of another seed."
     return "\n".join([key, head, *rows, verdict, ""])
 
 
@@ -86,7 +88,8 @@ def _said(path: str | Path, labels: dict[str, list[Result]]) -> str:
 
 def _names(a: Path, b: Path) -> tuple[str, str]:
     """Short names; with their folders where they would be the same."""
-    return (a.name, b.name) if a.name != b.name else (str(a), str(b))
+    short = a.resolve().name, b.resolve().name  # of `.` too
+    return short if short[0] != short[1] else (str(a), str(b))
 
 
 def _compared(
@@ -104,5 +107,5 @@ def _compared(
 
 
 def _row(name: str, summary: Summary, width: int) -> str:
-    middle = f"{summary.n:>5}  {mean_text(summary):>18}  {format_number(summary.iqm):>8}"
-    return f"  {name:{width}}  {middle}  {interval_text(summary.iqm_interval)}".rstrip()
+    middle = f"{summary.n:>5}  {mean_text(summary):>18}  {iqm_text(summary):>8}"
+    return f"  {name:{width}}  {middle}  {iqm_interval_text(summary)}".rstrip()

@@ -3,7 +3,7 @@
     run folders ──key──► one polyline a seed ──on common points──► [n_seeds, n_points] ──► IQM, 95 % bootstrap band
 
 Along iterations the points are the iterations that every seed has. Tokens and seconds differ from seed to seed, so
-there the polylines are read off at evenly spaced points of the range that all of them cover.
+there the polylines are read off wherever one of them has a point, in the range that all of them cover.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from rl4lms_like.benchmarking.statistics import bootstrap_band, interquartile_me
 from rl4lms_like.tracking.curves import CURVES
 from rl4lms_like.tracking.record import RunRecord, number, read_run
 
-N_POINTS = 200
+N_POINTS = 400
+"""Most points of a curve whose seeds have different ones."""
+
 DEFAULT_KEYS = ("rollout_info/ep_rew", "rollout_info/kl_div_mean")
 
 
@@ -86,31 +88,43 @@ def names_of(key: str) -> tuple[str, str]:
 
 
 def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float, float]]:
-    """Iteration (supervised runs: epoch) -> (place on the axis, value), without what was not a finite number."""
-    places = _places(record, axis)
+    """Iteration (supervised runs: optimizer step) -> (place on the axis, value), of the values that are finite."""
     split, colon, metric = key.partition(":")
-    values: Mapping[Any, Any]
+    values: Mapping[float, Any]
     if colon:
-        values = {epoch: scores.get(metric) for epoch, scores in record.evaluations.get(split, {}).items()}
+        per_epoch = _iterations_per_epoch(record)
+        evaluations = record.evaluations.get(split, {})
+        values = {round(float(epoch) * per_epoch): scores.get(metric) for epoch, scores in evaluations.items()}
     else:
         values = dict(record.curve(key))
-    return {
-        iteration: (places.get(iteration, float(iteration)), value)
-        for iteration, raw in values.items()
-        if (value := number(raw)) is not None and (iteration in places or axis == "iterations")
-    }
+    finite = {iteration: value for iteration, raw in values.items() if (value := number(raw)) is not None}
+    return dict(zip(finite, zip(_places(record, axis, list(finite)), finite.values(), strict=True), strict=True))
 
 
-def _places(record: RunRecord, axis: Axis) -> dict[float, float]:
-    """Iteration -> place on the axis; 0 is before training."""
+def _iterations_per_epoch(record: RunRecord) -> float:
+    """An epoch of reinforcement learning is an iteration; one of a supervised run is a pass over the examples."""
+    passes = [(line["iteration"], line["supervised/epoch"]) for line in record.iterations if "supervised/epoch" in line]
+    return passes[-1][0] / passes[-1][1] if passes and passes[-1][1] else 1.0
+
+
+def _places(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[float]:
+    """Where on the axis iterations stand; 0 is before training."""
     if axis == "iterations":
-        return {}
-    iterations = [float(line["iteration"]) for line in record.iterations]
+        return [float(iteration) for iteration in iterations]
+    logged = [0, *(line["iteration"] for line in record.iterations)]
     if axis == "tokens":
-        amounts = [float(line.get("timesteps", 0)) for line in record.iterations]
+        amounts = [0, *(line.get("timesteps", 0) for line in record.iterations)]
     else:
-        amounts = list(accumulate(number(line.get("time/iteration_s")) or 0.0 for line in record.iterations))
-    return {0.0: 0.0, **dict(zip(iterations, amounts, strict=True))}
+        steps = zip(record.iterations, np.diff(logged), strict=True)
+        amounts = [0, *accumulate(_seconds(line, n) for line, n in steps)]
+    return [float(place) for place in np.interp(iterations, logged, amounts)]
+
+
+def _seconds(line: Mapping[str, Any], n_steps: int) -> float:
+    """Of rollout and update; of the optimizer steps since the line before, in a supervised run."""
+    if rate := number(line.get("time/steps_per_s")):
+        return n_steps / rate
+    return number(line.get("time/iteration_s")) or 0.0
 
 
 def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Line | None:
@@ -132,7 +146,10 @@ def _on_common_points(
         return np.array(common, float), np.array([[points[i][1] for i in common] for points in seeds])
     lines = [np.array([points[i] for i in sorted(points)]) for points in seeds]  # [n, 2] each
     start, stop = max(line[0, 0] for line in lines), min(line[-1, 0] for line in lines)
-    x = np.linspace(start, stop, N_POINTS) if stop > start else np.array([start])
+    places = np.unique(np.concatenate([line[:, 0] for line in lines]))
+    x = places[(places >= start) & (places <= stop)]
+    if len(x) > N_POINTS:
+        x = x[np.linspace(0, len(x) - 1, N_POINTS).round().astype(int)]
     return x, np.array([np.interp(x, line[:, 0], line[:, 1]) for line in lines])
 
 

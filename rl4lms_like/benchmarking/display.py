@@ -50,7 +50,7 @@ class Display:
         self._n_jobs, self._n_over, self._processes = n_jobs, counts["done"], processes
         words = {"done": "done already", "changed": "with another config before", "unfinished": "begun before"}
         known = [f"{counts[state]} {text}" for state, text in words.items() if counts[state]]
-        what = ", ".join([f"{n_jobs} runs", *known, f"{processes} at a time"])
+        what = ", ".join([f"{n_jobs} run{'s' if n_jobs != 1 else ''}", *known, f"{processes} at a time"])
         self.show(f"{self._name}: {what}")
         if self.console.is_terminal and self._n_over < n_jobs:
             self._progress.add_task(self._name, total=n_jobs, completed=self._n_over, left="")
@@ -79,7 +79,8 @@ class Display:
         """Ctrl-C came."""
         self.stop()
         if n_running:
-            self.show(f"interrupted: {n_running} runs save what they have; Ctrl-C once more ends them at once")
+            going = "1 run saves what it has" if n_running == 1 else f"{n_running} runs save what they have"
+            self.show(f"interrupted: {going}; Ctrl-C once more ends at once")
 
     def stop(self) -> None:
         """Gives the terminal its cursor back."""

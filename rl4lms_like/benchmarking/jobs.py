@@ -15,21 +15,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.config import parse_config
 
 RUNS, REPLACED = "runs", "replaced"
 JOB_FILE, OUTPUT_FILE, RESULT_FILE = "job.json", "output.txt", "result.json"
 LOCK_FILE = ".lock"
+GRACE_S = 60.0
+"""How long a run may take to save its model when it is asked to end."""
+
 State = Literal["done", "changed", "unfinished", "new"]
 
 
@@ -98,12 +102,13 @@ def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
         only: labels; default: all.
 
     Raises:
-        RL4LMsLikeError: `only` names a label that is not there.
+        ConfigError: `only` names a label that is not there.
     """
     labels = [cell.label for cell in benchmark.cells]
     unknown = [label for label in only if label not in labels]
     if unknown:
-        raise RL4LMsLikeError(f"no run is called {', '.join(unknown)}; there are {'; '.join(labels)}")
+        message = f"no run is called {', '.join(unknown)}; there are {'; '.join(labels)}"
+        raise ConfigError([Mistake("--only", message)], f"the command line, for the benchmark {benchmark.name}")
     return [
         Job(cell.label, seed, _plain(cell.with_seed(seed).to_dict()), folder_of(benchmark.results, cell.label, seed))
         for seed in benchmark.seeds
@@ -134,7 +139,12 @@ def state_of(job: Job) -> State:
 
 
 def prepare_folder(job: Job) -> None:
-    """A fresh folder with `job.json`; a finished run of another config is set aside, an unfinished one is removed."""
+    """A fresh folder with `job.json`; a finished run of another config is set aside, an unfinished one is removed.
+
+    Raises:
+        RL4LMsLikeError: a run of a benchmark that was killed is still at work there, and does not end.
+    """
+    _wait_for_its_end(job.folder)
     state = state_of(job)
     if state in ("changed", "done"):
         results = job.folder.parents[2]
@@ -159,19 +169,45 @@ def claimed(results: Path) -> Iterator[None]:
         RL4LMsLikeError: another process has claimed it.
     """
     results.mkdir(parents=True, exist_ok=True)
+    with (results / LOCK_FILE).open("w") as file:
+        if not _lock(file):
+            raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or name other --results")
+        yield
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """Keeps a later benchmark out of a run's folder until the run is over, should its own benchmark be killed."""
+    with (folder / JOB_FILE).open("r+") as file:
+        _lock(file)
+        yield
+
+
+def _wait_for_its_end(folder: Path) -> None:
+    """Waits for a run that saves what it has after its benchmark was killed."""
+    deadline = time.monotonic() + GRACE_S
+    while (folder / JOB_FILE).is_file() and not _is_free(folder / JOB_FILE):
+        if time.monotonic() > deadline:
+            raise RL4LMsLikeError(f"{folder}: a run of an earlier benchmark is at work there and does not end; end it")
+        time.sleep(0.1)
+
+
+def _is_free(file: Path) -> bool:
+    with file.open("r+") as handle:
+        return _lock(handle)
+
+
+def _lock(file: IO[str]) -> bool:
+    """Locks a file until it is closed, and says whether nobody else had; always true where there is no `flock`."""
     try:
         import fcntl
     except ImportError:  # Windows
-        yield
-        return
-    with (results / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RL4LMsLikeError(
-                f"another benchmark is running in {results}; wait, or name other --results"
-            ) from error
-        yield
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_result(folder: Path, result: Result) -> None:

@@ -15,7 +15,7 @@ from rl4lms_like.benchmarking.report import write_report
 from rl4lms_like.benchmarking.results import Results, as_markdown, collect, write_tables
 from rl4lms_like.benchmarking.runner import Outcome, run_jobs
 from rl4lms_like.benchmarking.spec import load_benchmark
-from rl4lms_like.core.errors import import_extra
+from rl4lms_like.core.errors import RL4LMsLikeError, import_extra
 
 INTERRUPTED = 130
 
@@ -45,6 +45,7 @@ def benchmark(
     Raises:
         ConfigError: mistakes in the spec or in a config; nothing was started.
         MissingExtraError: scipy or matplotlib is not installed; nothing was started.
+        RL4LMsLikeError: the results folder cannot be written, or another benchmark runs in it.
     """
     asked = load_benchmark(spec_path, seeds=seeds, results=results)
     jobs = jobs_of(asked, only)
@@ -52,19 +53,28 @@ def benchmark(
         import_extra(package, extra="benchmark", needed_by="a benchmark's report")
     display = Display(asked.name)
     outcome = Outcome()
-    if not report_only:
-        with claimed(asked.results):
-            outcome = run_jobs(jobs, processes or asked.spec.processes, threads=asked.spec.threads, display=display)
-    found = collect(asked)
+    try:
+        if not report_only:
+            with claimed(asked.results):
+                outcome = run_jobs(jobs, processes or asked.spec.processes, threads=asked.spec.threads, display=display)
+        _report(collect(asked), display)
+    except BrokenPipeError:  # not the folder's: nobody reads what is printed
+        raise
+    except OSError as error:
+        raise RL4LMsLikeError(f"cannot keep results in {asked.results}: {error}") from error
+    if outcome.interrupted:
+        return INTERRUPTED
+    return 1 if outcome.failed else 0
+
+
+def _report(found: Results, display: Display) -> None:
+    """Writes tables, plots and page, and shows the tables."""
     write_tables(found)
     display.show("\n" + as_markdown(found))
     curves = learning_curves(found)
     for note in _without_numbers(found, curves):
         display.show(note, "yellow")
     display.show(f"report: {write_report(found, curves)}")
-    if outcome.interrupted:
-        return INTERRUPTED
-    return 1 if outcome.failed else 0
 
 
 def _without_numbers(found: Results, curves: Sequence[LearningCurves]) -> Iterator[str]:

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from rl4lms_like.benchmarking.curves import LearningCurves
+from rl4lms_like.benchmarking.curves import LearningCurves, Line
 from rl4lms_like.benchmarking.statistics import Summary
 from rl4lms_like.core.errors import import_extra
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A6D00", "#56B4E9", "#1D2024", "#E69F00")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 INK, SOFT, GRID = "#1d2024", "#656b73", "#e8e7e3"
-AXES = {"iterations": "iterations", "tokens": "generated tokens", "seconds": "seconds of rollouts and updates"}
+AXES = {"iterations": "iterations", "tokens": "tokens", "seconds": "seconds of training"}
 DPI = 180
 STYLE = {
     "font.family": "sans-serif",
@@ -73,19 +73,22 @@ def plot_scores(
 
 def _draw_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> Path:
     figure, axes = _new(7.2, 3.9)
-    ends = []
-    for line in curves.lines:
-        colour, dashes = _look(labels.index(line.label))
-        if line.band is not None:
-            axes.fill_between(line.x, *line.band, color=colour, alpha=0.15, linewidth=0)
-        marker = "o" if len(line.x) <= 2 else None
-        axes.plot(line.x, line.center, color=colour, linestyle=dashes, linewidth=1.8, marker=marker, markersize=4)
-        ends.append((float(line.center[-1]), line.label, colour))
-    for name, value in curves.spec.lines.items():
-        axes.axhline(value, color=SOFT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        ends.append((float(value), name, SOFT))
-    if curves.spec.log:
+    is_log = curves.spec.log and any((line.center > 0).any() for line in curves.lines)
+    if is_log:
         axes.set_yscale("log")
+    ends, unseen = [], []
+    for line in curves.lines:
+        seen = line.center > 0 if is_log else np.ones(len(line.x), bool)  # a logarithmic axis has no zero
+        if seen.any():
+            look = _look(labels.index(line.label))
+            _draw_line(axes, line, seen, *look)
+            ends.append((float(line.center[seen][-1]), line.label, look[0]))
+        else:
+            unseen.append(line.label)
+    for name, value in curves.spec.lines.items():
+        if value > 0 or not is_log:
+            axes.axhline(value, color=SOFT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+            ends.append((float(value), name, SOFT))
     if curves.axis == "tokens":
         _short_numbers(axes.xaxis)
     axes.set_title(curves.title, pad=10)
@@ -95,8 +98,18 @@ def _draw_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> P
     if curves.axis == "iterations":
         axes.xaxis.get_major_locator().set_params(integer=True)
     _name_ends(figure, axes, ends)
-    _caption(axes, _seeds_text([line.n_seeds for line in curves.lines]))
+    note = f"not above 0: {', '.join(unseen)}; " if unseen else ""
+    _caption(axes, note + _seeds_text([line.n_seeds for line in curves.lines]))
     return _save(figure, file)
+
+
+def _draw_line(axes: Any, line: Line, seen: np.ndarray, colour: str, dashes: Any) -> None:
+    """One label's curve and band, at the points that are to be seen."""
+    if line.band is not None:
+        axes.fill_between(line.x, *line.band, where=seen, color=colour, alpha=0.15, linewidth=0)
+    center = np.where(seen, line.center, np.nan)
+    marker = "o" if seen.sum() <= 2 else None
+    axes.plot(line.x, center, color=colour, linestyle=dashes, linewidth=1.8, marker=marker, markersize=4)
 
 
 def _draw_scores(

@@ -6,6 +6,7 @@ Results ──► tables, PNGs in figures/ ──report.html.j2──► report.
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from rl4lms_like.benchmarking.curves import LearningCurves, figures_folder, file
 from rl4lms_like.benchmarking.jobs import Job, last_lines, said, state_of
 from rl4lms_like.benchmarking.plots import plot_curves, plot_scores
 from rl4lms_like.benchmarking.results import HEADINGS, Results, cost_rows, heading, interval_text, rows_of, scores_of
-from rl4lms_like.benchmarking.statistics import bootstrap_interval, probability_of_improvement
+from rl4lms_like.benchmarking.statistics import Interval, bootstrap_interval, probability_of_improvement
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.report import REPORT_FILE
 from rl4lms_like.training.yaml_file import dump_yaml
@@ -114,16 +115,21 @@ def _section(found: Results, key: str) -> Section:
 
 def _pairs(scores: Sequence[tuple[str, list[float]]]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Who beats whom, how probably; nothing for one label or too many."""
-    if not 2 <= len(scores) <= MAX_COMPARED:
+    n = len(scores)
+    if not 2 <= n <= MAX_COMPARED:
         return []
-    return [
-        (label, [_pair(own, other) if own is not other else ("", "") for _, other in scores]) for label, own in scores
-    ]
+    cells = [[("", "")] * n for _ in range(n)]
+    for i, j in itertools.combinations(range(n), 2):
+        a, b = scores[i][1], scores[j][1]
+        probability = float(probability_of_improvement(a, b))
+        interval = bootstrap_interval(probability_of_improvement, a, b)
+        cells[i][j] = _pair(probability, interval)
+        cells[j][i] = _pair(1 - probability, None if interval is None else (1 - interval[1], 1 - interval[0]))
+    return [(label, row) for (label, _), row in zip(scores, cells, strict=True)]
 
 
-def _pair(a: list[float], b: list[float]) -> tuple[str, str]:
-    probability = float(probability_of_improvement(a, b))
-    return f"{probability:.2f}", interval_text(bootstrap_interval(probability_of_improvement, a, b, n_resamples=2000))
+def _pair(probability: float, interval: Interval | None) -> tuple[str, str]:
+    return f"{probability:.2f}", interval_text(interval, 2)
 
 
 def _curve_pictures(found: Results, curves: Sequence[LearningCurves]) -> list[Picture]:

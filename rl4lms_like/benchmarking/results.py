@@ -103,19 +103,38 @@ def heading(found: Results, key: str) -> str:
     return key.removeprefix(f"{found.benchmark.spec.split}:")
 
 
-def interval_text(interval: Interval | None) -> str:
-    """`[0.12, 0.34]`."""
-    return "" if interval is None else f"[{format_number(interval[0])}, {format_number(interval[1])}]"
-
-
 def mean_text(summary: Summary) -> str:
     """`0.839 ± 0.045`: two digits of the standard deviation, and as many decimals of the mean."""
-    if summary.std is None:
-        return format_number(summary.mean)
-    decimals = 1 - math.floor(math.log10(summary.std)) if summary.std > 0 else -1
-    if not 0 <= decimals <= 6 or abs(summary.mean) >= 1e4:
-        return f"{format_number(summary.mean)} ± {format_number(summary.std)}"
-    return f"{summary.mean:.{decimals}f} ± {summary.std:.{decimals}f}".replace("-", "−")
+    decimals = _decimals(summary)
+    mean = _with_decimals(summary.mean, decimals)
+    return mean if summary.std is None else f"{mean} ± {_with_decimals(summary.std, decimals)}"
+
+
+def iqm_text(summary: Summary) -> str:
+    """The interquartile mean, with the decimals of the mean."""
+    return _with_decimals(summary.iqm, _decimals(summary))
+
+
+def iqm_interval_text(summary: Summary) -> str:
+    """Its interval, with the same decimals."""
+    return interval_text(summary.iqm_interval, _decimals(summary))
+
+
+def interval_text(interval: Interval | None, decimals: int | None = None) -> str:
+    """`[0.12, 0.34]`; nothing where there is none."""
+    return "" if interval is None else f"[{', '.join(_with_decimals(end, decimals) for end in interval)}]"
+
+
+def _decimals(summary: Summary) -> int | None:
+    """How many show two digits of the standard deviation; None where the numbers are better shown each by itself."""
+    if not summary.std or abs(summary.mean) >= 1e4:
+        return None
+    decimals = 1 - math.floor(math.log10(summary.std))
+    return decimals if 0 <= decimals <= 6 else None
+
+
+def _with_decimals(value: float, decimals: int | None) -> str:
+    return format_number(value) if decimals is None else f"{value:.{decimals}f}".replace("-", "−")
 
 
 def rows_of(found: Results, key: str) -> list[list[str]]:
@@ -131,8 +150,8 @@ def rows_of(found: Results, key: str) -> list[list[str]]:
                 label,
                 f"{summary.n} of {len(found.benchmark.seeds)}",
                 mean_text(summary),
-                format_number(summary.iqm),
-                interval_text(summary.iqm_interval),
+                iqm_text(summary),
+                iqm_interval_text(summary),
             ]
         )
     return rows
@@ -164,7 +183,8 @@ def as_markdown(found: Results) -> str:
     for key in found.metrics:
         parts += [f"## {heading(found, key)}\n", _markdown_table(HEADINGS, rows_of(found, key))]
     head, rows = cost_rows(found)
-    parts += ["## Cost of a run\n", _markdown_table(head, rows)]
+    if found.results:
+        parts += ["## Cost of a run\n", _markdown_table(head, rows)]
     if found.missing():
         parts += [
             "## Missing\n",
@@ -182,7 +202,7 @@ def _metrics(benchmark: Benchmark, results: Sequence[Result]) -> tuple[str, ...]
     if benchmark.spec.metrics is None:
         keys = dict.fromkeys(key for result in results for key in result.scores if key.startswith(f"{split}:"))
         return tuple(keys)
-    return tuple(key if ":" in key else f"{split}:{key}" for key in benchmark.spec.metrics)
+    return tuple(dict.fromkeys(key if ":" in key else f"{split}:{key}" for key in benchmark.spec.metrics))
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

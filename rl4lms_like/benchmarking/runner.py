@@ -18,11 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rl4lms_like.benchmarking.display import Display
-from rl4lms_like.benchmarking.jobs import OUTPUT_FILE, Job, prepare_folder, state_of
+from rl4lms_like.benchmarking.jobs import GRACE_S, OUTPUT_FILE, Job, prepare_folder, state_of
 
 POLL_S = 0.1
-GRACE_S = 60.0
-"""How long a run may take to save its model when it is asked to end."""
 
 
 @dataclass

@@ -21,16 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4lms_like.algorithms.arguments import Count
 from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.core.schema import check_arguments, check_value
 from rl4lms_like.core.wording import shown
-from rl4lms_like.training.config import AnyConfig, Whole, parse_config
+from rl4lms_like.training.config import AnyConfig, parse_config
 from rl4lms_like.training.overrides import apply_values
 from rl4lms_like.training.yaml_file import read_yaml
 
 LABEL = re.compile(r"\w[\w.,=+ -]*")
 SPLITS = ("train", "val", "test")
+MAX_TOLD = 3
+"""Labels that are named where more have the same mistake."""
 Axis = Literal["iterations", "tokens", "seconds"]
 
 
@@ -99,11 +101,6 @@ class BenchmarkSpec:
     curves: list[CurveSpec] = field(default_factory=list)
     x: Axis = "iterations"
 
-    def __post_init__(self) -> None:
-        seeds = self.seeds
-        if isinstance(seeds, list) and (not seeds or len(set(seeds)) < len(seeds)):
-            raise ValueError(f"seeds: expected different numbers, at least one, got {shown(seeds)}")
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -161,20 +158,14 @@ def load_benchmark(
         ConfigError: with every mistake of the spec and of every config with its changes.
     """
     path = Path(path)
-    mapping, mistakes = read_yaml(path)
+    mapping, mistakes = read_yaml(path, keys="runs, config, seeds")
     fields, wrong = check_arguments(BenchmarkSpec, _with_plain_curves(mapping), "")
     runs, wrong_runs = _runs(fields.get("runs", {}))
-    mistakes += [*wrong, *wrong_runs, *_wrong_values(fields, runs)]
-    spec = None
-    if not mistakes:
-        try:
-            spec = BenchmarkSpec(**fields)
-        except ValueError as error:
-            mistakes.append(Mistake("", str(error)))
     cells, wrong_cells = _cells(fields, runs, path)
-    mistakes += wrong_cells
-    if mistakes or spec is None:
+    mistakes += [*wrong, *wrong_runs, *_wrong_values(fields, runs), *_wrong_seeds(seeds, "--seeds"), *wrong_cells]
+    if mistakes:
         raise ConfigError(mistakes, str(path))
+    spec = BenchmarkSpec(**fields)
     name = spec.name or path.stem
     chosen = spec.seeds if seeds is None else seeds
     folder = Path(results) if results is not None else _beside(path, spec.results) if spec.results else None
@@ -215,6 +206,7 @@ def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Ite
         yield Mistake("runs", "expected at least one, as in {ppo: {config: ppo.yml}}")
     if fields.get("name") and not LABEL.fullmatch(fields["name"]):
         yield Mistake("name", "names a folder: letters, digits and _ . , = + -")
+    yield from _wrong_seeds(fields.get("seeds"), "seeds")
     for path, values in fields.get("grid", {}).items():
         if not values:
             yield Mistake(f"grid.{path}", "expected at least one value")
@@ -226,6 +218,11 @@ def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Ite
         yield from _wrong_split(name, "metrics")
     for curve in fields.get("curves") or []:
         yield from _wrong_split(curve.key, "curves")
+
+
+def _wrong_seeds(seeds: int | list[int] | None, where: str) -> Iterator[Mistake]:
+    if isinstance(seeds, list) and (not seeds or len(set(seeds)) < len(seeds)):
+        yield Mistake(where, f"expected different numbers, at least one, got {shown(seeds)}")
 
 
 def _wrong_split(key: str, where: str) -> Iterator[Mistake]:
@@ -255,11 +252,14 @@ def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -
             if label + suffix in cells:
                 told.setdefault(Mistake("", "two runs have this label"), []).append(label + suffix)
             cells[label + suffix] = Cell(label + suffix, _beside(spec, file), changes, config)
-    mistakes = [
-        Mistake(", ".join(f"runs.{label}" for label in dict.fromkeys(labels)), str(mistake))
-        for mistake, labels in told.items()
-    ]
+    mistakes = [Mistake(_places(list(dict.fromkeys(labels))), str(mistake)) for mistake, labels in told.items()]
     return list(cells.values()), mistakes
+
+
+def _places(labels: list[str]) -> str:
+    """Where a mistake is; of a large grid not every label."""
+    more = f" and {len(labels) - MAX_TOLD} more" if len(labels) > MAX_TOLD else ""
+    return ", ".join(f"runs.{label}" for label in labels[:MAX_TOLD]) + more
 
 
 def grid_points(grid: Mapping[str, list[Any]]) -> list[tuple[str, dict[str, Any]]]:

@@ -23,6 +23,10 @@ from rl4lms_like.core.errors import import_extra
 
 CONFIDENCE = 0.95
 N_RESAMPLES = 10_000
+N_BAND_RESAMPLES = 2_000
+BAND_CHUNK = 256
+"""Points of a curve that are drawn together, so that memory does not grow with the curve."""
+
 SEED = 0
 
 Interval = tuple[float, float]
@@ -98,7 +102,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
 
 
 def interquartile_mean(scores: Any, axis: int = -1) -> Any:
-    """The mean without the lowest and the highest quarter; of fewer than four scores the mean.
+    """The mean without the lowest and the highest quarter, each rounded down; of fewer than four scores the mean.
 
     Args:
         scores: `[..., n]`.
@@ -161,10 +165,14 @@ def bootstrap_band(scores: Any, statistic: Statistic = interquartile_mean) -> tu
     values = np.asarray(scores, dtype=float)
     if len(values) < 2:
         return None
-    drawn = np.random.default_rng(SEED).integers(len(values), size=(2000, len(values)))
-    each = statistic(values[drawn], axis=1)  # [n_resamples, n_points]
+    drawn = np.random.default_rng(SEED).integers(len(values), size=(N_BAND_RESAMPLES, len(values)))
     tail = (1 - CONFIDENCE) / 2
-    return np.quantile(each, tail, axis=0), np.quantile(each, 1 - tail, axis=0)
+    ends = []
+    for points in np.array_split(values, range(BAND_CHUNK, values.shape[1], BAND_CHUNK), axis=1):
+        each = statistic(points[drawn], axis=1)  # [n_resamples, n_points of the chunk]
+        ends.append(np.quantile(each, (tail, 1 - tail), axis=0))
+    low, high = np.concatenate(ends, axis=1)
+    return low, high
 
 
 def _difference_of_means(a: Any, b: Any, axis: int = -1) -> Any:

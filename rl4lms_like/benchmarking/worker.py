@@ -18,7 +18,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rl4lms_like.benchmarking.jobs import JOB_FILE, Result, write_result
+from rl4lms_like.benchmarking.jobs import JOB_FILE, Result, at_work, write_result
 from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.tracking.record import number, read_run
 from rl4lms_like.training.config import parse_config
@@ -29,6 +29,11 @@ MIB = 2**20
 
 def main(folder: Path) -> int:
     """Runs the job of a folder; returns the exit status, as of `rl4lms-like train`."""
+    with at_work(folder):
+        return _run(folder)
+
+
+def _run(folder: Path) -> int:
     start = time.perf_counter()
     job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
     try:

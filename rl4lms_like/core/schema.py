@@ -138,6 +138,8 @@ def check_value(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mista
     try:
         return _coerced(value, annotation), []
     except ValidationError:
+        if origin is dict and isinstance(value, Mapping) and (others := [k for k in value if not isinstance(k, str)]):
+            return None, [Mistake(path, f"keys are text: put {', '.join(map(shown, others))} in quotes")]
         return None, [Mistake(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
@@ -153,6 +155,13 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
 def join(path: str, key: Any) -> str:
     """`alg.args` and `gamma` -> `alg.args.gamma`."""
     return f"{path}.{key}" if path else str(key)
+
+
+def at(blocks: Any, path: str) -> Any:
+    """The value at a dotted path, None where there is none."""
+    for key in path.split("."):
+        blocks = blocks.get(key) if isinstance(blocks, Mapping) else None
+    return blocks
 
 
 def _check_block(value: Any, block: type, path: str) -> tuple[Any, list[Mistake]]:

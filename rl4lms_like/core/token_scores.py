@@ -80,8 +80,12 @@ def masked_scores_of_logits(logits: Tensor, actions: Tensor, allowed: Tensor) ->
     """
     logits = logits.float()
     raw_log_prob = logits.detach().log_softmax(dim=-1).gather(1, actions[:, None]).squeeze(1)
-    kept = logits.masked_fill(~unpack(allowed, logits.shape[1]), NEVER)
-    return MaskedScores(*scores_of_logits(kept, actions), raw_log_prob)
+    return MaskedScores(*scores_of_logits(masked_logits(logits, allowed), actions), raw_log_prob)
+
+
+def masked_logits(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Logits `[n_tokens, vocab]` whose softmax is over the allowed tokens `[n_tokens, n_bytes]`."""
+    return logits.masked_fill(~unpack(allowed, logits.shape[1]), NEVER)
 
 
 def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: int) -> tuple[Tensor, Tensor]:
@@ -167,8 +171,8 @@ class _TokenScores(torch.autograd.Function):
         head = Head(weight, bias, ctx.scale)
         whole = len(actions) <= ctx.chunk
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = None if whole else torch.zeros_like(weight)
-        grad_bias = None if bias is None else torch.zeros_like(bias)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] and not whole else None
+        grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
         for part in _parts(len(actions), ctx.chunk):
             probs = ctx.probs
             if probs is None:
@@ -188,10 +192,6 @@ class _TokenScores(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 product = grad.T @ hidden[part]
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
-        if not ctx.needs_input_grad[1]:
-            grad_weight = None
-        if not ctx.needs_input_grad[2]:
-            grad_bias = None
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from annotated_types import Ge
-
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 
@@ -14,7 +11,7 @@ class DummyPool(TextGenPool):
     """One prompt, many times, in every split."""
 
     @classmethod
-    def prepare(cls, split: str, prompt: str, n_samples: Annotated[int, Ge(1)] = 100) -> DummyPool:
+    def prepare(cls, split: str, prompt: str, n_samples: Count = 100) -> DummyPool:
         """Builds the pool of a split.
 
         Args:

@@ -10,11 +10,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
-
-from annotated_types import Ge
+from typing import Any, TypeAlias
 
 from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import ColumnMap
@@ -38,7 +37,7 @@ class JsonlPool(TextGenPool):
         meta_columns: list[str] | None = None,
         prompt_prefix: str = "",
         prompt_suffix: str = "",
-        max_size: Annotated[int, Ge(1)] | None = None,
+        max_size: Count | None = None,
         split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
     ) -> JsonlPool:
@@ -82,7 +81,7 @@ class CsvPool(TextGenPool):
         meta_columns: list[str] | None = None,
         prompt_prefix: str = "",
         prompt_suffix: str = "",
-        max_size: Annotated[int, Ge(1)] | None = None,
+        max_size: Count | None = None,
         split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
         delimiter: str | None = None,

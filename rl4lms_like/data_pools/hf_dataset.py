@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from annotated_types import Ge
+from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError, import_extra
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import ColumnMap
 from rl4lms_like.data_pools.splits import not_empty, share_of
@@ -37,7 +36,7 @@ class HfDatasetPool(TextGenPool):
         meta_columns: list[str] | None = None,
         prompt_prefix: str = "",
         prompt_suffix: str = "",
-        max_size: Annotated[int, Ge(1)] | None = None,
+        max_size: Count | None = None,
         split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
     ) -> HfDatasetPool:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
-
-from annotated_types import Ge
 
 from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import file_of, not_empty, open_text, rows_of_split
@@ -33,11 +31,11 @@ class TextPool(TextGenPool):
         path: str | None = None,
         data_files: dict[str, str] | None = None,
         separator: str | None = None,
-        prompt_words: Annotated[int, Ge(1)] | None = None,
-        prompt_sentences: Annotated[int, Ge(1)] | None = None,
+        prompt_words: Count | None = None,
+        prompt_sentences: Count | None = None,
         prompt_prefix: str = "",
         prompt_suffix: str = "",
-        max_size: Annotated[int, Ge(1)] | None = None,
+        max_size: Count | None = None,
         split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
     ) -> TextPool:

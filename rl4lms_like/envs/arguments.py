@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Ge
-
-Count = Annotated[int, Ge(1)]
-NonNegative = Annotated[float, Ge(0)]
+from rl4lms_like.core.numbers import Count, NonNegative, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +24,6 @@ class EnvArguments:
     max_episode_length: Count = 512
     max_prompt_length: Count | None = None
     terminate_on_eos: bool = False
-    context_start_token: Annotated[int, Ge(0)] | None = None
+    context_start_token: Whole | None = None
     prompt_truncation_side: Literal["left", "right"] = "left"
     priority_scale: NonNegative = 0.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Any
-
-from annotated_types import Ge
+from typing import Any
 
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
 from rl4lms_like.scoring.perplexity import response_surprisals
 
@@ -24,7 +23,7 @@ class ReferencePerplexity(BaseMetric):
         device: `auto` (a GPU if there is one), `cpu`, `cuda` ...
     """
 
-    def __init__(self, model_name: str, batch_size: Annotated[int, Ge(1)] = 32, device: str = "auto") -> None:
+    def __init__(self, model_name: str, batch_size: Count = 32, device: str = "auto") -> None:
         self.model_name = model_name
         self.batch_size = batch_size
         self.device = device

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Lt
 
 from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.numbers import Count, NonNegative
 from rl4lms_like.core.schema import join
 
 Arguments = TypeVar("Arguments", bound="PolicyArguments")
@@ -45,7 +46,7 @@ class PolicyArguments:
 
     model_name: str
     optimizer_kwargs: dict[str, Any] = field(default_factory=dict)
-    weight_decay: Annotated[float, Ge(0)] = 1e-6
+    weight_decay: NonNegative = 1e-6
     apply_model_parallel: bool = True
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
     prompt_truncation_side: Literal["left", "right"] = "left"
@@ -76,7 +77,8 @@ class MaskablePolicyArguments(PolicyArguments):
 
     Args:
         mask_type: which tokens may be chosen: the `learned_top_k` or `learned_top_p` ones of the mask model, a copy of
-            the policy that lags behind it; or `topk`, the policy's own best, without a mask model.
+            the policy that lags behind it; or `topk`, the policy's own best of those that `generation_kwargs` leave,
+            without a mask model.
         top_mask: for `learned_top_p` the probability that the allowed tokens have together, above 0 and at most 1; for
             the others their number.
         min_tokens_to_keep: with `learned_top_p` at least so many tokens stay allowed. Special tokens always are.
@@ -86,8 +88,8 @@ class MaskablePolicyArguments(PolicyArguments):
 
     mask_type: Literal["learned_top_k", "learned_top_p", "topk"] = "learned_top_k"
     top_mask: int | float
-    min_tokens_to_keep: Annotated[int, Ge(1)] = 100
-    target_update_iterations: Annotated[int, Ge(1)] = 1000
+    min_tokens_to_keep: Count = 100
+    target_update_iterations: Count = 1000
     mask_ema: Annotated[float, Ge(0), Lt(1)] | None = None
 
     def __post_init__(self) -> None:
@@ -113,8 +115,12 @@ def mask_mistakes(arguments: Mapping[str, Any], path: str = "") -> list[Mistake]
     elif top_mask is not None and (not isinstance(top_mask, int) or top_mask < 1):
         message = f"expected a whole number of at least 1 with mask_type: {mask_type}, got {top_mask}; to keep a share "
         mistakes.append(Mistake(join(path, "top_mask"), message + "of the probability, set mask_type: learned_top_p"))
-    num_beams = (arguments.get("generation_kwargs") or {}).get("num_beams")
-    if num_beams not in (None, 1):
+    generation_kwargs = arguments.get("generation_kwargs") or {}
+    if generation_kwargs.get("num_beams") not in (None, 1):
         message = "rollouts are sampled: no mask of allowed tokens belongs to a beam; beams are for train_evaluation"
         mistakes.append(Mistake(join(path, "generation_kwargs.num_beams"), message))
+    for key in ("prompt_lookup_num_tokens", "assistant_early_exit"):
+        if generation_kwargs.get(key) is not None:
+            message = "writes several tokens at once; masks of allowed tokens are made for one after the other: drop it"
+            mistakes.append(Mistake(join(path, f"generation_kwargs.{key}"), message))
     return mistakes

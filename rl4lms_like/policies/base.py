@@ -27,7 +27,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.lora import copy_sharing_frozen
 from rl4lms_like.policies.networks import load_networks
 from rl4lms_like.policies.optimizer import make_optimizer, parameter_groups
 from rl4lms_like.policies.parity import check_parity, probe_episodes
@@ -128,10 +127,6 @@ class LMActorCriticPolicy(BasePolicy):
             prompt_truncation_side=options.prompt_truncation_side,
             bfloat16=options.dtype == "bfloat16",
         )
-
-    def _copy_of_policy_model(self) -> PreTrainedModel:
-        """A language model equal to the policy's as it is now: trained weights of its own, frozen ones in common."""
-        return copy_sharing_frozen(self.policy_model)
 
     def _check_vocabulary(self) -> None:
         assert isinstance(self.action_space, spaces.Discrete)
@@ -264,7 +259,10 @@ class LMActorCriticPolicy(BasePolicy):
             return self._value_of(states)
 
     def action_logits(self, observations: EpisodeBatch) -> Tensor:
-        """The policy's logits `[n_tokens, vocab]` for all actions, float32, twice differentiable; no masks."""
+        """The policy's logits `[n_tokens, vocab]` for all actions, float32, twice differentiable.
+
+        Tokens that the episodes do not allow have a logit far below all others.
+        """
         with self._autocast():
             return self.reader.action_logits(observations)
 
@@ -318,10 +316,14 @@ class LMActorCriticPolicy(BasePolicy):
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         """From the model's own distribution: `generation_kwargs` shape rollouts and evaluations, not single steps."""
         with torch.no_grad(), self._autocast():
-            logits = self.reader.next_token_logits(observation)
+            logits = self._next_token_logits(observation)
         if deterministic:
             return logits.argmax(dim=-1)
         return torch.multinomial(logits.softmax(dim=-1), 1).squeeze(1)
+
+    def _next_token_logits(self, observation: Any) -> Tensor:
+        """Logits `[n, vocab]` that a single step chooses by."""
+        return self.reader.next_token_logits(observation)
 
     # --- saving -------------------------------------------------------------------------------------------------
 

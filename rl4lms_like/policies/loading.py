@@ -77,6 +77,7 @@ def load_model(
         ModelError: it cannot be loaded.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
+    model_name = _place(model_name)
     base = adapter_base(model_name)
     if base is not None:
         model, rates = load_model(
@@ -110,27 +111,32 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
         local_files_only: do not ask the hub.
 
     Raises:
-        ModelError: its base is a folder that is not there.
+        ModelError: its base is not named, or a folder that is not there.
     """
     try:
-        file = find_adapter_config_file(model_name, local_files_only=local_files_only)
+        file = find_adapter_config_file(_place(model_name), local_files_only=local_files_only)
     except (OSError, ValueError):  # no name of anything: loading it says so
         return None
     if file is None:
         return None
-    base = str(json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path"))
+    base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            f"the adapter {model_name!r} does not say what it was trained on: write the name of its base into "
+            f"base_model_name_or_path of its adapter_config.json"
+        )
     if Path(base).is_absolute() and not Path(base).is_dir():
         raise ModelError(
             f"the adapter {model_name!r} was trained on {base!r}, and there is no such folder: put the base back, or "
             f"write where it is now into base_model_name_or_path of its adapter_config.json"
         )
-    return base
+    return str(base)
 
 
 def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
     """Where a model's config and whole weights lie: the model itself, or what its adapters were trained on."""
     base = adapter_base(model_name, local_files_only=local_files_only)
-    return model_name if base is None else whole_checkpoint(base, local_files_only=local_files_only)
+    return _place(model_name) if base is None else whole_checkpoint(base, local_files_only=local_files_only)
 
 
 def load_model_config(model_name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -178,7 +184,13 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
+def _place(model_name: str) -> str:
+    """A name as transformers takes it: a folder below `~` by its path."""
+    return str(Path(model_name).expanduser()) if model_name.startswith("~") else model_name
+
+
 def _tokenizer_place(model_name: str) -> str:
+    model_name = _place(model_name)
     if (Path(model_name) / "tokenizer_config.json").is_file():
         return model_name
     base = adapter_base(model_name)

@@ -12,8 +12,10 @@ off between forward passes, which recomputed activations would not survive.
 from __future__ import annotations
 
 import copy
+import difflib
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,32 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, 
     model._hf_peft_config_loaded = True  # to transformers, too, it is a model with adapters now
     config.base_model_name_or_path = _lasting(name)
     _refuse_tied(model)
+
+
+def refuse_unknown_layers(models: Sequence[PreTrainedModel], peft: Mapping[str, Any]) -> None:
+    """PEFT passes over names that no layer has, as long as one name fits; here each must fit one of the models.
+
+    Args:
+        models: those that get adapters, without them still.
+        peft: fields of `LoraArguments`.
+
+    Raises:
+        ModelError: names which layer is not there.
+    """
+    layers = [name for model in models for name, _ in model.named_modules()]
+    asked = [
+        (field, name, re.escape(name))
+        for field in ("target_modules", "exclude_modules")
+        if isinstance(peft.get(field), list)
+        for name in peft[field]
+    ]
+    asked += [(field, name, name) for field in ("rank_pattern", "alpha_pattern") for name in peft.get(field) or ()]
+    for field, name, pattern in asked:
+        if not any(re.fullmatch(rf"(.*\.)?({pattern})", layer) for layer in layers):
+            near = difflib.get_close_matches(name, {layer.rpartition(".")[2] for layer in layers}, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            places = " or ".join(dict.fromkeys(repr(str(model.name_or_path)) for model in models))
+            raise ModelError(f"peft.{field}: {name!r} is no layer of {places}{hint}")
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
@@ -183,6 +211,7 @@ def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # it finds out by itself
         warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # such adapters are refused
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not")  # so are these
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # its own question
         yield
 
@@ -198,7 +227,7 @@ def _refuse_tied(model: PreTrainedModel) -> None:
     for name, weight in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(weight), []).append(name.removesuffix(".weight"))
     for name, layer in _adapted(model):
-        others = [place for place in places[id(layer.get_base_layer().weight)] if not place.startswith(name)]
+        others = [place for place in places[id(layer.get_base_layer().weight)] if place != f"{name}.base_layer"]
         if others:
             raise ModelError(
                 f"peft reaches {name!r}, whose weights are those of {others[0]!r} too: its adapter could not be "

@@ -5,17 +5,17 @@ What is left out would train or change weights of the base, which policy, critic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Lt
 
 from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.schema import check_arguments, join
 from rl4lms_like.core.wording import shown
-
-Rank = Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,15 @@ class LoraArguments:
         peft_type: LoRA is the only kind of adapter.
     """
 
-    r: Rank = 8
-    lora_alpha: Annotated[int, Gt(0)] = 8
+    r: Count = 8
+    lora_alpha: Count = 8
     lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     target_modules: list[str] | str | None = None
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
-    rank_pattern: dict[str, Rank] = field(default_factory=dict)
-    alpha_pattern: dict[str, int] = field(default_factory=dict)
+    rank_pattern: dict[str, Count] = field(default_factory=dict)
+    alpha_pattern: dict[str, Count] = field(default_factory=dict)
     use_rslora: bool = False
     use_dora: bool = False
     init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
@@ -85,4 +85,23 @@ def lora_mistakes(peft: Any, path: str) -> list[Mistake]:
         return [Mistake(path, f"expected null or a mapping with fields of PEFT's LoraConfig, got {shown(peft)}")]
     mistakes = [Mistake(join(path, key), _INSTEAD[key]) for key in peft if key in _INSTEAD]
     known = {key: value for key, value in peft.items() if key not in _INSTEAD}
-    return mistakes + check_arguments(LoraArguments, known, path)[1]
+    bound, wrong = check_arguments(LoraArguments, known, path)
+    return mistakes + (wrong or _pattern_mistakes(bound, path))
+
+
+def _pattern_mistakes(peft: Mapping[str, Any], path: str) -> list[Mistake]:
+    """What names no layer at all: an empty list, and what is no regular expression."""
+    mistakes = []
+    if peft.get("target_modules") in ([], ""):
+        message = "names no layer; list some, write all-linear, or drop it for what PEFT knows of the family"
+        mistakes.append(Mistake(join(path, "target_modules"), message))
+    patterns = [(join(path, key), peft.get(key)) for key in ("target_modules", "exclude_modules")]
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns += [(join(path, key), pattern) for pattern in peft.get(key) or ()]
+    for place, pattern in patterns:
+        if isinstance(pattern, str):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                mistakes.append(Mistake(place, f"{shown(pattern)} is no regular expression: {error}"))
+    return mistakes

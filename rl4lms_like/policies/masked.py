@@ -4,7 +4,7 @@
     mask_model     a frozen copy of it that lags behind: says at every step which tokens are allowed
 
 The masks come with the episodes (`EpisodeBatch.allowed`), so scoring needs nothing of this module. NLPO calls
-`update_mask_model` now and then.
+`update_mask_model` now and then; under any other algorithm the mask model stays what it was.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.errors import ModelError
@@ -23,10 +24,11 @@ from rl4lms_like.policies.arguments import MaskablePolicyArguments
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
 from rl4lms_like.policies.loading import auto_class_of, load_model
-from rl4lms_like.policies.lora import has_lora, merged
+from rl4lms_like.policies.lora import copy_sharing_frozen, has_lora, merged
 from rl4lms_like.policies.masking import MaskedTextWriter, MaskRule, check_mask_parity
 from rl4lms_like.policies.saving import save_language_model
 from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
+from rl4lms_like.policies.teacher_forcing import EpisodeReader
 
 MASK_MODEL_FOLDER = "mask_model"
 """Where a saved policy's folder holds its mask model."""
@@ -70,16 +72,22 @@ class MaskablePolicy(LMActorCriticPolicy):
         if self.arguments.mask_type != "topk":
             self.mask_model = load_mask_model(self.auto_class, self.arguments)
             if self.mask_model is None:
-                copied = self._copy_of_policy_model()
-                self.mask_model = merged(copied) if has_lora(copied) else copied
+                policy = self.policy_model
+                self.mask_model = merged(policy) if has_lora(policy) else copy_sharing_frozen(policy)
             self.mask_model.requires_grad_(False)
+        self.mask_reader: EpisodeReader | None = None if self.mask_model is None else self.reader_class(self.mask_model)
         self.writer = _writer(self.policy_model, self.mask_model, self.arguments, self._special_token_ids)
 
     def _check_parity(self) -> None:
         super()._check_parity()
-        if self.mask_model is not None:
+        if self.mask_reader is not None:
             needs_bfloat16 = "flash" in (self.arguments.attn_implementation or "")
-            check_mask_parity(self.reader_class(self.mask_model), self.arguments.model_name, in_bfloat16=needs_bfloat16)
+            check_mask_parity(self.mask_reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
+
+    def _next_token_logits(self, observation: Any) -> Tensor:
+        logits = super()._next_token_logits(observation)
+        judged = logits if self.mask_reader is None else self.mask_reader.next_token_logits(observation)
+        return logits.masked_fill(~self.writer.rule.allowed(judged), -torch.inf)
 
     def set_training_mode(self, mode: bool) -> None:
         """As in `LMActorCriticPolicy`; the mask model is never in training mode."""

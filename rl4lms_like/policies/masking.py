@@ -4,8 +4,9 @@
     mask model  its own cache, its own encoder pass ─ logits ─ rule ─> allowed tokens, recorded bit by bit
 
 The masks are kept with the episodes, never made again: other padding or precision would turn single bits, and the mask
-model may have been refreshed since. A recorded mask is the rule's alone; what `generation_kwargs` exclude on top of it
-shapes the sampling, not the distribution that is trained, as for every policy.
+model may have been refreshed since. A mask model's mask is the rule's alone, or everything where `generation_kwargs`
+exclude all that the rule allows; what they exclude besides shapes the sampling, not the distribution that is trained,
+as for every policy. Without a mask model the rule sees the scores that they left (a penalty, a least length).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MaskRule:
     """Which tokens some logits allow.
 
     Args:
-        mask_type: `learned_top_p`, `learned_top_k` (logits of the mask model) or `topk` (the policy's own).
+        mask_type: `learned_top_p`, `learned_top_k` (logits of the mask model) or `topk` (the policy's own scores).
         top_mask: the probability of the allowed tokens together, or their number.
         min_tokens_to_keep: with `learned_top_p` at least so many.
         special_token_ids: always allowed.
@@ -159,7 +160,8 @@ class MaskProcessor(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The scores `[n, vocab]` with -inf where a token is not allowed."""
         allowed = self.rule.allowed(scores if self.decoder is None else self.decoder.next_logits(input_ids))
-        nothing_left = ~(allowed & scores.isfinite()).any(dim=1, keepdim=True)
+        possible = scores > torch.finfo(scores.dtype).min  # which `remove_invalid_values` makes of -inf
+        nothing_left = ~(allowed & possible).any(dim=1, keepdim=True)
         allowed |= nothing_left
         if self.record:
             self._steps.append(pack(allowed))

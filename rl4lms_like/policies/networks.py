@@ -21,7 +21,7 @@ from rl4lms_like.policies.loading import (
     load_model_config,
     without_output_layer,
 )
-from rl4lms_like.policies.lora import add_lora, copy_sharing_frozen
+from rl4lms_like.policies.lora import add_lora, copy_sharing_frozen, refuse_unknown_layers
 
 
 class Networks(NamedTuple):
@@ -55,6 +55,8 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
     if use_reference:
         reference = _like(policy, auto_class, arguments.reference_model, arguments).requires_grad_(False)
     trained = [model for model in (policy, critic) if model is not None]
+    if arguments.peft is not None:
+        refuse_unknown_layers(trained, arguments.peft)
     for model in trained:
         if arguments.peft is not None:
             add_lora(model, arguments.peft, dropout=arguments.dropout)

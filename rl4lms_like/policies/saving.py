@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.policies.loading import dropout_rates
@@ -34,14 +35,18 @@ def save_language_model(
 
     Returns:
         The folder.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
     folder = Path(folder)
-    if not has_lora(model):
-        _save_whole(model, folder, checkpoint_dropout)
-    elif merge:
-        _save_whole(merged(model), folder, checkpoint_dropout)
-    else:
-        save_adapters(model, folder)
+    try:
+        if has_lora(model) and not merge:
+            save_adapters(model, folder)
+        else:
+            _save_whole(merged(model) if has_lora(model) else model, folder, checkpoint_dropout)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(str(error)) from error
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.token_scores import (
+    masked_logits,
     masked_scores_of_logits,
     masked_token_scores,
     scores_of_logits,
@@ -106,12 +107,14 @@ class EpisodeReader(ABC):
         return ActionScores(log_prob, entropy, log_prob, states=states)
 
     def action_logits(self, episodes: EpisodeBatch) -> Tensor:
-        """The logits `[n_tokens, vocab]` that `scores` judges by, in float32 and twice differentiable; no masks."""
+        """The logits `[n_tokens, vocab]` that `scores` judges by, in float32 and twice differentiable."""
         if self.head_scale is None:
-            return self.logits(episodes)
-        states = self.states(episodes)
-        with torch.autocast(states.device.type, enabled=False):
-            return current_head(self.model, self.head_scale).logits(states)
+            logits = self.logits(episodes)
+        else:
+            states = self.states(episodes)
+            with torch.autocast(states.device.type, enabled=False):
+                logits = current_head(self.model, self.head_scale).logits(states)
+        return logits if episodes.allowed is None else masked_logits(logits, episodes.allowed)
 
 
 class CausalReader(EpisodeReader):

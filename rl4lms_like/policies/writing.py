@@ -20,6 +20,12 @@ from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.generation import generate_arguments, plain_generation, seeded
 from rl4lms_like.policies.teacher_forcing import aligned
 
+NO_PROMPT = (
+    "a prompt has no tokens, and a decoder-only model needs one to go on from: begin with the token that begins or "
+    "ends its texts, as <|endoftext|> for GPT-2"
+)
+"""Why an empty prompt is refused: the model would go on from padding, at a position that families disagree on."""
+
 
 class TextWriter:
     """Writes with a language model; dropout is off while it does.
@@ -79,10 +85,12 @@ class TextWriter:
             The finished episodes, on the model's device.
 
         Raises:
-            ModelError: the model gives no probabilities any more.
+            ModelError: the model gives no probabilities any more; or it is decoder-only, and a prompt has no tokens.
         """
         device = self.model.device
         ids, mask = aligned(prompt_ids.to(device), prompt_mask.bool().to(device), self.prompt_side)
+        if not self.is_encoder_decoder and not bool(mask.any(dim=1).all()):
+            raise ModelError(NO_PROMPT)
         arguments = generate_arguments(
             self.generation_kwargs if generation_kwargs is None else generation_kwargs,
             max_new_tokens=max_new_tokens,

@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
-from rl4lms_like.core.errors import ComponentError, ConfigError, DataPoolError, Mistake, ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import ComponentError, DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.make import make_vec_env
@@ -24,13 +23,14 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES, loading
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.generation import generate_arguments, unknown_generation_arguments
+from rl4lms_like.policies.generation import generate_arguments
 from rl4lms_like.policies.loading import load_tokenizer
-from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.config import ComponentConfig, RunConfig, TokenizerConfig
+from rl4lms_like.training.embedded import with_embedded_models
+from rl4lms_like.training.settings import check_positions, check_prompts, check_settings, check_vocabulary
 
 SMALL_MODEL = 20_000_000
 """Parameters of actor and critic up to which `n_threads: auto` means 1; a second thread made tiny models up to 40 times
@@ -44,7 +44,7 @@ class Run:
     """Everything a trainer needs.
 
     Args:
-        config: what it was assembled from, for the record.
+        config: what it was assembled from, its embedded models found.
         tokenizer: of prompts and responses.
         samples: by split, `train`, `val` and `test`.
         metrics: computed at each evaluation.
@@ -78,27 +78,29 @@ def assemble(config: RunConfig) -> Run:
     """
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
+    check_settings(config)
+    config = with_embedded_models(config)
     policy_arguments = PolicyArguments.known_in(config.alg.policy.args)
-    _check_settings(config)
     model_config = load_model_config(policy_arguments)
     tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, policy_arguments.model_name)
     pools = {split: build_datapool(config.datapool, split) for split in SPLITS}
     if not len(pools["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: the split 'train' has no samples")
+    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
+    check_prompts(samples, tokenizer, model_config)
     reward_fn = build_component(REWARDS, config.reward_fn, "reward")
     metrics = [build_component(METRICS, metric, "metric") for metric in config.train_evaluation.metrics]
     env = build_env(config, tokenizer, reward_fn, pools["train"], model_config)
     max_prompt_length = env.get_attr("layout", [0])[0].max_prompt_length
     max_episode_length = env.get_attr("max_episode_length", [0])[0]
-    _check_positions(model_config, "the model", max_prompt_length, max_episode_length)
+    check_positions(model_config, "the model", max_prompt_length, max_episode_length)
     if policy_arguments.critic_model is not None:
         critic_config = load_model_config(replace(policy_arguments, model_name=policy_arguments.critic_model))
-        _check_positions(critic_config, "the critic", max_prompt_length, max_episode_length)
+        check_positions(critic_config, "the critic", max_prompt_length, max_episode_length)
     algorithm = build_alg(config, env)
     if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
         torch.set_num_threads(1)
-    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     return Run(config, tokenizer, samples, metrics, env, algorithm, max_prompt_length)
 
 
@@ -229,64 +231,3 @@ def end_tokens(
     if tokenizer.eos_token_id is not None:
         return [tokenizer.eos_token_id]
     return several or ([] if own is None else [int(own)])
-
-
-def _check_settings(config: RunConfig) -> None:
-    """What only torch, transformers and PEFT know to be wrong, before any weight is read."""
-    places = {
-        "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
-        "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
-    }
-    mistakes = [
-        Mistake(f"{path}.{key}", message)
-        for path, kwargs in places.items()
-        for key, message in unknown_generation_arguments(kwargs or {}).items()
-    ]
-    mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
-    mistakes += device_mistakes(config.alg.args.get("device") or config.device)
-    if mistakes:
-        raise ConfigError(mistakes)
-
-
-def device_mistakes(device: str) -> list[Mistake]:
-    """What is wrong with a config's `device` on this machine."""
-    try:
-        chosen = get_device(device)
-    except RuntimeError:
-        return [Mistake("device", f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
-    if device != "auto" and chosen.type != torch.device(device).type:
-        return [Mistake("device", f"{device!r} is not available here; auto takes what is")]
-    return []
-
-
-def check_vocabulary(
-    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
-) -> None:
-    """Raises a `ModelError` where the tokenizer has tokens that the model cannot embed."""
-    vocab_size = int(model_config.get_text_config().vocab_size)
-    if len(tokenizer) > vocab_size:
-        raise ModelError(
-            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only "
-            f"{vocab_size}: some prompts could not be embedded. Use the model's own tokenizer"
-        )
-
-
-def _check_positions(
-    model_config: PretrainedConfig, network: str, max_prompt_length: int, max_episode_length: int
-) -> None:
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if positions is None:
-        return
-    seq2seq = bool(model_config.is_encoder_decoder)
-    needed = max(max_prompt_length, max_episode_length) if seq2seq else max_prompt_length + max_episode_length
-    if needed > positions:
-        what = "the longer of prompt and response" if seq2seq else "prompt and response together"
-        raise ConfigError(
-            [
-                Mistake(
-                    "env.args",
-                    f"{network} has {positions} positions, {what} may need {needed} (max_prompt_length "
-                    f"{max_prompt_length}, response {max_episode_length}): shorten them",
-                )
-            ]
-        )

@@ -20,7 +20,7 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies.generation import generate_arguments, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
-from rl4lms_like.policies.lora import add_lora, lora_conflicts
+from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
 from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.training.assemble import (
     SMALL_MODEL,
@@ -28,14 +28,14 @@ from rl4lms_like.training.assemble import (
     build_component,
     build_datapool,
     build_tokenizer,
-    check_vocabulary,
-    device_mistakes,
     end_tokens,
     load_generation_config,
     n_parameters,
 )
 from rl4lms_like.training.config import SupervisedConfig
+from rl4lms_like.training.embedded import with_embedded_models
 from rl4lms_like.training.examples import ExampleEncoder, Examples
+from rl4lms_like.training.settings import check_vocabulary, device_mistakes
 from rl4lms_like.training.training_arguments import PATH, make_training_arguments
 
 NO_LIMIT = 1_000_000
@@ -89,6 +89,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
+    config = with_embedded_models(config)
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
     _check_family(config, model_config)
@@ -184,6 +185,7 @@ def _build_model(config: SupervisedConfig, model_config: PretrainedConfig) -> Pr
     """The model with its checkpoint's dropout, and its adapters if there are any, drawn from the run's seed."""
     model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
     if config.alg.peft is not None:
+        refuse_unknown_layers([model], config.alg.peft)
         with seeded(derived_seed(config.seed, "adapters"), model.device):
             add_lora(model, config.alg.peft, dropout=True)
     return model

@@ -13,6 +13,7 @@ from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
 from rl4lms_like.training.binding import FILLED_IN, REGISTRIES
+from rl4lms_like.training.config import SupervisedAlgConfig
 
 WIDTH = 100
 
@@ -31,6 +32,8 @@ def description(id: str) -> str:
     Raises:
         ConfigError: no registry has it.
     """
+    if id == "supervised":
+        return _supervised()
     found = [registry for registry in REGISTRIES.values() if id in registry]
     if not found and ":" in id:
         return _describe(_fitting(id), id, kind="component")
@@ -73,6 +76,18 @@ def _describe(registry: Registry, id: str, *, kind: str) -> str:
     lines += [line for argument in signature.arguments for line in _argument(argument)]
     if signature.open:
         lines.append("    any other by name")
+    return "\n".join(lines)
+
+
+def _supervised() -> str:
+    """No registry has it: a supervised run has no algorithm, but an `alg` block of its own."""
+    lines = [
+        "supervised (alg.id)",
+        "  learns the references of a data pool with transformers' Trainer",
+        "",
+        "  keys of alg:",
+    ]
+    lines += [line for key in signature_of(SupervisedAlgConfig).arguments for line in _argument(key)]
     return "\n".join(lines)
 
 

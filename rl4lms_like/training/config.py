@@ -13,20 +13,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from annotated_types import Ge
-
-from rl4lms_like.algorithms.arguments import Count, NonNegative, Positive
 from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
 from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.training.binding import bind
+from rl4lms_like.training.cross_checks import cross_check
 from rl4lms_like.training.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.overrides import apply_overrides
 from rl4lms_like.training.yaml_file import read_yaml
 
 Side = Literal["left", "right"]
-Whole = Annotated[int, Ge(0)]
 Arguments = dict[str, Any]
 """Keyword arguments of a component."""
 
@@ -318,7 +316,7 @@ def parse_config(
     found = list(mistakes)
     if components:
         blocks, wrong = bind(blocks)
-        found += wrong
+        found += wrong + cross_check(blocks)
     kind = SupervisedConfig if is_supervised(mapping) else RunConfig
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))

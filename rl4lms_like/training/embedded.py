@@ -11,13 +11,17 @@ A model is made when a run first asks for it, and lies in the cache from then on
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rl4lms_like.core.errors import ModelError
 
 PREFIX = "embedded/"
 """What the name of an embedded model begins with."""
@@ -39,6 +43,13 @@ def is_embedded(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
+def unknown_embedded_model(name: str) -> str:
+    """What to say of a name that no embedded model has."""
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in NAMES], n=1)
+    hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
+    return f"no embedded model has the name {name!r}; {hint}"
+
+
 def with_embedded_models(config: Config) -> Config:
     """A config (or any dataclass) with the folder of the model in place of each `embedded/<name>`."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
@@ -50,14 +61,19 @@ def embedded_model(name: str) -> Path:
     """The folder of an embedded model, which is made if it is not there.
 
     Raises:
-        KeyError: there is none of that name.
+        ModelError: there is none of that name, or the cache cannot be written.
     """
     if name not in NAMES:
-        raise KeyError(name)
+        raise ModelError(unknown_embedded_model(name))
     family, _, texts = name.removeprefix(PREFIX).partition("-")
     folder = cache_folder() / f"{family}-{texts}-v{VERSION}"
     if not (folder / "config.json").is_file():
-        _make_atomically(folder, lambda place: _make(family, texts, place))
+        print(f"making {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
+        try:
+            _make_atomically(folder, lambda place: _make(family, texts, place))
+        except OSError as error:
+            said = f"cannot make {name} in {folder.parent}: {error}; RL4LMS_LIKE_HOME names another folder for it"
+            raise ModelError(said) from error
     return folder
 
 

@@ -5,7 +5,8 @@
 
 Prompts are encoded as environments and evaluations encode them, references on their own: where a policy writes, its
 first token follows the prompt's last one, and no token reaches over the border. A label of -100 is not learned. Labels
-are told from padding by their place, never by their id, so the end is learned also where it is the pad token.
+are told from padding by their place, never by their id, so the end is learned also where it is the pad token. The
+first token of a causal example has none: nothing stands before it that could predict it.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class ExampleEncoder:
         if self.is_encoder_decoder:
             return {"input_ids": prompt, "labels": reference}
         learned = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
-        return {"input_ids": [*prompt, *reference], "labels": [*learned, *reference]}
+        return {"input_ids": [*prompt, *reference], "labels": [NOT_LEARNED, *[*learned, *reference][1:]]}
 
 
 class ExampleCollator:
@@ -177,6 +178,11 @@ class ExampleCollator:
             written = labels.masked_fill(labels == NOT_LEARNED, self.pad_token_id)
             batch["decoder_input_ids"] = torch.cat([start, written[:, :-1]], dim=1)
         return batch
+
+
+def n_learned(labels: Tensor) -> Tensor:
+    """How many labels are learned, as a tensor without dimensions."""
+    return (labels != NOT_LEARNED).sum()
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.training.config import AnyConfig, RunConfig, load_config, parse_config
+from rl4lms_like.training.embedded import embedded_model, is_embedded, with_embedded_models
 from rl4lms_like.training.run import calm_libraries
 
 NO_LIMIT = 1_000_000
@@ -32,7 +33,7 @@ def evaluate_run(
     """Measures a finished run's model, or any model, on a split.
 
     Args:
-        run_or_model: a run's folder, a model's folder or a hub id.
+        run_or_model: a run's folder, a model's folder, a hub id or `embedded/<name>`.
         split: `train`, `val` or `test`.
         config_path: YAML file with data pool, metrics and lengths; default: the run's own config.
         output: folder for `<split>_split_metrics.jsonl` and the predictions; default: `evaluation/` in the run's
@@ -100,7 +101,7 @@ def generate_texts(
     """Texts of a tuned model.
 
     Args:
-        model: a run's folder, a model's folder or a hub id.
+        model: a run's folder, a model's folder, a hub id or `embedded/<name>`.
         prompts: what to continue or answer.
         n: texts for each prompt.
         max_new_tokens: longest response; default: the run's, else 64.
@@ -119,7 +120,7 @@ def generate_texts(
     calm_libraries()
     folder = Path(model)
     config = _run_config(folder)
-    name = str(folder / "model") if config is not None else str(model)
+    name = str(folder / "model") if config is not None else _model_name(model)
     own = _policy_arguments(config).get("generation_kwargs") or {}
     arguments = decoding_arguments(
         own or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}, decoding, max_new_tokens=max_new_tokens
@@ -199,14 +200,18 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
 def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
     folder = Path(run_or_model)
     own = _run_config(folder)
-    model = str(folder / "model") if own is not None else str(run_or_model)
+    model = str(folder / "model") if own is not None else _model_name(run_or_model)
     config = load_config(config_path) if config_path else own
     if config is None:
         raise RL4LMsLikeError(
             f"{run_or_model} is not the folder of a finished run (config.json and model/): give --config_path with the "
             f"data pool and the metrics"
         )
-    return config, model
+    return with_embedded_models(config), model
+
+
+def _model_name(model: str | Path) -> str:
+    return str(embedded_model(str(model)) if is_embedded(str(model)) else model)
 
 
 def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
@@ -217,7 +222,7 @@ def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
     from rl4lms_like.policies.loading import auto_class_of, load_model
     from rl4lms_like.policies.masked import masked_writer
     from rl4lms_like.policies.writing import TextWriter
-    from rl4lms_like.training.assemble import load_model_config
+    from rl4lms_like.training.assemble import end_tokens, load_generation_config, load_model_config
 
     given = _policy_arguments(config)
     arguments = PolicyArguments.known_in(given | {"model_name": model_name})
@@ -230,7 +235,8 @@ def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
     model = model.to(get_device("auto" if config is None else config.device))
     if "top_mask" in given:  # which maskable policies must be given, and no other takes
         masks = MaskablePolicyArguments.known_in(given | {"model_name": model_name})
-        return masked_writer(model, masks, tokenizer.all_special_ids)
+        ends = end_tokens(tokenizer, model.config, load_generation_config(model_name))
+        return masked_writer(model, masks, sorted({*tokenizer.all_special_ids, *ends}))  # as NLPO's rollouts
     return TextWriter(
         model,
         generation_kwargs=arguments.generation_kwargs,

@@ -37,6 +37,7 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.binding import with_defaults
 from rl4lms_like.training.budget import BatchPlan, plan_batches
 from rl4lms_like.training.config import RunConfig
+from rl4lms_like.training.embedded import with_embedded_models
 from rl4lms_like.training.network_shapes import FLOAT, NetworkShapes
 from rl4lms_like.training.notices import is_causal
 
@@ -105,6 +106,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     """
     from rl4lms_like.core.token_masks import packed_size
 
+    config = with_embedded_models(config)
     blocks = with_defaults(config.to_dict())
     policy_args = blocks["alg"]["policy"]["args"]
     arguments = PolicyArguments.known_in(policy_args)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl4lms_like.core.schema import join
-from rl4lms_like.training.binding import at, with_defaults
+from rl4lms_like.core.schema import at, join
+from rl4lms_like.training.binding import with_defaults
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 _DEFAULT_LENGTH = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.training.binding import with_defaults
 from rl4lms_like.training.budget import plan_batches
 from rl4lms_like.training.config import AnyConfig, RunConfig
@@ -16,13 +16,14 @@ def preview(config: AnyConfig) -> Iterator[str]:
     """The parts of the answer, the quick ones first.
 
     Raises:
-        ConfigError: transformers' own arguments in the config of a supervised run have mistakes.
+        ConfigError: what goes to transformers or PEFT has mistakes.
     """
     yield "# resolved config\n" + resolved(config)
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
+        _check_settings(config)
         yield "# memory\n" + _memory(config)
     else:
         yield "# training\n" + _table(described(config))
@@ -31,6 +32,13 @@ def preview(config: AnyConfig) -> Iterator[str]:
 def resolved(config: AnyConfig) -> str:
     """The config as YAML, every default filled in; it loads to the same run."""
     return dump_yaml(with_defaults(config.to_dict()))
+
+
+def _check_settings(config: RunConfig) -> None:
+    from rl4lms_like.training.settings import settings_mistakes
+
+    if mistakes := settings_mistakes(config):
+        raise ConfigError(mistakes)
 
 
 def _memory(config: RunConfig) -> str:

@@ -1,4 +1,6 @@
-"""transformers' Trainer as a supervised run uses it: with our evaluation beside its loss, and our files.
+"""transformers' Trainer as a supervised run uses it: with our loss, our evaluation beside it, and our files.
+
+compute_loss ─ sum over learned tokens / their number in the whole step, or in the whole of `val`
 
 Trainer.evaluate ─ loss of `val` ─┬─ early stopping, best checkpoint
 SupervisedTrainer.evaluate ───────┘  scores under `eval_<key>`
@@ -14,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.errors import ModelError, RL4LMsLikeError
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
-from rl4lms_like.training.examples import NOT_LEARNED
+from rl4lms_like.training.examples import NOT_LEARNED, n_learned
+from rl4lms_like.training.training_arguments import PATH
 
 if TYPE_CHECKING:
     from rl4lms_like.training.supervised import SupervisedTrainer
@@ -36,21 +40,62 @@ LOGGED = {
 
 
 class ReferenceTrainer(Trainer):
-    """transformers' Trainer, with our evaluation beside its loss and our way of saving.
+    """transformers' Trainer, with our loss, our evaluation beside it and our way of saving.
+
+    The models' own losses do not serve: those of T5 and others are means over a micro-batch whatever the Trainer tells
+    them, which it adds up as if they were shares of a step.
 
     Args:
         owner: evaluates and saves.
         **arguments: of `Trainer`.
+
+    Raises:
+        ValueError: the optimizer refuses its arguments.
+        ImportError: it needs a package that is not installed.
     """
+
+    loss_is_scaled_for_ga = True
 
     def __init__(self, owner: SupervisedTrainer, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.owner = owner
         self.n_learned: Any = 0
+        self.model_accepts_loss_kwargs = True  # so the Trainer counts the tokens of a step for `compute_loss`
+        self.create_optimizer()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        self.n_learned = self.n_learned + (inputs["labels"] != NOT_LEARNED).sum()
+        self.n_learned = self.n_learned + n_learned(inputs["labels"])
         return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The cross-entropy of the learned tokens, as their share of the mean over `num_items_in_batch` of them.
+
+        Raises:
+            ModelError: it is no finite number in training.
+        """
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        logits = outputs.logits
+        if not self.owner.run.writer.is_encoder_decoder:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        total = cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            ignore_index=NOT_LEARNED,
+            reduction="sum",
+            label_smoothing=self.args.label_smoothing_factor,
+        )
+        n = n_learned(labels) if num_items_in_batch is None else num_items_in_batch
+        loss = total / max(n, 1)
+        if model.training and not torch.isfinite(loss):
+            raise ModelError(
+                f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken. "
+                f"Lower {PATH}.learning_rate, or see what the references are"
+            )
+        return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(
         self,
@@ -63,18 +108,35 @@ class ReferenceTrainer(Trainer):
         metrics: dict[str, float] = {}
         if n := len(dataloader.dataset):
             with seeded(0, self.args.device):  # a data loader draws, and dropout would draw other numbers after it
-                loss = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
-            metrics |= loss.metrics or {}
+                metrics[f"{metric_key_prefix}_loss"] = self._mean_loss(dataloader)
         for key, score in self.owner.evaluate(("val",))["val"].scores.items():
             metrics[f"{metric_key_prefix}_{key}"] = self._comparable(score)
         nothing: Any = None
         return EvalLoopOutput(predictions=nothing, label_ids=None, metrics=metrics, num_samples=n)
+
+    @torch.no_grad()
+    def _mean_loss(self, dataloader: Any) -> float:
+        """The loss per learned token, all tokens alike."""
+        model = self.owner.run.model.eval()
+        total, n = 0.0, 0
+        for inputs in dataloader:
+            with self.compute_loss_context_manager():
+                total += float(self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=1))
+            n += int(n_learned(inputs["labels"]))
+        return total / max(n, 1)
 
     def _comparable(self, score: Any) -> float:
         """A score that is no number, as NaN, is never the best one."""
         if isinstance(score, (int, float)) and not math.isnan(score):
             return float(score)
         return -math.inf if self.args.greater_is_better else math.inf
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        try:
+            super()._save_checkpoint(model, trial)
+        except OSError as error:
+            folder = self.args.output_dir
+            raise RL4LMsLikeError(f"cannot save a checkpoint in {folder}: {error}") from error
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         self.owner.save_checkpoint(Path(str(output_dir)))

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.training.config import AnyConfig, RunConfig, load_config
 
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -73,8 +76,13 @@ def train_config(
                 tracker.log_info(str(notice))
             try:
                 make_trainer(tracker).train_and_eval()
-            finally:
-                tracker.log_info(f"report: {write_report(tracker.run_path)}")
+            except BaseException:
+                try:
+                    tracker.log_info(f"report: {write_report(tracker.run_path)}")
+                except (RL4LMsLikeError, OSError) as error:  # why the run ended is never hidden by it
+                    logger.warning("no report: %s", error)
+                raise
+            tracker.log_info(f"report: {write_report(tracker.run_path)}")
     finally:
         close()
     return tracker.run_path
@@ -82,19 +90,16 @@ def train_config(
 
 def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker], Any], Callable[[], None]]:
     """What makes the run's trainer, its objects built already, and what closes them."""
-    from rl4lms_like.training.embedded import with_embedded_models
-
-    resolved = with_embedded_models(config)
-    if isinstance(resolved, RunConfig):
+    if isinstance(config, RunConfig):
         from rl4lms_like.training.assemble import assemble
         from rl4lms_like.training.trainer import OnPolicyTrainer
 
-        run = assemble(resolved)
+        run = assemble(config)
         return lambda tracker: OnPolicyTrainer(run, tracker), run.env.close
     from rl4lms_like.training.assemble_supervised import assemble_supervised
     from rl4lms_like.training.supervised import SupervisedTrainer
 
-    supervised = assemble_supervised(resolved)
+    supervised = assemble_supervised(config)
     return lambda tracker: SupervisedTrainer(supervised, tracker), lambda: None
 
 

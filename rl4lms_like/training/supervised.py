@@ -17,6 +17,9 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.saving import save_language_model
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.tracking.base import Tracker
@@ -56,7 +59,6 @@ class SupervisedTrainer:
         try:
             self.trainer.train()
         except BaseException:
-            self.reporter.flush()
             self._rescue()
             raise
         if self.schedule.save_model:
@@ -85,21 +87,27 @@ class SupervisedTrainer:
             if not samples:
                 continue
             if (self.step, split) not in self._evaluated:
-                evaluation = self._evaluated[self.step, split] = evaluate_on_samples(
-                    self.run.writer,
-                    self.run.tokenizer,
-                    samples,
-                    self.run.metrics,
-                    split_name=split,
-                    batch_size=self.schedule.eval_batch_size,
-                    max_prompt_length=self.run.max_prompt_length,
-                    eos_token_ids=self.run.eos_token_ids,
-                    seed=self.run.config.seed,
-                )
+                evaluation = self._evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
                 self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
             evaluations[split] = self._evaluated[self.step, split]
         return evaluations
+
+    def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
+        """Texts and their scores; what a metric draws does not reach the dropout of the training."""
+        seed = self.run.config.seed
+        with seeded(derived_seed(seed, "metrics"), self.run.model.device):
+            return evaluate_on_samples(
+                self.run.writer,
+                self.run.tokenizer,
+                samples,
+                self.run.metrics,
+                split_name=split,
+                batch_size=self.schedule.eval_batch_size,
+                max_prompt_length=self.run.max_prompt_length,
+                eos_token_ids=self.run.eos_token_ids,
+                seed=seed,
+            )
 
     def save(self, folder: Path) -> Path:
         """Writes the language model and the tokenizer, ready for `from_pretrained`.
@@ -125,12 +133,16 @@ class SupervisedTrainer:
             model.config.use_cache = in_training
 
     def _rescue(self) -> None:
-        """Saves the model of a run that ends early; a failure to do so does not hide why it ended."""
+        """Saves the model of a run that ends early, and what it last logged; what fails does not hide why it ended."""
+        try:
+            self.reporter.flush()
+        except (RL4LMsLikeError, OSError) as error:
+            logger.warning("the last numbers are lost: %s", error)
         if not self.step or not self.schedule.save_model:
             return
         try:
             folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.step:05d}")
-        except RL4LMsLikeError as error:
+        except (RL4LMsLikeError, OSError) as error:
             logger.warning("interrupted after %d steps, and the model is lost: %s", self.step, error)
         else:
             self.tracker.log_info(f"interrupted after {self.step} steps; the model so far: {folder}")
@@ -142,15 +154,19 @@ class SupervisedTrainer:
         if run.config.alg.early_stopping_patience is not None:
             patience, threshold = run.config.alg.early_stopping_patience, run.config.alg.early_stopping_threshold
             callbacks.append(EarlyStoppingCallback(patience, threshold))
-        trainer = ReferenceTrainer(
-            self,
-            model=run.model,
-            args=run.training_arguments(self.tracker.run_path / "checkpoints"),
-            train_dataset=run.examples["train"].rows,
-            eval_dataset=run.examples["val"].rows,
-            data_collator=ExampleCollator(TextLayout(run.tokenizer, 1, 1).pad_token_id, start),
-            callbacks=callbacks,
-        )
+        arguments = run.training_arguments(self.tracker.run_path / "checkpoints")
+        try:
+            trainer = ReferenceTrainer(
+                self,
+                model=run.model,
+                args=arguments,
+                train_dataset=run.examples["train"].rows,
+                eval_dataset=run.examples["val"].rows,
+                data_collator=ExampleCollator(TextLayout(run.tokenizer, 1, 1).pad_token_id, start),
+                callbacks=callbacks,
+            )
+        except (ValueError, ImportError) as error:  # what only the Trainer and its optimizers know to be wrong
+            raise ConfigError([Mistake(PATH, str(error))]) from error
         trainer.remove_callback(PrinterCallback)
         return trainer
 

@@ -62,8 +62,8 @@ def plan_supervised(config: SupervisedConfig) -> SupervisedPlan:
     from rl4lms_like.training.embedded import with_embedded_models
     from rl4lms_like.training.training_arguments import make_training_arguments
 
-    config = with_embedded_models(config)
     check_settings(config)
+    config = with_embedded_models(config)
     model_config = load_model_config(config.alg.model_name)
     tokenizer = build_tokenizer(config.tokenizer)
     ends = end_tokens(tokenizer, model_config, load_generation_config(config.alg.model_name))

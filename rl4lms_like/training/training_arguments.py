@@ -10,10 +10,10 @@ from __future__ import annotations
 import typing
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rl4lms_like.algorithms.arguments import Count
 from rl4lms_like.core.errors import ConfigError, Mistake, import_extra
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Share
 from rl4lms_like.core.schema import check_arguments, check_value, join
 from rl4lms_like.core.wording import shown
 from rl4lms_like.training.config import SupervisedConfig
@@ -32,10 +32,31 @@ NOT_SETTABLE = {
     "prediction_loss_only": "metrics read generated texts, see train_evaluation.metrics",
     "resume_from_checkpoint": "supervised runs cannot be resumed",
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run trains and evaluates"),
+    **dict.fromkeys(
+        ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "local_rank", "ddp_backend", "ddp_timeout"),
+        "a run takes one device",
+    ),
+    **dict.fromkeys(
+        ("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
+        "a run uploads nothing",
+    ),
+    **dict.fromkeys(
+        ("bf16_full_eval", "fp16_full_eval"), "the model is evaluated as it is trained; bf16 computes in bfloat16"
+    ),
+    **dict.fromkeys(("include_for_metrics", "batch_eval_metrics"), "metrics are those of train_evaluation.metrics"),
 }
-"""Keys of `TrainingArguments` that a run decides -> what does so."""
+"""Keys of `TrainingArguments` that a run decides, or has no use for -> what to say of them."""
 
-_COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+_RANGES: dict[str, Any] = {
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"), Count
+    ),
+    "num_train_epochs": Positive,
+    "max_steps": Count | Literal[-1],
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), NonNegative),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), Share),
+}
+"""What numbers mean something, which their annotations do not say."""
 
 
 def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *, has_val: bool = True) -> Any:
@@ -57,7 +78,7 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
     arguments, mistakes = check_arguments(
         TrainingArguments, {key: value for key, value in given.items() if key not in NOT_SETTABLE}, PATH
     )
-    mistakes += _further_mistakes(given)
+    mistakes += _further_mistakes(given, arguments)
     if mistakes:
         raise ConfigError(mistakes)
     complete = _defaults(config, arguments) | arguments | _decided(config, output_dir)
@@ -67,24 +88,41 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
         made = TrainingArguments(**complete)
     except (ValueError, TypeError) as error:
         raise ConfigError([Mistake(PATH, str(error))]) from error
+    if mistakes := _choice_mistakes(config, made):
+        raise ConfigError(mistakes)
     made._n_gpu = min(made._n_gpu, 1)  # the Trainer would wrap the model in nn.DataParallel on several
     return made
 
 
-def _further_mistakes(given: dict[str, Any]) -> list[Mistake]:
-    """What the annotations do not say."""
+def _further_mistakes(given: dict[str, Any], arguments: dict[str, Any]) -> list[Mistake]:
+    """What the annotations do not say of the keys that were given, and of those of them that fit their annotations."""
     from transformers import TrainingArguments
 
     mistakes = [Mistake(join(PATH, key), f"cannot be set: {why}") for key, why in NOT_SETTABLE.items() if key in given]
-    for key in _COUNTS:
-        if key in given:
-            mistakes += check_value(given[key], Count, join(PATH, key))[1]
+    for key, kind in _RANGES.items():
+        if arguments.get(key) is not None:
+            mistakes += check_value(arguments[key], kind, join(PATH, key))[1]
     hints = typing.get_type_hints(TrainingArguments)
     for key, value in given.items():
         for kind in typing.get_args(hints.get(key)):
             if isinstance(kind, type) and issubclass(kind, Enum) and value not in [item.value for item in kind]:
                 choices = ", ".join(str(item.value) for item in kind)
                 mistakes.append(Mistake(join(PATH, key), f"expected one of {choices}; got {shown(value)}"))
+    return mistakes
+
+
+def _choice_mistakes(config: SupervisedConfig, made: Any) -> list[Mistake]:
+    """What cannot be chosen, or stopped by, with nothing to compare."""
+    stops = config.alg.early_stopping_patience is not None
+    if not (stops or made.load_best_model_at_end or made.save_strategy == "best"):
+        return []
+    mistakes = []
+    if made.metric_for_best_model is None:
+        said = "missing; loss, or a metric's key, says which evaluation is better"
+        mistakes.append(Mistake(join(PATH, "metric_for_best_model"), said))
+    if made.eval_strategy == "no":
+        said = "without evaluations while training none is the best: write steps or epoch"
+        mistakes.append(Mistake(join(PATH, "eval_strategy"), said))
     return mistakes
 
 

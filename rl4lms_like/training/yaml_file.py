@@ -20,6 +20,7 @@ from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.schema import join
 from rl4lms_like.core.wording import shown
 
+RUN_KEYS = "tokenizer, reward_fn, datapool, env, alg, train_evaluation"
 _FLOAT = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)$")
 
 
@@ -36,8 +37,8 @@ for _side in (_Loader, _Dumper):
 _Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str(repr(value)))
 
 
-def read_yaml(path: str | Path) -> tuple[dict[str, Any], list[Mistake]]:
-    """The mapping in a YAML file, and its repeated keys.
+def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
+    """The mapping in a YAML file, and its repeated keys; `keys` are named where it holds something else.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or holds no mapping.
@@ -51,10 +52,10 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], list[Mistake]]:
         raise ConfigError([Mistake("", "the file is not text in UTF-8")], source) from error
     except OSError as error:
         raise ConfigError([Mistake("", f"cannot read the file: {error.strerror}")], source) from error
-    return parse_yaml(text, source)
+    return parse_yaml(text, source, keys)
 
 
-def parse_yaml(text: str, source: str) -> tuple[dict[str, Any], list[Mistake]]:
+def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
     """The mapping in a YAML text, and its repeated keys.
 
     Raises:
@@ -70,7 +71,6 @@ def parse_yaml(text: str, source: str) -> tuple[dict[str, Any], list[Mistake]]:
     finally:
         loader.dispose()
     if not isinstance(value, dict):
-        keys = "tokenizer, reward_fn, datapool, env, alg, train_evaluation"
         raise ConfigError([Mistake("", f"expected a mapping with the keys {keys}; got {shown(value)}")], source)
     return value, repeated
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -11,15 +12,18 @@ import struct
 import numpy as np
 import pytest
 
+from rl4lms_like.benchmarking import plots
 from rl4lms_like.benchmarking.comparison import compare
-from rl4lms_like.benchmarking.curves import learning_curves
+from rl4lms_like.benchmarking.curves import learning_curves, polyline
 from rl4lms_like.benchmarking.jobs import jobs_of
 from rl4lms_like.benchmarking.main import benchmark
-from rl4lms_like.benchmarking.plots import COLOURS, _apart
-from rl4lms_like.benchmarking.results import collect, mean_text
+from rl4lms_like.benchmarking.plots import COLOURS, _apart, plot_curves
+from rl4lms_like.benchmarking.report import _pairs
+from rl4lms_like.benchmarking.results import collect, iqm_interval_text, iqm_text, mean_text
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.benchmarking.statistics import summarize
 from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.tracking.record import read_run
 from tests.benchmarking.conftest import finish, write_spec
 
 
@@ -93,6 +97,14 @@ def test_seeds_that_are_missing_are_counted_and_named(finished, tmp_path):
     assert "* ppo, seed 2 did not end well" in table and "* slow, seed 4 was not started" in table
 
 
+def test_a_benchmark_that_has_nothing_yet_has_no_empty_tables(tmp_path):
+    spec = write_spec(tmp_path, metrics=["length/words", "test:length/words"])
+    assert benchmark(spec, report_only=True) == 0
+    table = (tmp_path / "out/table.md").read_text()
+    assert "Cost" not in table and table.count("## length/words") == 1
+    assert "Cost" not in (tmp_path / "out/report.html").read_text()
+
+
 def test_a_key_that_no_run_has_is_told_and_not_passed_over(finished, tmp_path, capsys):
     spec = finished.read_text() + "metrics: [length/wrds]\ncurves: ['val:length/words', rollout_info/ep_rwd]\n"
     finished.write_text(spec)
@@ -137,6 +149,65 @@ def test_other_axes_end_where_the_first_seed_ends(finished, axis, start, stop):
         assert line.center[-1] == pytest.approx(np.mean(at_70))
 
 
+def test_a_curve_along_tokens_has_its_corners(finished):
+    """All seeds have a point at 30; what lies between two points is never drawn instead of one."""
+    line = curve(finished, "rollout_info/ep_rew", x="tokens").lines[0]
+    assert line.x.tolist() == [30, 70]
+
+
+def test_seeds_that_share_no_place_on_the_axis_have_no_curve(tmp_path):
+    spec = write_spec(tmp_path)
+    for job in jobs_of(load_benchmark(spec)):
+        finish(job, tokens=[(30, 40), (50, 60)][job.seed])
+    assert curve(spec, "rollout_info/ep_rew", x="tokens").lines == ()
+
+
+@pytest.mark.parametrize(("axis", "places"), [("iterations", [0, 15, 30]), ("tokens", [0, 2640, 5280]),
+                                              ("seconds", [0, 3, 5])])  # fmt: skip
+def test_evaluations_of_a_supervised_run_stand_at_its_steps(tmp_path, axis, places):
+    """They are logged by epoch, everything else by optimizer step."""
+    (job,) = jobs_of(load_benchmark(write_spec(tmp_path, seeds=1)))
+    finish(job)
+    (job.folder / "rollout_info.jsonl").unlink()
+    steps = [(15, 2640, 1.0, 5.0), (30, 5280, 2.0, 7.5)]
+    lines = [
+        {"iteration": i, "timesteps": n, "supervised/epoch": epoch, "time/steps_per_s": rate, "supervised/loss": 2.0}
+        for i, n, epoch, rate in steps
+    ]
+    (job.folder / "training_info.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    scores = [{"epoch": epoch, "metrics": {"length/words": epoch}} for epoch in (0, 1, 2)]
+    (job.folder / "val_split_metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scores))
+    run = read_run(job.folder)
+    assert list(polyline(run, "val:length/words", axis).values()) == list(zip(places, [0, 1, 2], strict=True))
+    assert [place for place, _ in polyline(run, "supervised/loss", axis).values()] == places[1:]
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.0), (0.0, 0.5), (-1.0, 0.5), (0.5, 0.5)])
+@pytest.mark.filterwarnings("error")
+def test_a_logarithmic_axis_leaves_out_what_it_cannot_show(tmp_path, rewards):
+    spec = write_spec(tmp_path, curves=[{"key": "rollout_info/ep_rew", "log": True, "lines": {"none": 0, "aim": 0.1}}])
+    for job in jobs_of(load_benchmark(spec)):
+        finish(job, rewards=rewards)
+    found = collect(load_benchmark(spec))
+    (curves,) = learning_curves(found)
+    picture = plot_curves(curves, found.labels, tmp_path / "log.png").read_bytes()
+    linear = dataclasses.replace(curves, spec=dataclasses.replace(curves.spec, log=False))
+    is_linear = picture == plot_curves(linear, found.labels, tmp_path / "linear.png").read_bytes()
+    assert is_linear == (max(rewards) <= 0)
+
+
+def test_a_label_that_a_logarithmic_axis_cannot_show_is_named(tmp_path, monkeypatch):
+    captions = []
+    monkeypatch.setattr(plots, "_caption", lambda axes, text: captions.append(text))
+    runs = {"exact": {}, "near": {"set": {"alg.args.gamma": 0.5}}}
+    spec = write_spec(tmp_path, runs=runs, curves=[{"key": "rollout_info/ep_rew", "log": True}])
+    for job in jobs_of(load_benchmark(spec)):
+        finish(job, rewards=(0.0, 0.5 * (job.label == "near")))
+    found = collect(load_benchmark(spec))
+    plot_curves(*learning_curves(found), found.labels, tmp_path / "log.png")
+    assert captions == ["not above 0: exact; line: IQM over 2 seeds; band: its 95 % bootstrap interval"]
+
+
 def test_names_at_the_ends_of_lines_do_not_overlap():
     places = _apart([10.0, 11.0, 12.0, 50.0, 99.0, 100.0], 8.0, 0.0, 100.0)
     gaps = np.diff(places)
@@ -146,6 +217,21 @@ def test_names_at_the_ends_of_lines_do_not_overlap():
 
 def test_colours_differ():
     assert len(set(COLOURS)) == len(COLOURS) == 8
+
+
+def test_who_beats_whom_is_told_from_both_sides_alike():
+    (_, (_, upper)), (_, (lower, _)) = _pairs([("ppo", [1.0, 2, 3, 4]), ("slow", [0.0, 1, 2, 3])])
+    assert (upper[0], lower[0]) == ("0.72", "0.28")
+    (low, high), (other_low, other_high) = (map(float, pair[1].strip("[]").split(", ")) for pair in (upper, lower))
+    assert low < 0.72 < high
+    assert (round(1 - high, 2), round(1 - low, 2)) == (other_low, other_high)
+
+
+def test_an_iqm_and_its_interval_have_the_decimals_of_the_mean():
+    summary = summarize([0.9, 0.94, 0.9, 0.9])
+    assert (mean_text(summary), iqm_text(summary)) == ("0.910 ± 0.020", "0.900")
+    assert iqm_interval_text(summary) == "[0.900, 0.940]"
+    assert iqm_interval_text(summarize([0.9])) == ""
 
 
 def test_a_mean_has_the_decimals_of_its_spread():
@@ -174,6 +260,21 @@ def test_two_benchmarks_are_compared_label_by_label(results, tmp_path):
     text = compare(results, other)
     assert text.startswith("ppo\n\ntest:length/words\n") and "slow" not in text
     assert "P(out > other) = 0 [0, 0]" in text
+
+
+def test_one_seed_is_said_to_tell_nothing_of_another(results):
+    for seed in (1, 2, 3):
+        (results / f"runs/slow/seed_{seed}/result.json").unlink()
+    assert "One seed has no spread" in compare(results / "ppo", results / "slow")
+    assert "One seed" not in compare(results / "ppo", results / "ppo")
+
+
+def test_a_results_folder_has_its_name_from_within_too(results, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    for job in jobs_of(load_benchmark(write_spec(tmp_path, seeds=2), results=other)):
+        finish(job, 9.0)
+    monkeypatch.chdir(results)
+    assert "P(out > other)" in compare(".", other)
 
 
 def test_a_comparison_that_cannot_be_made_says_what_is_there(results, tmp_path):

@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from rl4lms_like.benchmarking import main, runner
+from rl4lms_like.benchmarking import jobs, main, runner
 from rl4lms_like.benchmarking.display import Display
-from rl4lms_like.benchmarking.jobs import claimed, jobs_of, prepare_folder, read_result, state_of
+from rl4lms_like.benchmarking.jobs import at_work, claimed, jobs_of, prepare_folder, read_result, state_of
 from rl4lms_like.benchmarking.main import benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.core.errors import RL4LMsLikeError
@@ -66,7 +67,7 @@ def test_ctrl_c_ends_the_runs_cleanly_and_reports_what_is_there(tmp_path, tiny_g
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
-    assert "interrupted: 1 runs save what they have" in printed
+    assert "interrupted: 1 run saves what it has" in printed
     assert "long, seed 0 did not end well" in printed
     assert (tmp_path / "out/report.html").is_file()
     assert list((folder / "checkpoints").glob("interrupted_*/model.safetensors"))
@@ -226,6 +227,38 @@ def test_two_benchmarks_do_not_share_a_folder(tmp_path, started):
     assert started == []
 
 
+def test_a_run_that_is_still_at_work_is_waited_for(tmp_path):
+    """Its benchmark was killed and started again at once, while it saves what it has."""
+    pytest.importorskip("fcntl")
+    (job,) = jobs_of(load_benchmark(write_spec(tmp_path, seeds=1)))
+    prepare_folder(job)
+    with at_work(job.folder):
+        later = threading.Thread(target=prepare_folder, args=(job,))
+        later.start()
+        time.sleep(0.3)
+        (job.folder / "saved").touch()  # the folder is still the earlier run's
+        assert later.is_alive()
+    later.join(timeout=20)
+    assert [file.name for file in job.folder.iterdir()] == ["job.json"]
+
+
+def test_a_run_that_does_not_end_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("fcntl")
+    monkeypatch.setattr(jobs, "GRACE_S", 0.0)
+    (job,) = jobs_of(load_benchmark(write_spec(tmp_path, seeds=1)))
+    prepare_folder(job)
+    with at_work(job.folder), pytest.raises(RL4LMsLikeError, match="seed_0: a run of an earlier benchmark is at work"):
+        prepare_folder(job)
+
+
+def test_a_results_folder_that_cannot_be_written_is_named(tmp_path, started):
+    (tmp_path / "file").touch()
+    for report_only in (False, True):
+        with pytest.raises(RL4LMsLikeError, match=r"cannot keep results in .*file/out: .*Not a directory"):
+            benchmark(write_spec(tmp_path), results=tmp_path / "file/out", report_only=report_only)
+    assert started == []
+
+
 def test_nothing_starts_where_the_report_could_not_be_made(tmp_path, started, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RL4LMsLikeError, match=r"pip install 'rl4lms_like\[benchmark\]'"):
@@ -234,12 +267,12 @@ def test_nothing_starts_where_the_report_could_not_be_made(tmp_path, started, mo
 
 
 def test_the_time_left_comes_from_the_runs_that_ended(tmp_path):
-    jobs = jobs_of(load_benchmark(write_spec(tmp_path, seeds=5)))
+    five = jobs_of(load_benchmark(write_spec(tmp_path, seeds=5)))
     display = Display("x")
     display.start(5, ["new"] * 5, 2)
-    for job in jobs[:2]:
+    for job in five[:2]:
         display.started(job)
     assert display.left() == "-"
-    display.ended(jobs[0], None, 60.0)
+    display.ended(five[0], None, 60.0)
     assert display.left() == "2:00"  # four are left, two at a time
     assert Path(tmp_path / "out").exists() is False

@@ -9,9 +9,10 @@ import pytest
 
 from rl4lms_like.benchmarking.jobs import jobs_of
 from rl4lms_like.benchmarking.spec import BenchmarkSpec, CurveSpec, RunSpec, grid_points, load_benchmark
-from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.training.catalogue import table_rows
 from tests.benchmarking.conftest import write_spec
+from tests.conftest import REPOSITORY
 
 
 def mistakes_of(path) -> list[str]:
@@ -47,6 +48,8 @@ def test_every_mistake_of_the_spec_and_of_its_configs_is_told_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "mistake"),
     [
+        ({"runs": {1: {}}}, "runs: keys are text: put 1 in quotes"),
+        ({"seeds": []}, "seeds: expected different numbers, at least one, got []"),
         ({"runs": {}}, "runs: expected at least one, as in {ppo: {config: ppo.yml}}"),
         ({"seeds": [1, 1]}, "seeds: expected different numbers, at least one, got [1, 1]"),
         ({"grid": {"alg.args.gamma": []}}, "grid.alg.args.gamma: expected at least one value"),
@@ -60,6 +63,30 @@ def test_every_mistake_of_the_spec_and_of_its_configs_is_told_at_once(tmp_path):
 def test_what_types_do_not_say_is_checked_too(tmp_path, keys, mistake):
     found = mistakes_of(write_spec(tmp_path, **keys))
     assert len(found) == 1 and found[0].startswith(mistake), found
+
+
+def test_seeds_from_the_command_line_are_checked_as_those_of_the_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"--seeds: expected different numbers, at least one, got \[3, 3\]"):
+        load_benchmark(write_spec(tmp_path), seeds=[3, 3])
+
+
+def test_wrong_seeds_are_told_beside_other_mistakes(tmp_path):
+    assert mistakes_of(write_spec(tmp_path, seeds=[], runz=1)) == [
+        "runz: unknown key; did you mean 'runs'?",
+        "seeds: expected different numbers, at least one, got []",
+    ]
+
+
+def test_a_mistake_of_a_large_grid_does_not_name_every_run(tmp_path):
+    (mistake,) = mistakes_of(write_spec(tmp_path, grid={"alg.args.gama": [0.1, 0.2, 0.3, 0.4, 0.5]}))
+    assert mistake.startswith(
+        "runs.ppo,gama=0.1, runs.ppo,gama=0.2, runs.ppo,gama=0.3 and 2 more: ppo.yml alg.args.gama"
+    )
+
+
+def test_a_file_that_is_no_spec_is_told_what_a_spec_has(tmp_path):
+    (tmp_path / "spec.yml").write_text("- ppo\n")
+    assert mistakes_of(tmp_path / "spec.yml") == ["expected a mapping with the keys runs, config, seeds; got ['ppo']"]
 
 
 def test_a_grid_is_every_combination_and_its_labels_are_short():
@@ -106,8 +133,16 @@ def test_jobs_go_seed_by_seed_and_differ_in_their_seed_alone(tmp_path):
     assert {**jobs[0].config, "seed": 5} == jobs[2].config
     assert jobs[2].folder == tmp_path / "out/runs/a/seed_5"
     assert [job.label for job in jobs_of(benchmark, ["b"])] == ["b", "b"]
-    with pytest.raises(RL4LMsLikeError, match="no run is called c; there are a; b"):
+    with pytest.raises(ConfigError, match="--only: no run is called c; there are a; b"):
         jobs_of(benchmark, ["c"])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (REPOSITORY / "benchmarks/specs").glob("*.yml")))
+def test_the_specs_of_this_repository_pass_the_check(name, repository, tiny_gpt2_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "benchmarks/.models").mkdir(parents=True)
+    (tmp_path / "benchmarks/.models/gpt2_6x512").symlink_to(tiny_gpt2_dir)  # stands in for benchmarks.random_model's
+    assert load_benchmark(repository / f"benchmarks/specs/{name}.yml").name == name
 
 
 def test_the_page_has_every_key_with_its_default(repository):

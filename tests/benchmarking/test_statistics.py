@@ -113,6 +113,16 @@ def test_a_band_moves_whole_runs():
     assert bootstrap_band(runs[:1]) is None
 
 
+def test_a_long_curve_has_the_band_of_its_points_one_by_one():
+    """Points are drawn in chunks; the draws are the same in each."""
+    runs = np.random.default_rng(0).normal(size=(5, 600))
+    low, high = bootstrap_band(runs)
+    for point in (0, 255, 256, 599):
+        alone_low, alone_high = bootstrap_band(runs[:, [point]])
+        assert (low[point], high[point]) == (alone_low[0], alone_high[0])
+    assert len(low) == len(high) == 600
+
+
 A = [0.904, 0.444, 0.742, 0.643, 0.655, 0.678, 0.498, 0.677, 0.613, 1.032]
 B = [0.647, 0.578, 0.586, 0.54, 0.493, 0.573, 0.678, 0.591]
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl4lms_like.core.token_masks import pack
 from rl4lms_like.core.token_scores import (
@@ -62,6 +63,33 @@ def test_a_second_backward_pass_says_that_the_graph_is_gone():
     log_prob.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="first backward"):
         log_prob.sum().backward()
+
+
+def test_a_frozen_head_costs_no_gradient_of_its_size():
+    """With adapters the output layer is frozen; its gradient would be as large as the layer."""
+    hidden, weight, bias, actions, upstream = inputs(True)
+    frozen = Head(weight.detach(), bias.detach())
+    log_prob, _ = token_scores(hidden, frozen, actions, logits_budget=17 * 4)
+    made = Shapes()
+    with made:
+        (gradient,) = torch.autograd.grad((log_prob * upstream[0]).sum(), hidden)
+    assert not {tuple(weight.shape), tuple(bias.shape)} & made.fresh
+    log_prob, _ = token_scores(hidden, Head(weight, bias), actions, logits_budget=17 * 4)
+    torch.testing.assert_close(gradient, torch.autograd.grad((log_prob * upstream[0]).sum(), hidden)[0])
+
+
+class Shapes(TorchDispatchMode):
+    """The shapes of the tensors that are filled anew or summed up."""
+
+    def __init__(self):
+        super().__init__()
+        self.fresh = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if any(name in func.__name__ for name in ("zeros_like", "sum", "mm")):
+            self.fresh.add(tuple(output.shape))
+        return output
 
 
 def test_nothing_is_kept_without_gradients():

@@ -281,6 +281,29 @@ def test_a_missing_base_is_named(checkpoints, tmp_path):
         load_model(AutoModelForCausalLM, str(saved))
 
 
+@pytest.mark.parametrize("base", [None, ""])
+def test_an_adapter_without_the_name_of_a_base_says_so(base, checkpoints, tmp_path):
+    saved = make_policy("causal", checkpoints["gpt2"], peft=LORA).save_model(tmp_path / "adapter")
+    file = saved / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+    with pytest.raises(ModelError, match="does not say what it was trained on"):
+        load_model(AutoModelForCausalLM, str(saved))
+
+
+def test_a_folder_below_home_is_a_model_like_any_other(checkpoints, tmp_path, monkeypatch):
+    adapter = changed(make_policy("causal", checkpoints["gpt2"], peft=LORA))
+    adapter.save_model(tmp_path / "adapter", load_tokenizer(str(checkpoints["gpt2"])))
+    shutil.copytree(checkpoints["gpt2"], tmp_path / "whole")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("whole", "adapter"):
+        model, _ = load_model(AutoModelForCausalLM, f"~/{name}")
+        assert not has_lora(model) and load_tokenizer(f"~/{name}").eos_token is not None
+    assert whole_checkpoint("~/whole") == str(tmp_path / "whole")
+    again = make_env_free_policy("causal", "~/whole", vocabulary=adapter.vocab_size, peft=LORA)
+    saved = again.save_model(tmp_path / "second")
+    assert json.loads((saved / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tmp_path / "whole")
+
+
 def test_an_adapter_of_another_model_is_refused(checkpoints, tmp_path):
     saved = make_policy("causal", checkpoints["gpt2"], peft=LORA).save_model(tmp_path / "adapter")
     file = saved / "adapter_config.json"
@@ -307,7 +330,28 @@ def test_tied_weights_take_no_adapter(family, target, checkpoints):
 
 def test_modules_that_are_not_there_are_named(checkpoints):
     with pytest.raises(ModelError, match=r"peft does not fit the model '.*gpt2'.*nowhere"):
-        make_policy("causal", checkpoints["gpt2"], peft={"target_modules": ["nowhere"]})
+        make_policy("causal", checkpoints["gpt2"], peft={"target_modules": ".*nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("peft", "said"),
+    [
+        ({"target_modules": ["c_attn", "c_prjo"]}, r"peft\.target_modules: 'c_prjo' .*did you mean 'c_proj'\?"),
+        ({"target_modules": "all-linear", "exclude_modules": ["nope"]}, r"peft\.exclude_modules: 'nope' is no layer"),
+        ({"target_modules": ["c_attn"], "rank_pattern": {"h.7.attn.c_attn": 2}}, r"peft\.rank_pattern: 'h\.7"),
+    ],
+)
+def test_every_name_must_be_that_of_a_layer(peft, said, checkpoints):
+    """PEFT is content if one name of a list fits: a typo would leave layers without adapters."""
+    with pytest.raises(ModelError, match=said):
+        make_policy("causal", checkpoints["gpt2"], peft=peft)
+
+
+def test_a_name_may_be_that_of_the_critics_layers_only(checkpoints):
+    peft = {**LORA, "target_modules": ["c_attn", "q_proj"], "rank_pattern": {r"h\.\d\.attn\.c_attn": 2}}
+    policy = make_policy("causal", checkpoints["gpt2"], peft=peft, critic_model=str(checkpoints["llama"]))
+    assert any("q_proj" in name for name in adapters(policy.value_model))
+    assert all(weight.shape[0] == 2 for name, weight in adapters(policy.policy_model).items() if "lora_A" in name)
 
 
 def test_without_peft_the_extra_is_named(checkpoints, monkeypatch):

@@ -20,7 +20,7 @@ def test_a_refresh_reaches_the_sampler_and_nothing_else_does(model, tiny_gpt2_di
     policy = maskable(tiny_gpt2_dir if model == "gpt2" else tiny_t5_dir)
 
     def masks():
-        # Greedy from the mask model's choice alone: what is taken must not depend on the policy's weights.
+        # Of the first step only: nothing in them depends yet on what the policy writes.
         episodes = written(policy, generation_kwargs={"do_sample": True, "top_k": 0}, max_new_tokens=1)
         return episodes.allowed
 

@@ -11,7 +11,7 @@ from rl4lms_like.policies import masking
 from rl4lms_like.policies.masked import MaskablePolicy
 from rl4lms_like.policies.masking import MaskRule
 from rl4lms_like.testing import models
-from tests.builders import MASKABLE, make_policy
+from tests.builders import MASKABLE, make_env, make_policy
 
 FAMILIES = [("causal", name) for name in models.CAUSAL_FAMILIES] + [("seq2seq", n) for n in models.SEQ2SEQ_FAMILIES]
 TOP_P = {"mask_type": "learned_top_p", "top_mask": 0.6, "min_tokens_to_keep": 2}
@@ -70,6 +70,17 @@ def test_the_recorded_masks_are_those_of_the_mask_model_alone(policy):
     assert int((recorded != expected).sum()) <= 1e-4 * expected.numel(), "rounding turns a bit now and then"
     of_the_policy = masks_by_teacher_forcing(policy, episodes, policy.policy_model)
     assert int((recorded != of_the_policy).sum()) > 0.01 * expected.numel()
+
+
+def test_a_prompt_without_tokens_is_refused_where_generation_would_read_padding(policy):
+    """A decoder-only model would go on from a pad token, at a position that families disagree on."""
+    ids = torch.tensor([[5, 6, 7], [5, 6, 7]])
+    mask = torch.tensor([[True, True, True], [False, False, False]])
+    if policy.reader.prompt_side == "left":
+        with pytest.raises(ModelError, match="a prompt has no tokens"):
+            policy.generate(ids, mask, eos_token_ids=[END], max_new_tokens=3)
+    else:
+        assert policy.generate(ids, mask, eos_token_ids=[END], max_new_tokens=3).n_episodes == 2
 
 
 def test_every_taken_token_was_allowed_and_the_end_always_is(policy):
@@ -137,6 +148,14 @@ class _OnlyTheEnd(MaskRule):
         return allowed
 
 
+def test_rules_that_turn_infinities_into_numbers_leave_nothing_either(tiny_gpt2_dir):
+    """`remove_invalid_values` makes the suppressed end a finite number; it must not be written all the same."""
+    kwargs = {"do_sample": True, "top_k": 0, "min_new_tokens": 3, "remove_invalid_values": True}
+    policy = maskable(tiny_gpt2_dir, generation_kwargs=kwargs)
+    policy.writer.rule = _OnlyTheEnd("learned_top_k", 1)
+    assert written(policy).lengths.tolist() == [4] * 6
+
+
 def test_one_allowed_token_and_a_least_length_do_not_stop_generation(tiny_gpt2_dir):
     kwargs = {"do_sample": True, "top_k": 0, "min_new_tokens": 6}
     policy = maskable(tiny_gpt2_dir, mask_type="learned_top_k", top_mask=1, generation_kwargs=kwargs)
@@ -154,6 +173,32 @@ def test_the_record_is_the_rules_whatever_else_shapes_the_sampling(model, tiny_g
     assert torch.equal(episodes.allowed, pack(expected))
 
 
+def test_logits_that_are_differentiated_twice_are_those_of_the_allowed_tokens(policy):
+    episodes = written(policy)
+    scores = policy.action_scores(episodes)
+    log_probs = policy.action_logits(episodes).detach().log_softmax(dim=1)
+    torch.testing.assert_close(log_probs.gather(1, episodes.actions[:, None]).squeeze(1), scores.log_prob.detach())
+    assert float(log_probs.exp()[~unpack(episodes.allowed, policy.vocab_size)].max()) == 0
+
+
+@pytest.mark.parametrize("model", ["gpt2", "t5"])
+def test_single_steps_choose_from_what_the_mask_model_allows(model, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
+    """Stable-Baselines3's `predict`: the policy has moved, the one token its mask model likes best is what it takes."""
+    folder = tiny_gpt2_dir if model == "gpt2" else tiny_t5_dir
+    policy = maskable(folder, mask_type="learned_top_k", top_mask=1, special_token_ids=[])
+    env = make_env(tiny_tokenizer, folder)
+    policy.observation_space, observation = env.observation_space, env.reset()
+
+    def steps(deterministic=True):
+        return policy.predict(observation, deterministic=deterministic)[0].tolist()
+
+    before = steps()
+    moved(policy, by=2.0)
+    assert steps() == steps(deterministic=False) == before
+    policy.update_mask_model()
+    assert steps() != before
+
+
 def test_the_policys_own_best_tokens_need_no_mask_model(tiny_gpt2_dir):
     policy = maskable(tiny_gpt2_dir, mask_type="topk", top_mask=7)
     moved(policy)
@@ -162,6 +207,18 @@ def test_the_policys_own_best_tokens_need_no_mask_model(tiny_gpt2_dir):
     expected = masks_by_teacher_forcing(policy, episodes, policy.policy_model)
     assert torch.equal(episodes.allowed, pack(expected))
     policy.update_mask_model()
+
+
+def test_the_policys_own_best_are_those_that_its_generation_leaves(tiny_gpt2_dir):
+    """Half of the vocabulary is suppressed: the others' best, not everything for want of a possible token."""
+    suppressed = list(range(0, 320, 2))
+    kwargs = {"do_sample": True, "top_k": 0, "suppress_tokens": suppressed}
+    policy = maskable(tiny_gpt2_dir, mask_type="topk", top_mask=4, special_token_ids=[], generation_kwargs=kwargs)
+    episodes = written(policy)
+    with torch.no_grad():
+        logits = policy.reader.logits(episodes)
+    logits[:, suppressed] = -torch.inf
+    assert torch.equal(episodes.allowed, pack(policy.writer.rule.allowed(logits)))
 
 
 @pytest.mark.parametrize("mask_type", ["learned_top_k", "topk"])

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.training import config as config_module
-from rl4lms_like.training.binding import REGISTRIES, names_folder, with_defaults
+from rl4lms_like.training.binding import REGISTRIES, with_defaults
 from rl4lms_like.training.config import RunConfig, SupervisedConfig, load_config, parse_config
+from rl4lms_like.training.cross_checks import names_folder
 from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml
 from tests.training.configs import run_blocks, supervised_blocks
 

@@ -113,3 +113,18 @@ def test_settings_that_would_have_no_effect_are_mistakes(tiny_config, tmp_path):
     assert len(error.value.mistakes) == 3
     for said in ("optimizer_kwargs.lr", "optimizer_kwargs.weight_decay", "target_kl has no effect"):
         assert said in str(error.value)
+
+
+def test_an_empty_prompt_is_found_before_the_model_loads(tiny_config, tmp_path, monkeypatch):
+    """A decoder-only model has nothing to go on from; GPT-2's tokenizer puts nothing before an empty text."""
+    tiny_config["datapool"]["args"]["prompt"] = ""
+    monkeypatch.setattr("rl4lms_like.training.assemble.build_alg", None)
+    with pytest.raises(DataPoolError, match=r"prompts of 6 samples of 'train' are empty .* begin with the token"):
+        run(tiny_config, tmp_path)
+
+
+def test_an_encoder_reads_empty_prompts(tiny_seq2seq_config, tmp_path):
+    tiny_seq2seq_config["datapool"]["args"]["prompt"] = ""
+    folder = run(tiny_seq2seq_config, tmp_path)
+    updates = [json.loads(line) for line in (folder / "training_info.jsonl").read_text().splitlines()]
+    assert all(line["train/ratio_gap"] < 1e-5 for line in updates)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.policies.masking import MaskedTextWriter
 from rl4lms_like.training import inference
+from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.memory import estimate_memory
@@ -74,6 +76,22 @@ def test_a_model_without_a_mask_model_is_its_own(config, tmp_path):
     assert writer.generate(ids, torch.ones_like(ids), eos_token_ids=[1], max_new_tokens=4).allowed is not None
 
 
+def test_what_ends_a_response_is_always_allowed_as_in_the_rollouts(config, tmp_path):
+    """Also where only the generation config names it: the rollouts of the run took it from there."""
+    from rl4lms_like.policies.loading import load_tokenizer
+
+    model = shutil.copytree(config["alg"]["policy"]["args"]["model_name"], tmp_path / "model")
+    tokenizer = load_tokenizer(str(model))
+    file = model / "generation_config.json"
+    ends = {"eos_token_id": [tokenizer.eos_token_id, 7]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | ends))
+    config["alg"]["policy"]["args"]["model_name"] = config["tokenizer"]["model_name"] = str(model)
+    written_by_run = assemble(parse_config(config)).policy.writer
+    written_later = inference._writer(parse_config(config), str(model), tokenizer)
+    assert 7 in written_later.rule.special_token_ids
+    assert written_later.rule == written_by_run.rule
+
+
 @pytest.mark.parametrize("name", NLPO_CONFIGS or [pytest.param("none", marks=needs_theirs)])
 def test_their_nlpo_configs_have_no_mistake_in_what_concerns_it(name):
     """Rewards, metrics and pools that are not here are reported; of the algorithm and its policy, nothing is."""
@@ -120,6 +138,7 @@ def test_the_algorithm_and_the_policies_need_each_other():
         ),
         ({"mask_ema": 1.0}, "mask_ema: expected a number of at least 0 and below 1"),
         ({"generation_kwargs": {"num_beams": 3}}, "generation_kwargs.num_beams: rollouts are sampled"),
+        ({"generation_kwargs": {"prompt_lookup_num_tokens": 3}}, "writes several tokens at once"),
         ({"special_token_ids": [1]}, "filled in by the library"),
     ],
 )

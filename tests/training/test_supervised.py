@@ -1,6 +1,7 @@
 """A supervised run learns the references and nothing else, and leaves the files of any other run behind."""
 
 import copy
+import gc
 import json
 import sys
 from typing import ClassVar
@@ -8,13 +9,22 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from rl4lms_like.core.errors import ConfigError, DataPoolError, MissingExtraError
+from rl4lms_like.core.errors import (
+    ConfigError,
+    DataPoolError,
+    MetricError,
+    MissingExtraError,
+    ModelError,
+    RL4LMsLikeError,
+)
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.training.assemble_supervised import assemble_supervised
+from rl4lms_like.training.catalogue import description
 from rl4lms_like.training.config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.preview import preview
@@ -45,10 +55,19 @@ class OnlyTrain(Colours):
         return super().prepare(split) if split == "train" else cls([])
 
 
+class Uneven(Colours):
+    """References of one word to four."""
+
+    @classmethod
+    def prepare(cls, split: str):
+        return cls([Sample(f"{split}_{i}", "The sea is", [" ".join(["blue"] * (1 + i % 4))]) for i in range(8)])
+
+
 class Right(BaseMetric):
-    """Share of exact answers."""
+    """Share of exact answers. Draws from torch's own numbers, as a metric may that makes a model."""
 
     def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        torch.rand(3)
         each = [float(text.strip() == refs[0]) for text, refs in zip(generated_texts, reference_texts, strict=True)]
         return {"test/right": (each, sum(each) / len(each))}
 
@@ -63,6 +82,15 @@ class Scripted(BaseMetric):
         return {"test/scripted": (None, score)}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_garbage_to_look_through():
+    """The Trainer collects garbage before it trains; what stands in memory now need not be searched each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(params=["causal", "seq2seq"])
 def kind(request):
     return request.param
@@ -71,7 +99,27 @@ def kind(request):
 @pytest.fixture
 def blocks(kind, tiny_gpt2_dir, tiny_t5_dir):
     """A supervised run of six optimizer steps."""
-    name = str(tiny_gpt2_dir if kind == "causal" else tiny_t5_dir)
+    return six_steps(kind, tiny_gpt2_dir if kind == "causal" else tiny_t5_dir)
+
+
+@pytest.fixture(scope="module")
+def six_steps_done(tmp_path_factory, tiny_gpt2_dir, tiny_t5_dir):
+    """The folders of such runs, by family; each runs once for all tests that only look at it."""
+    folders = {
+        kind: run(six_steps(kind, model), tmp_path_factory.mktemp(kind))
+        for kind, model in (("causal", tiny_gpt2_dir), ("seq2seq", tiny_t5_dir))
+    }
+    return folders
+
+
+@pytest.fixture
+def finished(six_steps_done, kind):
+    """The folder of a run of `blocks`."""
+    return six_steps_done[kind]
+
+
+def six_steps(kind, model_dir):
+    name = str(model_dir)
     return copy.deepcopy({
         "tokenizer": {"model_name": name, "max_length": 16},
         "datapool": {"id": f"{__name__}:Colours"},
@@ -79,7 +127,7 @@ def blocks(kind, tiny_gpt2_dir, tiny_t5_dir):
             "id": "supervised",
             "model_type": kind,
             "model_name": name,
-            "generation_kwargs": {"do_sample": False, "max_new_tokens": 8, "post_processing_fn": None},
+            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8, "post_processing_fn": None},
             "training_args": {"num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2},
         },
         "train_evaluation": {"eval_batch_size": 4, "metrics": [{"id": f"{__name__}:Right"}]},
@@ -108,6 +156,15 @@ def trainer_of(blocks, tmp_path):
 
     config = parse_config(blocks)
     return SupervisedTrainer(assemble_supervised(config), Tracker(tmp_path, {}, "p", "e", quiet=True))
+
+
+def without_dropout(compute_loss):
+    """The same loss, in a model that the Trainer's `train()` did not reach."""
+
+    def compute(model, inputs, **arguments):
+        return compute_loss(model.eval(), inputs, **arguments)
+
+    return compute
 
 
 # --- what is learned -------------------------------------------------------------------------------------------------
@@ -140,12 +197,13 @@ def test_loss_on_prompt_learns_the_prompt_too(blocks, tmp_path):
     plain = assemble_supervised(parse_config(blocks)).examples["train"]
     blocks["alg"]["loss_on_prompt"] = True
     everything = assemble_supervised(parse_config(blocks)).examples["train"]
-    assert all(row["labels"] == row["input_ids"] for row in everything.rows)
+    assert all(row["labels"] == [-100, *row["input_ids"][1:]] for row in everything.rows)
     assert all(row["labels"][0] == -100 for row in plain.rows)
     assert [row["input_ids"] for row in plain.rows] == [row["input_ids"] for row in everything.rows]
 
 
 def test_a_prompt_becomes_its_answer_and_ends(blocks, kind, tmp_path):
+    blocks["alg"]["generation_kwargs"] = {"do_sample": False, "max_new_tokens": 8}
     blocks["alg"]["training_args"] |= {"num_train_epochs": 20, "logging_steps": 1000, "save_strategy": "no"}
     folder = run(blocks, tmp_path)
     assert lines(folder / "val_split_metrics.jsonl")[-1]["metrics"]["test/right"] == 1
@@ -174,8 +232,8 @@ def test_the_end_is_learned_where_it_is_the_pad_token(blocks, tmp_path, tiny_gpt
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_the_files_of_any_run_behind(blocks, kind, tmp_path):
-    folder = run(blocks, tmp_path)
+def test_a_run_leaves_the_files_of_any_run_behind(blocks, kind, finished):
+    folder = finished
     updates = lines(folder / "training_info.jsonl")
     assert [line["iteration"] for line in updates] == [2, 4, 6]
     assert {"timesteps", "supervised/loss", "supervised/val_loss", "train/learning_rate"} <= set(updates[0])
@@ -201,21 +259,59 @@ def test_a_run_leaves_the_files_of_any_run_behind(blocks, kind, tmp_path):
     assert not [path for path in checkpoint.iterdir() if path.suffix in (".pt", ".pth", ".bin")]
 
 
-def test_one_seed_one_result(blocks, tmp_path):
-    first, second = run(blocks, tmp_path, "first"), run(blocks, tmp_path, "second")
-    assert weights(first) == weights(second)
-    assert (first / "val_split_metrics.jsonl").read_text() == (second / "val_split_metrics.jsonl").read_text()
-    assert weights(first) != weights(run({**blocks, "seed": 1}, tmp_path, "other"))
+def test_one_seed_one_result(blocks, tmp_path, finished):
+    again = run(blocks, tmp_path)
+    assert weights(again) == weights(finished)
+    assert (again / "val_split_metrics.jsonl").read_text() == (finished / "val_split_metrics.jsonl").read_text()
 
 
 @causal
-def test_evaluations_do_not_change_training(blocks, tmp_path):
-    blocks["alg"]["generation_kwargs"] = {"do_sample": True, "top_k": 0, "max_new_tokens": 8}
-    often = run(blocks, tmp_path, "often")
+def test_another_seed_another_result(blocks, tmp_path, finished):
+    assert weights(run({**blocks, "seed": 1}, tmp_path)) != weights(finished)
+
+
+def test_evaluations_do_not_change_training(blocks, tmp_path, finished):
     blocks["alg"]["training_args"] |= {"eval_strategy": "no"}
-    seldom = run(blocks, tmp_path, "seldom")
+    blocks["train_evaluation"]["metrics"] = []
+    seldom = run(blocks, tmp_path)
     assert len(lines(seldom / "val_split_metrics.jsonl")) == 2
-    assert weights(often) == weights(seldom)
+    assert weights(seldom) == weights(finished)
+
+
+def test_gradient_accumulation_is_a_larger_batch(blocks, tmp_path, monkeypatch):
+    blocks["datapool"]["id"] = f"{__name__}:Uneven"
+    changes = []
+    for batch_size, accumulated in ((8, 1), (2, 4)):
+        blocks["alg"]["training_args"] = {
+            "per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulated, "max_steps": 1,
+            "optim": "sgd", "learning_rate": 1e-2, "max_grad_norm": 0.0,
+            "lr_scheduler_type": "constant", "eval_strategy": "no", "save_strategy": "no",
+        }  # fmt: skip
+        trainer = trainer_of(blocks, tmp_path)
+        model = trainer.run.model
+        monkeypatch.setattr(trainer.trainer, "compute_loss", without_dropout(trainer.trainer.compute_loss))
+        before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+        trainer.trainer.train()
+        changes.append(torch.cat([p.detach().flatten() for p in model.parameters()]) - before)
+    assert float((changes[0] - changes[1]).norm()) < 1e-4 * float(changes[0].norm())
+
+
+def test_the_loss_of_val_does_not_depend_on_its_batches(blocks, tmp_path):
+    blocks["datapool"]["id"] = f"{__name__}:Uneven"
+    losses = []
+    for batch_size in (1, 2, 3):
+        blocks["alg"]["training_args"]["per_device_eval_batch_size"] = batch_size
+        losses.append(trainer_of(blocks, tmp_path).trainer.evaluate()["eval_loss"])
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+
+
+@causal
+def test_a_loss_that_is_no_number_ends_the_run_before_its_step(blocks, tmp_path):
+    blocks["alg"]["training_args"] |= {"learning_rate": 1e30, "logging_steps": 100}
+    with pytest.raises(
+        ModelError, match=r"optimizer step 2, which is not taken. Lower alg.training_args.learning_rate"
+    ):
+        run(blocks, tmp_path)
 
 
 @causal
@@ -285,17 +381,62 @@ def test_an_interrupted_run_saves_what_it_has(blocks, tmp_path, monkeypatch):
     assert (folder / "report.html").exists()
 
 
-def test_an_rl_run_starts_from_its_model(blocks, kind, tmp_path, request):
-    folder = run(blocks, tmp_path)
+@causal
+def test_why_a_run_ended_is_not_hidden_by_a_disk_that_is_full(blocks, tmp_path, monkeypatch):
+    from rl4lms_like.tracking.base import Tracker
+    from rl4lms_like.training import supervised
+
+    def failing(*args, **kwargs):
+        raise OSError("no space left")
+
+    def failing_step(self, *args, **kwargs):
+        monkeypatch.setattr(Tracker, "log_values", failing)
+        monkeypatch.setattr(supervised, "save_language_model", failing)
+        monkeypatch.setattr("rl4lms_like.tracking.report.write_report", failing)
+        self.state.global_step = 1
+        self.owner.reporter._values["supervised/loss"] = 1.0
+        raise MetricError("the metric has a bug")
+
+    monkeypatch.setattr(supervised.ReferenceTrainer, "training_step", failing_step)
+    with pytest.raises(MetricError, match="the metric has a bug"):
+        run(blocks, tmp_path)
+
+
+@causal
+def test_a_disk_that_is_full_is_an_error_of_the_folder(blocks, tmp_path, monkeypatch):
+    trainer = trainer_of(blocks, tmp_path)
+
+    def full(*args, **kwargs):  # safetensors has an exception of its own for it
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(type(trainer.run.model), "save_pretrained", full)
+    with pytest.raises(RL4LMsLikeError, match=r"cannot save the model to .*: I/O error: No space left"):
+        trainer.save(tmp_path / "model")
+
+
+@causal
+def test_a_checkpoint_that_cannot_be_written_is_named(blocks, tmp_path, monkeypatch):
+    from transformers.trainer_callback import TrainerState
+
+    def full(self, path):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(TrainerState, "save_to_json", full)
+    with pytest.raises(RL4LMsLikeError, match=r"cannot save a checkpoint in .*checkpoints: no space left"):
+        run(blocks, tmp_path)
+
+
+def test_an_rl_run_starts_from_its_model(finished, kind, tmp_path, request):
+    folder = finished
     rl = request.getfixturevalue("tiny_config" if kind == "causal" else "tiny_seq2seq_config")
     rl["tokenizer"]["model_name"] = rl["alg"]["policy"]["args"]["model_name"] = str(folder / "model")
     rl["train_evaluation"]["n_iters"] = 1
     assert len(lines(run(rl, tmp_path, "rl") / "rollout_info.jsonl")) == 1
 
 
-def test_a_finished_run_can_be_evaluated(blocks, tmp_path):
-    folder = run(blocks, tmp_path)
-    assert evaluate_run(folder, split="test") == lines(folder / "test_split_metrics.jsonl")[-1]["metrics"]
+def test_a_finished_run_can_be_evaluated(finished, tmp_path):
+    scores = evaluate_run(finished, split="test", output=tmp_path)
+    assert scores == lines(finished / "test_split_metrics.jsonl")[-1]["metrics"]
 
 
 @causal
@@ -323,14 +464,12 @@ def test_adapters_are_trained_saved_and_chosen(merge, blocks, tmp_path):
     blocks["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Scripted"}]
     blocks["alg"] |= {"peft": {"r": 4}, "merge_on_save": merge}
     blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "metric_for_best_model": "test/scripted"}
-    folder, again = run(blocks, tmp_path), None
+    folder = run(blocks, tmp_path)
     assert (folder / "model" / "adapter_config.json").exists() is not merge
     assert (folder / "checkpoints" / "checkpoint-4" / "adapter_model.safetensors").is_file()
     if not merge:
         best = folder / "checkpoints" / "checkpoint-4" / "adapter_model.safetensors"
         assert (folder / "model" / "adapter_model.safetensors").read_bytes() == best.read_bytes()
-        again = run(blocks, tmp_path, "again")
-        assert (again / "model" / "adapter_model.safetensors").exists()
     assert generate_texts(folder, ["The sea is"], decoding="greedy")
 
 
@@ -356,6 +495,41 @@ def test_mistakes_are_said_together_before_anything_is_loaded(blocks, tmp_path, 
     for said in ("did you mean 'num_train_epochs'", "config's own seed", "one of no, steps, epoch"):
         assert said in str(error.value)
     assert not (tmp_path / "rl4lm_exps").exists()
+
+
+@causal
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"deepspeed": "zero.json"}, "deepspeed: cannot be set: a run takes one device"),
+        ({"push_to_hub": True}, "push_to_hub: cannot be set: a run uploads nothing"),
+        ({"max_steps": 0}, "max_steps: expected a whole number of at least 1, or -1"),
+        ({"num_train_epochs": 0}, "num_train_epochs: expected a number above 0"),
+        ({"learning_rate": -1e-3}, "learning_rate: expected a number of at least 0"),
+        ({"save_strategy": "best"}, "metric_for_best_model: missing"),
+        ({"load_best_model_at_end": True, "eval_strategy": "no"}, "eval_strategy: without evaluations"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_found_by_the_check(given, said, blocks):
+    blocks["alg"]["training_args"] |= given
+    with pytest.raises(ConfigError, match=f"alg.training_args.{said}"):
+        list(preview(parse_config(blocks)))
+
+
+@causal
+@pytest.mark.parametrize("given", [{"eval_strategy": "no"}, {"metric_for_best_model": None}])
+def test_early_stopping_needs_something_to_stop_by(given, blocks):
+    blocks["alg"]["early_stopping_patience"] = 2
+    blocks["alg"]["training_args"] |= {"load_best_model_at_end": False} | given
+    with pytest.raises(ConfigError, match=r"without evaluations|missing; loss"):
+        list(preview(parse_config(blocks)))
+
+
+@causal
+def test_an_optimizer_that_is_not_installed_is_a_mistake_in_the_config(blocks, tmp_path):
+    blocks["alg"]["training_args"]["optim"] = "adamw_bnb_8bit"
+    with pytest.raises(ConfigError, match=r"alg.training_args: .*bitsandbytes"):
+        trainer_of(blocks, tmp_path)
 
 
 @causal
@@ -421,6 +595,11 @@ def test_the_check_tells_examples_and_steps(blocks):
     blocks["alg"]["training_args"]["nonsense"] = 1
     with pytest.raises(ConfigError, match=r"training_args.nonsense"):
         list(preview(parse_config(blocks)))
+
+
+def test_its_block_can_be_shown():
+    text = description("supervised")
+    assert "early_stopping_patience: a whole number of at least 1, or null (default null)" in text
 
 
 def test_the_check_of_a_model_that_is_elsewhere_says_so():

@@ -1,0 +1,172 @@
+"""What several keys of a config say together, and what a name says of this machine. Loads no model, no torch.
+
+Each check sees the whole raw mapping, bound already (`binding`), and returns the mistakes that it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, without_second_derivatives
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.schema import at, join
+from rl4lms_like.core.wording import shown
+from rl4lms_like.policies import POLICIES
+from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
+from rl4lms_like.policies.lora_arguments import lora_mistakes
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.training.binding import targets
+from rl4lms_like.training.embedded import NAMES, is_embedded, unknown_embedded_model
+
+
+def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
+    """The mistakes that all checks find in a bound mapping."""
+    return [mistake for check in CROSS_CHECKS for mistake in check(blocks)]
+
+
+def _embedded_models(blocks: dict[str, Any]) -> list[Mistake]:
+    """What begins as the name of an embedded model is the name of one, wherever it stands."""
+    return [
+        Mistake(path, unknown_embedded_model(value))
+        for path, value in _values(blocks)
+        if is_embedded(value) and value not in NAMES
+    ]
+
+
+def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every single value of nested mappings and lists, and its path."""
+    if not isinstance(value, Mapping | list):
+        yield path, value
+        return
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _values(item, join(path, key))
+
+
+def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
+    """Model names that can only be local folders, and are not there."""
+    places = ["tokenizer.model_name", "alg.model_name"]
+    places += [f"alg.policy.args.{key}" for key in ("model_name", "reference_model", "critic_model")]
+    names = ((path, at(blocks, path)) for path in places)
+    return [
+        Mistake(path, f"there is no folder {name!r}" + _where_from(name))
+        for path, name in names
+        if isinstance(name, str) and names_folder(name) and not Path(name).expanduser().is_dir()
+    ]
+
+
+def names_folder(name: str) -> bool:
+    """Whether a model name means a local folder: hub ids are `name` or `owner/name`.
+
+    `owner/name` means a folder only where a folder `owner` stands; `embedded/name` never does.
+    """
+    if is_embedded(name):
+        return False
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        return True
+    return "/" in name and Path(name).parent.is_dir()
+
+
+def _where_from(name: str) -> str:
+    return "" if Path(name).expanduser().is_absolute() else f" below {Path.cwd()}"
+
+
+def _shaping_rewards(blocks: dict[str, Any]) -> list[Mistake]:
+    """A reward's `shaping_fn` is the id of another reward."""
+    id = at(blocks, "reward_fn.args.shaping_fn")
+    if not isinstance(id, str):
+        return []
+    try:
+        REWARDS.entry(id)
+    except ConfigError as error:
+        return [Mistake("reward_fn.args.shaping_fn", mistake.message) for mistake in error.mistakes]
+    return []
+
+
+def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
+    """A supervised run's `post_processing_fn` is null: there are no post-processing functions to name."""
+    path = "alg.generation_kwargs.post_processing_fn"
+    post = at(blocks, path)
+    if post is None:
+        return []
+    if isinstance(post, Mapping) and isinstance(post.get("id"), str):
+        return [Mistake(f"{path}.id", f"unknown id {post['id']!r}; no post-processing function is known, write null")]
+    return [Mistake(path, f"expected null or a mapping with id; got {shown(post)}")]
+
+
+def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
+    """Arguments of the optimizer that have a key of their own."""
+    own = {"weight_decay": "alg.policy.args.weight_decay", "lr": "alg.args.learning_rate"}
+    given = at(blocks, "alg.policy.args.optimizer_kwargs")
+    return [
+        Mistake(f"alg.policy.args.optimizer_kwargs.{key}", f"is set by {instead}")
+        for key, instead in own.items()
+        if isinstance(given, Mapping) and key in given
+    ]
+
+
+def _adapters(blocks: dict[str, Any]) -> list[Mistake]:
+    """The fields of `peft`, and what has a meaning beside it only."""
+    mistakes = []
+    for place in ("alg.policy.args", "alg"):
+        mistakes += lora_mistakes(at(blocks, f"{place}.peft"), f"{place}.peft")
+        if at(blocks, f"{place}.merge_on_save") is True and at(blocks, f"{place}.peft") is None:
+            mistakes.append(Mistake(f"{place}.merge_on_save", "there are no adapters to merge without peft"))
+    return mistakes
+
+
+def _critic(blocks: dict[str, Any]) -> list[Mistake]:
+    """A shared critic has no network of its own."""
+    args = "alg.policy.args"
+    if at(blocks, f"{args}.critic") != "shared" or at(blocks, f"{args}.critic_model") is None:
+        return []
+    return [
+        Mistake(f"{args}.critic_model", "is the network of a separate critic; set critic to 'separate', or drop it")
+    ]
+
+
+def _masks(blocks: dict[str, Any]) -> list[Mistake]:
+    """`nlpo` and the maskable policies need each other, and rollouts whose masks can be recorded."""
+    alg = blocks.get("alg")
+    takes = targets(blocks)
+    if not isinstance(alg, dict) or not {"alg", "alg.policy"} <= takes.keys():
+        return []
+    masks, maskable = _is_kind(takes["alg"], NLPOArguments), _is_kind(takes["alg.policy"], MaskablePolicyArguments)
+    id, policy = alg["id"], alg["policy"]["id"]
+    if masks and not maskable:
+        other = f"maskable_{policy}" if f"maskable_{policy}" in POLICIES else "a maskable policy"
+        return [Mistake("alg.policy.id", f"{id} needs a policy with a mask model: {other}, not {policy}")]
+    if maskable and not masks:
+        plain = policy.removeprefix("maskable_")
+        hint = f"; {id} takes {plain}" if plain != policy else ""
+        return [Mistake("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")]
+    return mask_mistakes(alg["policy"].get("args") or {}, "alg.policy.args") if maskable else []
+
+
+def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
+    """`trpo` needs networks that can be differentiated twice."""
+    args = at(blocks, "alg.policy.args")
+    if not _is_kind(targets(blocks).get("alg"), TRPOArguments) or not isinstance(args, Mapping):
+        return []
+    found = without_second_derivatives(args)
+    return [Mistake(join("alg.policy.args", mistake.path), mistake.message) for mistake in found]
+
+
+def _is_kind(target: Any, kind: type) -> bool:
+    """Whether what a component's `args` go to is a class of this kind."""
+    return isinstance(target, type) and issubclass(target, kind)
+
+
+CROSS_CHECKS = (
+    _embedded_models,
+    _missing_folders,
+    _shaping_rewards,
+    _post_processing,
+    _optimizer_arguments,
+    _adapters,
+    _critic,
+    _masks,
+    _second_derivatives,
+)
+"""What several keys say together."""

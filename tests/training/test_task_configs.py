@@ -1,0 +1,131 @@
+"""Every file in task_configs/ is a run that can be started; those named after RL4LMs' files keep their values."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+from rl4lms_like.training import warm_start
+from rl4lms_like.training.config import RunConfig, load_config
+from rl4lms_like.training.embedded import cache_folder, is_embedded
+from rl4lms_like.training.run import train
+from rl4lms_like.training.yaml_file import read_yaml
+from tests.conftest import REPOSITORY
+
+FOLDER = REPOSITORY / "task_configs"
+FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.yml"))
+NUMBERS = "synthetic_generate_increasing_numbers"
+TINY = [name for name in FILES if name.startswith("synthetic_") and "/tiny_" in name and "supervised" not in name]
+
+DROPPED = {"alg.policy.args.apply_model_parallel", "env.args.context_start_token"}
+"""Keys of RL4LMs' files that may be left out: one is for its own way to several GPUs, the other for seq2seq."""
+THEIR_NAMES = {f"{NUMBERS}/blenderbot_ppo.yml": f"{NUMBERS}/blendorbot_ppo.yml"}
+
+FEW = {
+    "train_evaluation.n_iters": 1,
+    "train_evaluation.eval_batch_size": 8,
+    "train_evaluation.save_model": "false",
+    "datapool.args.n_samples": 8,
+    "env.n_envs": 8,
+}
+
+
+def overrides(values) -> list[str]:
+    return [f"{path}={value}" for path, value in values.items()]
+
+
+def flat(blocks, path="") -> dict:
+    """`alg.args.n_steps` -> value."""
+    if not isinstance(blocks, dict):
+        return {path: blocks}
+    return {
+        place: value for key, item in blocks.items() for place, value in flat(item, f"{path}.{key}".lstrip(".")).items()
+    }
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def home(cache, monkeypatch):
+    """A cache of embedded models that were trained for two steps only."""
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(cache))
+    train_language_model = warm_start.train_language_model
+
+    @functools.wraps(train_language_model)
+    def briefly(model, tokenizer, texts, *, steps, **keys):
+        return train_language_model(model, tokenizer, texts, steps=min(steps, 2), **keys)
+
+    monkeypatch.setattr(warm_start, "train_language_model", briefly)
+    return cache
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch):
+    """No model is loaded or made for it; the folders that a run before it makes are stood in for."""
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path))
+    mapping, _ = read_yaml(FOLDER / name)
+    made_before = [
+        place for place, value in flat(mapping).items()
+        if isinstance(value, str) and value.startswith(("results/", "rl4lm_exps/"))
+    ]  # fmt: skip
+    config = load_config(FOLDER / name, [f"{place}={json.dumps(str(tiny_gpt2_dir))}" for place in made_before])
+    assert not cache_folder().exists()
+    if "/tiny_" in name:
+        model = config.alg.policy.args["model_name"] if isinstance(config, RunConfig) else config.alg.model_name
+        assert is_embedded(model) or "on_supervised" in name
+        assert (config.seed, config.device, config.n_threads) == (0, "cpu", 1)
+        assert {notice.path for notice in config.notices} <= {"env.args.terminate_on_eos"}  # which its comment explains
+
+
+def test_files_with_rl4lms_names_have_its_values(shared_dir):
+    theirs = json.loads((shared_dir / "spec/rl4lms_configs.json").read_text())
+    both = [name for name in FILES if THEIR_NAMES.get(name, name) in theirs]
+    assert len(both) == 9
+    for name in both:
+        own, _ = read_yaml(FOLDER / name)
+        original = flat(theirs[THEIR_NAMES.get(name, name)])
+        kept = {place: value for place, value in original.items() if place not in DROPPED or place in flat(own)}
+        assert flat(own) == kept, name
+        assert original.keys() - kept.keys() <= DROPPED
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_file_trains(name, home, tmp_path):
+    batch = {} if "a2c" in name else {"alg.args.batch_size": 40}
+    folder = train(FOLDER / name, base_path_to_store_results=tmp_path, overrides=overrides(FEW | batch))
+    (line,) = (folder / "rollout_info.jsonl").read_text().splitlines()
+    assert json.loads(line)["rollout_info/n_episodes"] >= 8
+    scores = [json.loads(line) for line in (folder / "test_split_metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in scores] == [0, 1]
+
+
+def test_the_files_of_the_four_algorithms_spend_the_same_tokens():
+    """51,200, as their first lines say; every response has the same length."""
+    names = [name for name in TINY if name.startswith(NUMBERS)]
+    assert len(names) == 8
+    for name in names:
+        config = load_config(FOLDER / name)
+        length, args = config.env.args["max_episode_length"], config.alg.args
+        assert args["n_steps"] == length and not config.env.args["terminate_on_eos"]
+        assert config.env.n_envs * args["n_steps"] * config.train_evaluation.n_iters == 51_200, name
+
+
+def test_reinforcement_learning_starts_from_what_the_supervised_run_leaves(home, tmp_path, monkeypatch):
+    """The two commands that stand in the files, from a folder of one's own."""
+    monkeypatch.chdir(tmp_path)
+    texts = {"datapool.args.path": FOLDER / NUMBERS / "growing_numbers.jsonl"}
+    few = {"alg.training_args.max_steps": 2, "train_evaluation.max_eval_samples": 4}
+    supervised = FOLDER / NUMBERS / "tiny_gpt2_supervised.yml"
+    train(supervised, experiment_name="growing_numbers", overrides=overrides(texts | few))
+    folder = train(
+        FOLDER / NUMBERS / "tiny_gpt2_ppo_on_supervised.yml", overrides=overrides(FEW | {"alg.args.batch_size": 40})
+    )
+    config = json.loads((folder / "config.json").read_text())
+    assert config["alg"]["policy"]["args"]["model_name"] == "rl4lm_exps/growing_numbers/model"
+    assert (folder / "rollout_info.jsonl").is_file()
