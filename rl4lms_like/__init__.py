@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
     from rl4lms_like.algorithms.nlpo import NLPO
     from rl4lms_like.algorithms.ppo import PPO
+    from rl4lms_like.algorithms.trpo import TRPO
     from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
     from rl4lms_like.core.observation import Observation
     from rl4lms_like.core.sample import Sample
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from rl4lms_like.training.assemble import assemble
     from rl4lms_like.training.config import load_config
     from rl4lms_like.training.run import train
+    from rl4lms_like.training.supervised import SupervisedTrainer
     from rl4lms_like.training.trainer import OnPolicyTrainer
 
 _HOME = {
@@ -62,6 +64,8 @@ _HOME = {
     "RewardFunction": "rewards.base",
     "Sample": "core.sample",
     "Seq2SeqLMActorCriticPolicy": "policies.seq2seq",
+    "SupervisedTrainer": "training.supervised",
+    "TRPO": "algorithms.trpo",
     "TextGenEnv": "envs.env",
     "TextGenPool": "data_pools.base",
     "TextVecEnv": "envs.vec_env",
@@ -95,6 +99,8 @@ __all__ = [
     "RewardFunction",
     "Sample",
     "Seq2SeqLMActorCriticPolicy",
+    "SupervisedTrainer",
+    "TRPO",
     "TextGenEnv",
     "TextGenPool",
     "TextVecEnv",

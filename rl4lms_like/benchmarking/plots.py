@@ -98,8 +98,8 @@ def _draw_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> P
     if curves.axis == "iterations":
         axes.xaxis.get_major_locator().set_params(integer=True)
     _name_ends(figure, axes, ends)
-    note = f"not above 0: {', '.join(unseen)}; " if unseen else ""
-    _caption(axes, note + _seeds_text([line.n_seeds for line in curves.lines]))
+    note = f"\nnot above 0: {', '.join(unseen)}" if unseen else ""
+    _caption(axes, _seeds_text([line.n_seeds for line in curves.lines]) + note)
     return _save(figure, file)
 
 
@@ -211,6 +211,6 @@ def _seeds_text(counts: Sequence[int]) -> str:
 
 
 def _caption(axes: Any, text: str) -> None:
-    """One line under the plot, at its right end."""
+    """Small text under the plot, at its right end."""
     place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
     axes.annotate(text, (1, 0), (0, -25), fontsize=8, color=SOFT, annotation_clip=False, **place)

@@ -205,7 +205,7 @@ def test_a_label_that_a_logarithmic_axis_cannot_show_is_named(tmp_path, monkeypa
         finish(job, rewards=(0.0, 0.5 * (job.label == "near")))
     found = collect(load_benchmark(spec))
     plot_curves(*learning_curves(found), found.labels, tmp_path / "log.png")
-    assert captions == ["not above 0: exact; line: IQM over 2 seeds; band: its 95 % bootstrap interval"]
+    assert captions == ["line: IQM over 2 seeds; band: its 95 % bootstrap interval\nnot above 0: exact"]
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap():
