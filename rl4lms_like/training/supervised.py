@@ -27,6 +27,7 @@ from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.assemble_supervised import SupervisedRun
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.examples import ExampleCollator
+from rl4lms_like.training.interrupted import save_interrupted
 from rl4lms_like.training.reference_trainer import ReferenceTrainer, Reporter
 from rl4lms_like.training.training_arguments import PATH
 
@@ -138,14 +139,8 @@ class SupervisedTrainer:
             self.reporter.flush()
         except (RL4LMsLikeError, OSError) as error:
             logger.warning("the last numbers are lost: %s", error)
-        if not self.step or not self.schedule.save_model:
-            return
-        try:
-            folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.step:05d}")
-        except (RL4LMsLikeError, OSError) as error:
-            logger.warning("interrupted after %d steps, and the model is lost: %s", self.step, error)
-        else:
-            self.tracker.log_info(f"interrupted after {self.step} steps; the model so far: {folder}")
+        if self.step and self.schedule.save_model:
+            save_interrupted(self.tracker, self.save, self.step, "steps")
 
     def _make_trainer(self) -> ReferenceTrainer:
         run = self.run

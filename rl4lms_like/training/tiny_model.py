@@ -45,13 +45,7 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTo
     backend = Tokenizer(models.BPE(vocab=ids, merges=[], ignore_merges=True))
     backend.pre_tokenizer = split
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=SPECIAL_TOKEN,
-        eos_token=SPECIAL_TOKEN,
-        pad_token=SPECIAL_TOKEN,
-        clean_up_tokenization_spaces=False,
-    )
+    return _with_special_token(backend)
 
 
 def make_word_tokenizer(words: Sequence[str], *, separated: bool = True) -> PreTrainedTokenizerFast:
@@ -68,6 +62,10 @@ def make_word_tokenizer(words: Sequence[str], *, separated: bool = True) -> PreT
     )
     if not separated:
         backend.decoder = decoders.Fuse()
+    return _with_special_token(backend)
+
+
+def _with_special_token(backend: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=SPECIAL_TOKEN,

@@ -5,7 +5,6 @@ An epoch in the files is a number of completed iterations: 0 before training, `n
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
-
-logger = logging.getLogger(__name__)
+from rl4lms_like.training.interrupted import save_interrupted
 
 
 class OnPolicyTrainer:
@@ -52,15 +50,9 @@ class OnPolicyTrainer:
         self.evaluate(("val", "test"))
 
     def _rescue(self) -> None:
-        """Saves the model of a run that ends early; a failure to do so does not hide why it ended."""
-        if not self.current_iter or not self.schedule.save_model:
-            return
-        try:
-            folder = self.save(self.tracker.checkpoint_base_path / f"interrupted_{self.current_iter:05d}")
-        except (RL4LMsLikeError, OSError) as error:
-            logger.warning("interrupted after %d iterations, and the model is lost: %s", self.current_iter, error)
-        else:
-            self.tracker.log_info(f"interrupted after {self.current_iter} iterations; the model so far: {folder}")
+        """Saves the model of a run that ends early."""
+        if self.current_iter and self.schedule.save_model:
+            save_interrupted(self.tracker, self.save, self.current_iter, "iterations")
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm

@@ -1,0 +1,29 @@
+"""The model of a run that ends early: saved as it stands, whatever ended it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.tracking.base import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int, unit: str) -> None:
+    """Saves to `checkpoints/interrupted_<n_done>`; a failure to do so does not hide why the run ended.
+
+    Args:
+        tracker: of the run.
+        save: writes the model to a folder.
+        n_done: iterations or steps that are completed.
+        unit: what `n_done` counts.
+    """
+    try:
+        folder = save(tracker.checkpoint_base_path / f"interrupted_{n_done:05d}")
+    except (RL4LMsLikeError, OSError) as error:
+        logger.warning("interrupted after %d %s, and the model is lost: %s", n_done, unit, error)
+    else:
+        tracker.log_info(f"interrupted after {n_done} {unit}; the model so far: {folder}")
