@@ -3,6 +3,7 @@
 RL4LMsLikeError
 ├── ConfigError             mistakes in a config, all of them at once; exit status 2
 ├── MissingExtraError       an optional dependency is needed; names the extra to install
+├── MissingResourceError    a word list, program or model file is needed; has the command, and the way without a network
 ├── ModelError              a model or tokenizer cannot be loaded or used
 │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
 └── ComponentError          a user's component failed; says which, chained from the original exception
@@ -52,6 +53,22 @@ class MissingExtraError(RL4LMsLikeError, ImportError):
         super().__init__(f"{needed_by} needs the package {package!r}: pip install 'rl4lms_like[{extra}]'")
         self.package = package
         self.extra = extra
+
+
+class MissingResourceError(RL4LMsLikeError):
+    """A component needs something that no Python package brings: NLTK's data, Java, a checkpoint of another project.
+
+    Args:
+        resource: what, in words.
+        needed_by: the component.
+        command: the one command that installs it.
+        offline: what to do on a machine without a network.
+    """
+
+    def __init__(self, resource: str, *, needed_by: str, command: str, offline: str) -> None:
+        super().__init__(f"{needed_by} needs {resource}, which is not here: {command}. Without a network: {offline}")
+        self.resource = resource
+        self.command = command
 
 
 class ModelError(RL4LMsLikeError):

@@ -32,12 +32,14 @@ class Entry:
         arguments: import path of the callable whose signature lists the component's `args`, where that is not the
             component's own (heavy components describe their arguments in a dataclass that loads no torch).
         needs: what beyond the core installation it needs, in words (`extra 'semantic'`, `Java 8`).
+        keys: the result keys of a metric; `{n}` stands for what depends on its arguments.
     """
 
     target: Any
     summary: str
     arguments: str | None = None
     needs: str = ""
+    keys: tuple[str, ...] = ()
 
 
 class Registry:

@@ -28,7 +28,9 @@ def computed(id, args=None, texts=TEXTS):
     return compute_metric(METRICS.get(id, args), PROMPTS[: len(texts)], texts, [[]] * len(texts))
 
 
-@pytest.mark.parametrize("id", METRICS.ids())
+@pytest.mark.parametrize(
+    "id", ["increasing_numbers", "dates", "sentiment", "distinct_n", "length", "reference_perplexity"]
+)
 def test_every_metric_passes_the_checker(id, arguments):
     check_metric(METRICS.get(id, arguments.get(id)))
 

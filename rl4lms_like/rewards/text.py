@@ -1,0 +1,52 @@
+"""Rewards that are a score of the finished text: most of the catalogue.
+
+    scores(prompts, responses, references, meta_infos)  ->  [n]      one number a text; the only thing to write
+    __call__(..., dones)                                ->  [n]      the same where `dones`, 0 elsewhere
+
+The metric of the same name calls the same function of `scoring`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from rl4lms_like.rewards.base import BatchedRewardFunction
+
+
+class TextReward(BatchedRewardFunction):
+    """A terminal reward that scores finished responses, all of a batch in one call."""
+
+    terminal = True
+
+    @abstractmethod
+    def scores(
+        self,
+        prompt_texts: list[str],
+        gen_texts: list[str],
+        ref_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None],
+    ) -> Sequence[float]:
+        """One finite number for each of the `n` finished responses; all arguments have length `n`."""
+
+    def __call__(
+        self,
+        prompt_texts: list[str],
+        gen_texts: list[str],
+        ref_texts: list[list[str]],
+        dones: list[bool],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+    ) -> list[float]:
+        """The scores of finished responses, 0 for the others; unfinished ones are never scored."""
+        metas = meta_infos if meta_infos is not None else [None] * len(gen_texts)
+        finished = [index for index, done in enumerate(dones) if done]
+        rewards = [0.0] * len(gen_texts)
+        if finished:
+            parts = ([each[index] for index in finished] for each in (prompt_texts, gen_texts, ref_texts, metas))
+            scores = list(self.scores(*parts))
+            if len(scores) != len(finished):
+                raise ValueError(f"{type(self).__name__}: {len(scores)} scores for {len(finished)} texts")
+            for index, score in zip(finished, scores, strict=True):
+                rewards[index] = score
+        return rewards
