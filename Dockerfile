@@ -32,6 +32,19 @@ RUN make .venv/.torch TORCH_INDEX_URL="${TORCH_INDEX_URL}"
 COPY . .
 RUN make .venv/.installed
 
+# What rewards and metrics need beyond the core (`rl4lms-like list metrics` says which needs what), for instance
+#   --build-arg EXTRAS=lexical,semantic --build-arg NLTK_RESOURCES="punkt_tab wordnet" \
+#   --build-arg APT_PACKAGES=default-jre-headless
+ARG EXTRAS=""
+ARG NLTK_RESOURCES=""
+ARG APT_PACKAGES=""
+RUN [ -z "${APT_PACKAGES}" ] || { apt-get update && apt-get install -y --no-install-recommends ${APT_PACKAGES} \
+    && rm -rf /var/lib/apt/lists/*; }
+RUN [ -z "${EXTRAS}" ] || .venv/bin/python -m pip install -c constraints.txt -e ".[${EXTRAS}]"
+RUN [ -z "${NLTK_RESOURCES}" ] || { .venv/bin/python -m pip install -c constraints.txt nltk \
+    && .venv/bin/python -c "import nltk, sys; place = '/usr/local/share/nltk_data'; \
+        sys.exit(not all(nltk.download(name, download_dir=place) for name in sys.argv[1:]))" ${NLTK_RESOURCES}; }
+
 ENV PATH="/app/.venv/bin:${PATH}"
 ENTRYPOINT ["rl4lms-like"]
 CMD ["--help"]

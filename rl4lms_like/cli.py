@@ -24,7 +24,7 @@ EXIT_STATUS = (
     "Exit status: 0 done, 1 a run failed for the reason that is printed, "
     "2 mistakes in the config or the command line, 130 interrupted."
 )
-KINDS = ("data_pools", "rewards", "metrics", "policies", "algorithms")
+KINDS = ("data_pools", "rewards", "metrics", "post_processors", "policies", "algorithms")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ tiny_tokenizer     byte-level BPE of 320 tokens, pad 0, end 1
 tiny_gpt2_dir      a saved 2-layer GPT-2 and its tokenizer, as `from_pretrained` reads them
 tiny_t5_dir        the same for T5, whose tokenizer ends every text with the end token
 shared_dir         the folder with real models and data beside the checkout; the test skips where it is absent
+language_data      NLTK finds punkt_tab and WordNet; the test skips, with the reason, where one is absent
 """
 
 from __future__ import annotations
@@ -47,6 +48,26 @@ def shared_dir() -> Path:
     if not (folder / "spec").is_dir():
         pytest.skip(f"needs the real models and data of {folder.name!r} beside the checkout, which are not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def language_data(shared_dir: Path) -> Iterator[None]:
+    import nltk
+
+    from rl4lms_like.core.errors import MissingResourceError
+    from rl4lms_like.scoring import nltk_data
+
+    folder = str(shared_dir / "data" / "nltk_data")
+    known = os.environ.get("NLTK_DATA", "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nltk.data, "path", [folder, *nltk.data.path])
+        patch.setenv("NLTK_DATA", os.pathsep.join(filter(None, [folder, known])))  # for processes that tests start
+        try:
+            nltk_data.require_sentences("the test")
+            nltk_data.require_wordnet("the test")
+        except MissingResourceError as error:
+            pytest.skip(str(error))
+        yield
 
 
 @pytest.fixture(scope="session")

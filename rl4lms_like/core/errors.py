@@ -4,6 +4,7 @@ RL4LMsLikeError
 ├── ConfigError             mistakes in a config, all of them at once; exit status 2
 ├── MissingExtraError       an optional dependency is needed; names the extra to install
 ├── MissingResourceError    a word list, program or model file is needed; has the command, and the way without a network
+├── NotReadyError           several of a run's components lack something; all of it at once
 ├── ModelError              a model or tokenizer cannot be loaded or used
 │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
 └── ComponentError          a user's component failed; says which, chained from the original exception
@@ -15,7 +16,7 @@ RL4LMsLikeError
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -50,9 +51,10 @@ class MissingExtraError(RL4LMsLikeError, ImportError):
     """A component needs a package that the core installation does not bring."""
 
     def __init__(self, package: str, extra: str, needed_by: str) -> None:
-        super().__init__(f"{needed_by} needs the package {package!r}: pip install 'rl4lms_like[{extra}]'")
         self.package = package
         self.extra = extra
+        self.what = f"the package {package!r}: pip install 'rl4lms_like[{extra}]'"
+        super().__init__(f"{needed_by} needs {self.what}")
 
 
 class MissingResourceError(RL4LMsLikeError):
@@ -66,9 +68,31 @@ class MissingResourceError(RL4LMsLikeError):
     """
 
     def __init__(self, resource: str, *, needed_by: str, command: str, offline: str) -> None:
-        super().__init__(f"{needed_by} needs {resource}, which is not here: {command}. Without a network: {offline}")
         self.resource = resource
         self.command = command
+        self.what = f"{resource}, which is not here: {command}. Without a network: {offline}"
+        super().__init__(f"{needed_by} needs {self.what}")
+
+
+class NotReadyError(RL4LMsLikeError):
+    """Several components of a run cannot be built.
+
+    Args:
+        errors: where in the config -> why.
+    """
+
+    def __init__(self, errors: Mapping[str, RL4LMsLikeError]) -> None:
+        self.errors = dict(errors)
+        places: dict[str, list[str]] = {}
+        for path, error in self.errors.items():
+            missing = isinstance(error, MissingExtraError | MissingResourceError)
+            places.setdefault(f"needs {error.what}" if missing else str(error), []).append(path)  # type: ignore[attr-defined]
+        lines = [f"{len(self.errors)} components cannot be built:"]
+        lines += [f"  {', '.join(paths)}: {message}" for message, paths in places.items()]
+        extras = {error.extra for error in self.errors.values() if isinstance(error, MissingExtraError)}
+        if len(extras) > 1:
+            lines.append(f"  all packages at once: pip install 'rl4lms_like[{','.join(sorted(extras))}]'")
+        super().__init__("\n".join(lines))
 
 
 class ModelError(RL4LMsLikeError):

@@ -19,12 +19,15 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from rl4lms_like.core.errors import Mistake
 from rl4lms_like.core.wording import describe, help_of, shown
+
+Check: TypeAlias = Callable[[Any, Any, str], "tuple[Any, list[Mistake]] | None"]
+"""Asked first about a value, its type and its path: the answer of `check_value`, or None where it has none."""
 
 REQUIRED: Any = inspect.Parameter.empty
 """The default of an argument that has none."""
@@ -81,7 +84,12 @@ def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -
 
 
 def check_arguments(
-    target: Callable[..., Any], args: Mapping[str, Any], path: str, *, exclude: Collection[str] = ()
+    target: Callable[..., Any],
+    args: Mapping[str, Any],
+    path: str,
+    *,
+    exclude: Collection[str] = (),
+    first: Check | None = None,
 ) -> tuple[dict[str, Any], list[Mistake]]:
     """Holds `args` against the signature of `target`.
 
@@ -90,6 +98,7 @@ def check_arguments(
         args: what the config gives.
         path: where in the config, `reward_fn.args`; empty for the top level.
         exclude: parameters that the library fills in itself; a config must not.
+        first: is asked about each argument before its type is.
 
     Returns:
         The given arguments, coerced to their types (those at fault are left out), and the mistakes.
@@ -103,7 +112,8 @@ def check_arguments(
         if name in exclude:
             mistakes.append(Mistake(where, "is filled in by the library and cannot be set here"))
         elif name in known:
-            coerced, wrong = check_value(value, known[name].annotation, where)
+            answer = first(value, known[name].annotation, where) if first else None
+            coerced, wrong = answer or check_value(value, known[name].annotation, where)
             mistakes += wrong
             if not wrong:
                 bound[name] = coerced

@@ -13,6 +13,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
@@ -20,6 +21,13 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 _PLAIN = {bool: "true or false", str: "text", type(None): "null", dict: "a mapping", list: "a list", tuple: "a list"}
 _NUMBERS = {int: "a whole number", float: "a number"}
 _SECTION = re.compile(r"^(Args|Arguments|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes):\s*$")
+
+
+@dataclass(frozen=True)
+class InWords:
+    """What values an annotated type takes, where its constraints do not say: `Annotated[str, ..., InWords("...")]`."""
+
+    text: str
 
 
 def describe(annotation: Any) -> str:
@@ -110,6 +118,8 @@ def _constrained(base: Any, metadata: Iterable[Any]) -> str:
     text = describe(base)
     lower = upper = ""
     for rule in _flat(metadata):
+        if isinstance(rule, InWords):
+            return rule.text
         if isinstance(rule, Gt):
             lower = f"above {rule.gt:g}"
         elif isinstance(rule, Ge):

@@ -4,6 +4,8 @@ from rl4lms_like.core.registry import Entry, Registry
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 
+_HUB_OR_LOCAL_COPY = "extra 'data' and the hub, or a local copy in `data_dir`"
+
 DATA_POOLS = Registry(
     "data pool",
     group="rl4lms_like.data_pools",
@@ -19,6 +21,64 @@ DATA_POOLS = Registry(
             "rl4lms_like.data_pools.hf_dataset:HfDatasetPool",
             "columns of a `datasets` data set, local or from the hub",
             needs="extra 'data'",
+        ),
+        "imdb": Entry(
+            "rl4lms_like.data_pools.imdb:IMDB", "film reviews to be continued (IMDb)", needs=_HUB_OR_LOCAL_COPY
+        ),
+        "imdb_seq2seq": Entry(
+            "rl4lms_like.data_pools.imdb:IMDBForSeq2Seq",
+            "positive film reviews to learn from (IMDb)",
+            needs=_HUB_OR_LOCAL_COPY,
+        ),
+        "commongen": Entry(
+            "rl4lms_like.data_pools.common_gen:CommonGen",
+            "sentences that use a set of concepts (CommonGen)",
+            needs=_HUB_OR_LOCAL_COPY,
+        ),
+        "totto": Entry(
+            "rl4lms_like.data_pools.totto:ToTTo",
+            "sentences about the highlighted cells of a table (ToTTo)",
+            needs=_HUB_OR_LOCAL_COPY,
+        ),
+        "cnn_daily_mail": Entry(
+            "rl4lms_like.data_pools.cnn_daily_mail:CNNDailyMail",
+            "highlights of news articles (CNN / DailyMail)",
+            needs=f"{_HUB_OR_LOCAL_COPY}; with `truncate_article` extra 'lexical', NLTK's punkt_tab",
+        ),
+        "narrative_qa": Entry(
+            "rl4lms_like.data_pools.narrative_qa:NarrativeQA",
+            "questions about summaries of stories (NarrativeQA)",
+            needs="extra 'data' and UnifiedQA's storage, or a local copy in `data_dir`",
+        ),
+        "wmt16": Entry(
+            "rl4lms_like.data_pools.translation:WMT",
+            "translations of any language pair, of WMT by default",
+            needs=_HUB_OR_LOCAL_COPY,
+        ),
+        "wmt14_processed_en_de": Entry(
+            "rl4lms_like.data_pools.translation:WMT14PreprocessedEnDe",
+            "translations from English to German (WMT 14, preprocessed)",
+            needs=_HUB_OR_LOCAL_COPY,
+        ),
+        "wmt16newsonly": Entry(
+            "rl4lms_like.data_pools.translation:WMT16NewsOnlyDatasetEnDe",
+            "translations of news from English to German (News Commentary, WMT 16)",
+            needs=_HUB_OR_LOCAL_COPY,
+        ),
+        "iwslt2017en_de": Entry(
+            "rl4lms_like.data_pools.translation:IWSLT2017EnDe",
+            "translations of talks from English to German (IWSLT 2017)",
+            needs=_HUB_OR_LOCAL_COPY,
+        ),
+        "crd3": Entry(
+            "rl4lms_like.data_pools.crd3:CRD3DialogueGeneration",
+            "next turns of recorded games (CRD3)",
+            needs="extra 'data' and GitHub, or a local copy in `data_dir`",
+        ),
+        "daily_dialog": Entry(
+            "rl4lms_like.data_pools.daily_dialog:DailyDialog",
+            "next utterances of dialogues (DailyDialog)",
+            needs=_HUB_OR_LOCAL_COPY,
         ),
     },
     signature_of=lambda pool: pool.prepare,

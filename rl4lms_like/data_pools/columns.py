@@ -59,16 +59,31 @@ class ColumnMap:
         Raises:
             DataPoolError: a column is missing or does not hold text.
         """
-        prompt = _cell(row, self.prompt_column, where)
-        if not isinstance(prompt, str):
-            raise DataPoolError(f"{where}, column {self.prompt_column!r}: expected text, got {prompt!r}")
-        references = [text for name in self.reference_columns for text in _texts(row, name, where)]
-        meta_data = {name: _cell(row, name, where) for name in self.meta_columns} or None
+        prompt = text_cell(row, self.prompt_column, where)
+        references = [text for name in self.reference_columns for text in texts_cell(row, name, where)]
+        meta_data = {name: cell(row, name, where) for name in self.meta_columns} or None
         return Sample(id, f"{self.prompt_prefix}{prompt}{self.prompt_suffix}", references, meta_data)
 
 
-def _texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
-    value = _cell(row, name, where)
+def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
+    """The text in a column.
+
+    Raises:
+        DataPoolError: there is no such column, or it does not hold text.
+    """
+    value = cell(row, name, where)
+    if not isinstance(value, str):
+        raise DataPoolError(f"{where}, column {name!r}: expected text, got {value!r}")
+    return value
+
+
+def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
+    """The texts in a column: a list of texts, one text, or none (null).
+
+    Raises:
+        DataPoolError: there is no such column, or it holds something else.
+    """
+    value = cell(row, name, where)
     if value is None:
         return []
     texts = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -77,7 +92,12 @@ def _texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
     return texts
 
 
-def _cell(row: Mapping[str, Any], name: str, where: str) -> Any:
+def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
+    """What a column holds; `a.b` reaches into nested values.
+
+    Raises:
+        DataPoolError: there is no such column; the message names the nearest.
+    """
     if name in row:
         return row[name]
     value: Any = row

@@ -5,22 +5,15 @@ Both pools take the same arguments; see `columns` for what becomes of a row and 
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import ColumnMap
-from rl4lms_like.data_pools.splits import file_of, not_empty, open_text, rows_of_split
-
-_NumberedRow: TypeAlias = "tuple[int, Mapping[str, Any]]"
-"""Line number, from 1, and row."""
+from rl4lms_like.data_pools.splits import file_of, not_empty, rows_of_split
+from rl4lms_like.data_pools.tables import LocatedRow, csv_rows, json_line_rows
 
 
 class JsonlPool(TextGenPool):
@@ -62,7 +55,7 @@ class JsonlPool(TextGenPool):
         columns = ColumnMap.of(prompt_column, reference_column, meta_columns, prompt_prefix, prompt_suffix)
         file, owned = file_of(split, path, data_files)
         rows = rows_of_split(
-            _read(file, _json_rows), split, owned=owned, split_ratios=split_ratios, seed=seed, max_size=max_size
+            json_line_rows(file), split, owned=owned, split_ratios=split_ratios, seed=seed, max_size=max_size
         )
         return cls(_samples(rows, columns, split, file))
 
@@ -107,9 +100,8 @@ class CsvPool(TextGenPool):
         """
         columns = ColumnMap.of(prompt_column, reference_column, meta_columns, prompt_prefix, prompt_suffix)
         file, owned = file_of(split, path, data_files)
-        separator = delimiter or ("\t" if ".tsv" in file.suffixes else ",")
         rows = rows_of_split(
-            _read(file, partial(_csv_rows, delimiter=separator)),
+            csv_rows(file, delimiter),
             split,
             owned=owned,
             split_ratios=split_ratios,
@@ -119,38 +111,6 @@ class CsvPool(TextGenPool):
         return cls(_samples(rows, columns, split, file))
 
 
-def _samples(rows: Iterator[tuple[int, _NumberedRow]], columns: ColumnMap, split: str, file: Path) -> list[Sample]:
-    samples = [columns.sample(row, f"{split}_{index}", f"{file}, line {line}") for index, (line, row) in rows]
+def _samples(rows: Iterator[tuple[int, LocatedRow]], columns: ColumnMap, split: str, file: Path) -> list[Sample]:
+    samples = [columns.sample(row, f"{split}_{index}", where) for index, (where, row) in rows]
     return not_empty(samples, split, str(file))
-
-
-def _read(file: Path, parse: Callable[[Iterator[str], Path], Iterator[_NumberedRow]]) -> Iterator[_NumberedRow]:
-    with open_text(file) as lines:
-        yield from parse(lines, file)
-
-
-def _json_rows(lines: Iterator[str], file: Path) -> Iterator[_NumberedRow]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.rstrip())
-        except json.JSONDecodeError as error:
-            raise DataPoolError(f"{file}, line {number}, character {error.colno}: not JSON: {error.msg}") from error
-        if not isinstance(row, dict):
-            raise DataPoolError(f"{file}, line {number}: expected a JSON object, got {line.strip()[:60]}")
-        yield number, row
-
-
-def _csv_rows(lines: Iterator[str], file: Path, delimiter: str) -> Iterator[_NumberedRow]:
-    table = csv.reader(lines, delimiter=delimiter, strict=True)
-    try:
-        header = next(table, [])
-        for values in table:
-            if values and len(values) != len(header):
-                counts = f"{len(values)} values for {len(header)} columns"
-                raise DataPoolError(f"{file}, line {table.line_num}: {counts} ({', '.join(header)})")
-            if values:
-                yield table.line_num, dict(zip(header, values, strict=True))
-    except csv.Error as error:
-        raise DataPoolError(f"{file}, line {table.line_num}: not CSV: {error}") from error

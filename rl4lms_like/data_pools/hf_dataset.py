@@ -15,9 +15,10 @@ from rl4lms_like.core.errors import DataPoolError, import_extra
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import ColumnMap
-from rl4lms_like.data_pools.splits import not_empty, share_of
+from rl4lms_like.data_pools.hub import as_tables, saved_tables
+from rl4lms_like.data_pools.splits import USUAL_NAMES, not_empty, share_of
 
-_USUAL_NAMES = {"train": ("train",), "val": ("val", "validation", "valid", "dev"), "test": ("test",)}
+_NEEDED_BY = "the data pool 'hf_dataset'"
 
 
 class HfDatasetPool(TextGenPool):
@@ -74,15 +75,16 @@ class HfDatasetPool(TextGenPool):
         return cls(not_empty(samples, split, where))
 
 
-def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> dict[str, Any]:
+def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:
     """Split name -> table."""
-    datasets = import_extra("datasets", extra="data", needed_by="the data pool 'hf_dataset'")
-    saved = any((Path(path) / marker).is_file() for marker in ("dataset_dict.json", "state.json"))
+    datasets = import_extra("datasets", extra="data", needed_by=_NEEDED_BY)
+    saved = saved_tables(Path(path), _NEEDED_BY)
+    if saved is not None:
+        return saved
     try:
-        loaded = datasets.load_from_disk(path) if saved else datasets.load_dataset(path, name, data_files=data_files)
+        return as_tables(datasets.load_dataset(path, name, data_files=data_files))
     except Exception as error:
         raise DataPoolError(f"cannot load the data set {path!r}: {type(error).__name__}: {error}") from error
-    return dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
 
 
 def _split_of(
@@ -91,7 +93,7 @@ def _split_of(
     """The data set's name for a split, and whether the split owns it; an only split belongs to all three."""
     if len(tables) == 1 and not split_names:
         return next(iter(tables)), False
-    wanted = [split_names[split]] if split_names and split in split_names else list(_USUAL_NAMES.get(split, (split,)))
+    wanted = [split_names[split]] if split_names and split in split_names else list(USUAL_NAMES.get(split, (split,)))
     for name in wanted:
         if name in tables:
             return name, True

@@ -20,6 +20,9 @@ from rl4lms_like.core.errors import DataPoolError
 
 SPLITS = ("train", "val", "test")
 
+USUAL_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev"), "test": ("test",)}
+"""What data sets call the splits."""
+
 T = TypeVar("T")
 
 
@@ -74,6 +77,15 @@ def rows_of_split(
     return ((row, everything[row]) for row in chosen)
 
 
+def names_of(split: str) -> tuple[str, ...]:
+    """What data sets call a split.
+
+    Raises:
+        DataPoolError: unknown split.
+    """
+    return USUAL_NAMES[SPLITS[_position(split)]]
+
+
 def not_empty(samples: list[T], split: str, source: str) -> list[T]:
     """The samples, if there are any.
 
@@ -86,14 +98,18 @@ def not_empty(samples: list[T], split: str, source: str) -> list[T]:
 
 
 @contextmanager
-def open_text(file: Path) -> Iterator[TextIO]:
+def open_text(file: Path, newline: str = "") -> Iterator[TextIO]:
     """A UTF-8 text file, also one packed by gzip, for as long as the context lasts.
+
+    Args:
+        file: its path.
+        newline: what ends a line, as for Python's `open`; default: any of the usual, left as it is.
 
     Raises:
         DataPoolError: it cannot be opened, unpacked or decoded.
     """
     try:
-        with _opened(file) as lines:
+        with _opened(file, newline) as lines:
             yield lines
     except OSError as error:
         raise DataPoolError(f"cannot read {file}: {error.strerror or error}") from error
@@ -101,10 +117,10 @@ def open_text(file: Path) -> Iterator[TextIO]:
         raise DataPoolError(f"cannot read {file}: {error}") from error
 
 
-def _opened(file: Path) -> TextIO:
+def _opened(file: Path, newline: str) -> TextIO:
     if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-    return file.open(encoding="utf-8-sig", newline="")
+        return gzip.open(file, "rt", encoding="utf-8-sig", newline=newline)
+    return file.open(encoding="utf-8-sig", newline=newline)
 
 
 def _position(split: str) -> int:

@@ -22,13 +22,16 @@ from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.sampler import PrioritySampler
 from rl4lms_like.envs.registration import register_envs
-from rl4lms_like.rewards.call import AnyReward, score_transition
+from rl4lms_like.rewards.call import AnyReward, score_transition_in_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NO_LIMIT = 1_000_000
 """Tokenizers without a length limit report about 1e30 tokens; nothing real reports more than this."""
+
+REWARD_PARTS = "reward_parts"
+"""Key of `info`: what each part of a combined reward adds to the reward of the step."""
 
 _CACHED_PROMPTS = 16_384
 """Prompts whose ids are kept; 67 MB if each has 512 tokens."""
@@ -147,8 +150,11 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         terminated = self.terminate_on_eos and token in self.eos_token_ids
         truncated = current.n_actions == self.max_episode_length and not terminated
         self._observation, self._over = current, terminated or truncated
-        reward = score_transition(self.reward_function, previous, token, current, self._over)
-        return current.to_dict(), reward, terminated, truncated, _info(previous, current)
+        reward, parts = score_transition_in_parts(self.reward_function, previous, token, current, self._over)
+        info = _info(previous, current)
+        if parts:
+            info[REWARD_PARTS] = parts
+        return current.to_dict(), reward, terminated, truncated, info
 
     def leave(self) -> None:
         """Ends the episode from outside: it was played elsewhere, `reset` starts the next."""

@@ -13,9 +13,16 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.envs.env import REWARD_PARTS
+from rl4lms_like.rewards.call import TokenRewards
 
 
 def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> np.ndarray:
+    """Task rewards `[n_tokens]` float32 of whole responses; see `step_through`."""
+    return step_through(vec_env, episodes).total
+
+
+def step_through(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
     """Task rewards of whole responses to the current prompts of `DummyVecEnv` or `SubprocVecEnv` of `TextGenEnv`.
 
     The environments restart on their own when they are done, so call `reset` before the next episodes.
@@ -25,7 +32,7 @@ def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> np.ndarray:
         episodes: one for each environment, in their order.
 
     Returns:
-        Flat `[n_tokens]` float32.
+        Flat `[n_tokens]` float32, and what each part of a combined reward adds to them, from the steps' `info`.
 
     Raises:
         ValueError: an episode does not end where its environment does: stepping pays no reward for the end of an
@@ -40,12 +47,16 @@ def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> np.ndarray:
     end_tokens = vec_env.get_attr("eos_token_ids", indices=[0])[0]
     idle = next(token for token in count() if token not in end_tokens)
     rewards = np.zeros(lengths.sum(), dtype=np.float32)
+    parts: dict[str, np.ndarray] = {}
     for step in range(lengths.max()):
         running = step < lengths
-        _, paid, dones, _ = vec_env.step(np.where(running, responses[:, step], idle))
+        _, paid, dones, infos = vec_env.step(np.where(running, responses[:, step], idle))
         rewards[first_tokens[running] + step] = paid[running]
+        for episode in np.flatnonzero(running):
+            for name, value in infos[episode].get(REWARD_PARTS, {}).items():
+                parts.setdefault(name, np.zeros(len(rewards)))[first_tokens[episode] + step] = value
         _check_ends(running, lengths == step + 1, dones, step + 1)
-    return rewards
+    return TokenRewards(rewards, parts)
 
 
 def _check_ends(running: np.ndarray, last: np.ndarray, dones: np.ndarray, n_actions: int) -> None:

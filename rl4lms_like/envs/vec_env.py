@@ -19,7 +19,7 @@ from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.workers import RewardWorkers
-from rl4lms_like.rewards.call import AnyReward, score_episodes
+from rl4lms_like.rewards.call import AnyReward, score_episodes_in_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +42,10 @@ class TextVecEnv(DummyVecEnv):
         vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
         eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
         reward_workers: processes that score played episodes; 0 scores them in this one.
+
+    Attributes:
+        reward_parts: name -> what that part of a combined reward added to the rewards that `play` returned last, flat
+            `[n_tokens]`; empty where the reward has no parts.
 
     Raises:
         ConfigError: an argument is needed that has no usable default.
@@ -82,6 +86,7 @@ class TextVecEnv(DummyVecEnv):
         )
         super().__init__([first.sibling] * n_envs)
         self._workers = RewardWorkers(reward_function, first.layout, reward_workers) if reward_workers else None
+        self.reward_parts: dict[str, np.ndarray] = {}
 
     @property
     def layout(self) -> TextLayout:
@@ -119,8 +124,11 @@ class TextVecEnv(DummyVecEnv):
         for env in self.envs:
             env.leave()
         if self._workers is not None:
-            return self._workers.score(finished)
-        return score_episodes(self.envs[0].reward_function, finished)
+            paid = self._workers.score(finished)
+        else:
+            paid = score_episodes_in_parts(self.envs[0].reward_function, finished)
+        self.reward_parts = paid.parts
+        return paid.total
 
     def _finished(self, episodes: EpisodeBatch) -> list[Observation]:
         """The last observation of each episode; responses are rows of one array."""

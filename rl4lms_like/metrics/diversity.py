@@ -5,8 +5,36 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
 from rl4lms_like.scoring.diversity import distinct_n, top_sentence_share, unique_share
+from rl4lms_like.scoring.ngram_statistics import diversity
+from rl4lms_like.scoring.nltk_data import require_sentences
+
+
+class DiversityMetrics(BaseMetric):
+    """GEM-metrics' statistics of words: type-token ratios, lengths, distinct n-grams, entropies.
+
+    Args:
+        window_size: of the mean segmental type-token ratio `msttr-<window_size>`, in tokens.
+    """
+
+    def __init__(self, window_size: Count = 100) -> None:
+        require_sentences("the metric 'diversity'")
+        self.window_size = window_size
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """`diversity_metrics/` + GEM-metrics' names."""
+        statistics = diversity(generated_texts, self.window_size)
+        return {f"diversity_metrics/{name}": (None, value) for name, value in statistics.items()}
 
 
 class DistinctN(BaseMetric):

@@ -1,15 +1,23 @@
-"""Fluency of responses as a frozen language model sees it, usually the one that training started from."""
+"""Perplexities: of the responses under a frozen model, and of the references under the model that is trained.
+
+reference_perplexity   is what was written fluent, as the model sees it that training started from, say?
+causal_perplexity      can the trained model still read what people wrote? RL4LMs'; it does not see the responses
+"""
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+from rl4lms_like.core.devices import Device
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.scoring.perplexity import response_surprisals
+from rl4lms_like.scoring.frozen import FrozenModel, n_positions
+from rl4lms_like.scoring.perplexity import perplexity, response_surprisals, strided_perplexity
+
+_LONGEST_WINDOW = 2048
 
 
 class ReferencePerplexity(BaseMetric):
@@ -23,10 +31,9 @@ class ReferencePerplexity(BaseMetric):
         device: `auto` (a GPU if there is one), `cpu`, `cuda` ...
     """
 
-    def __init__(self, model_name: str, batch_size: Count = 32, device: str = "auto") -> None:
-        self.model_name = model_name
+    def __init__(self, model_name: str, batch_size: Count = 32, device: Device = "auto") -> None:
         self.batch_size = batch_size
-        self.device = device
+        self.reference = FrozenModel(model_name, "AutoModelForCausalLM", role="reference model", device=device)
 
     def compute(
         self,
@@ -41,31 +48,85 @@ class ReferencePerplexity(BaseMetric):
 
         A text without tokens has the score NaN and does not count.
         """
-        reference, tokenizer = self._loaded
         surprisals = response_surprisals(
-            reference, tokenizer, prompt_texts, generated_texts, batch_size=self.batch_size
+            self.reference.model, self.reference.tokenizer, prompt_texts, generated_texts, batch_size=self.batch_size
         )
-        scores = [_perplexity(total, n_tokens) for total, n_tokens in surprisals]
-        overall = _perplexity(sum(total for total, _ in surprisals), sum(n_tokens for _, n_tokens in surprisals))
+        scores = [perplexity(total, n_tokens) for total, n_tokens in surprisals]
+        overall = perplexity(sum(total for total, _ in surprisals), sum(n_tokens for _, n_tokens in surprisals))
         return {"fluency_metrics/reference_perplexity": (scores, overall)}
 
+
+class Perplexity(BaseMetric):
+    """Perplexity of the references under the model that is evaluated, in windows; it does not see the responses.
+
+    It rises where training makes the model forget how people write. RL4LMs' `causal_perplexity`, by transformers'
+    published recipe: all references, with an empty line between them, are one text.
+
+    Args:
+        stride: tokens that are counted at a time, after as many as fit before them; at most a window.
+        tokenizer_id: hub id or local folder of the tokenizer, that of the model.
+        model_type: only decoder-only models have it.
+        use_text_from_meta_data: read `meta_data["reference"]` instead of the references.
+        max_length: tokens of a window; default: the positions of the model, 2048 at most.
+    """
+
+    def __init__(
+        self,
+        stride: Count,
+        tokenizer_id: str,
+        model_type: Literal["causal"] = "causal",
+        use_text_from_meta_data: bool = False,
+        max_length: Count | None = None,
+    ) -> None:
+        require_folder("tokenizer of causal_perplexity", tokenizer_id)
+        self.stride = stride
+        self.tokenizer_id = tokenizer_id
+        self.model_type = model_type
+        self.use_text_from_meta_data = use_text_from_meta_data
+        self.max_length = max_length
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """`fluency_metrics/perplexity`: of the split as a whole; nothing for the split `train`, NaN without references.
+
+        Raises:
+            ValueError: there is no model, it is not decoder-only, or does not know the tokenizer's tokens.
+        """
+        if split_name == "train":
+            return {}
+        if model is None:
+            raise ValueError("causal_perplexity is of the model, and none was given")
+        if model.config.is_encoder_decoder:
+            raise ValueError(f"causal_perplexity is of decoder-only models, not of {type(model).__name__}")
+        texts = self._texts(reference_texts, meta_infos)
+        ids = self._tokenizer("\n\n".join(texts), verbose=False)["input_ids"] if texts else []
+        n_known = model.get_input_embeddings().num_embeddings
+        if ids and max(ids) >= n_known:
+            raise ValueError(f"the tokenizer {self.tokenizer_id!r} has more tokens than the {n_known} of the model")
+        window = self.max_length or min(n_positions(model) or _LONGEST_WINDOW, _LONGEST_WINDOW)
+        result = strided_perplexity(model, ids, stride=self.stride, window=window)
+        return {"fluency_metrics/perplexity": (None, result)}
+
+    def _texts(self, reference_texts: list[list[str]], meta_infos: list[dict[str, Any] | None] | None) -> list[str]:
+        if not self.use_text_from_meta_data:
+            return [text for references in reference_texts for text in references]
+        texts = [(meta or {}).get("reference") for meta in meta_infos or [None] * len(reference_texts)]
+        if any(not isinstance(text, str) for text in texts):
+            raise ValueError("a sample's meta_data has no text `reference`, which use_text_from_meta_data asks for")
+        return [str(text) for text in texts]
+
     @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.model_name)
-            model: Any = AutoModelForCausalLM.from_pretrained(self.model_name, dtype=torch.float32)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"cannot load the reference model {self.model_name!r}: {error}") from error
-        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        return model.to(chosen).eval().requires_grad_(False), tokenizer
-
-
-def _perplexity(total: float, n_tokens: int) -> float:
-    """`exp` of the mean; infinite where that is beyond a float, NaN for no tokens."""
-    if not n_tokens:
-        return math.nan
-    mean = total / n_tokens
-    return math.exp(mean) if mean < 700 else math.inf
+            return AutoTokenizer.from_pretrained(place_of(self.tokenizer_id))
+        except Exception as error:
+            raise ModelError(cannot_load("tokenizer of causal_perplexity", self.tokenizer_id, error)) from error

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.model_names import cannot_load, place_of
 from rl4lms_like.policies.lora import merge_adapter_folder
 
 
@@ -48,7 +49,7 @@ def load_tokenizer(
             trust_remote_code=trust_remote_code,
         )
     except Exception as error:
-        raise ModelError(_cannot_load("tokenizer", model_name, error)) from error
+        raise ModelError(cannot_load("tokenizer", model_name, error)) from error
     if tokenizer.pad_token is None and pad_token_as_eos_token:
         if tokenizer.eos_token is None:
             raise ModelError(f"the tokenizer of {model_name!r} has neither a pad token nor an end-of-text token")
@@ -77,7 +78,7 @@ def load_model(
         ModelError: it cannot be loaded.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
-    model_name = _place(model_name)
+    model_name = place_of(model_name)
     base = adapter_base(model_name)
     if base is not None:
         model, rates = load_model(
@@ -99,7 +100,7 @@ def load_model(
             model_name, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
         )
     except Exception as error:
-        raise ModelError(_cannot_load("model", model_name, error)) from error
+        raise ModelError(cannot_load("model", model_name, error)) from error
     return model, rates
 
 
@@ -114,7 +115,7 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
         ModelError: its base is not named, or a folder that is not there.
     """
     try:
-        file = find_adapter_config_file(_place(model_name), local_files_only=local_files_only)
+        file = find_adapter_config_file(place_of(model_name), local_files_only=local_files_only)
     except (OSError, ValueError):  # no name of anything: loading it says so
         return None
     if file is None:
@@ -136,7 +137,7 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
 def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
     """Where a model's config and whole weights lie: the model itself, or what its adapters were trained on."""
     base = adapter_base(model_name, local_files_only=local_files_only)
-    return _place(model_name) if base is None else whole_checkpoint(base, local_files_only=local_files_only)
+    return place_of(model_name) if base is None else whole_checkpoint(base, local_files_only=local_files_only)
 
 
 def load_model_config(model_name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -184,27 +185,9 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def _place(model_name: str) -> str:
-    """A name as transformers takes it: a folder below `~` by its path."""
-    return str(Path(model_name).expanduser()) if model_name.startswith("~") else model_name
-
-
 def _tokenizer_place(model_name: str) -> str:
-    model_name = _place(model_name)
+    model_name = place_of(model_name)
     if (Path(model_name) / "tokenizer_config.json").is_file():
         return model_name
     base = adapter_base(model_name)
     return model_name if base is None else _tokenizer_place(base)
-
-
-def _cannot_load(what: str, model_name: str, error: Exception) -> str:
-    place = Path(model_name).expanduser()
-    if place.is_dir():
-        found = ", ".join(sorted(path.name for path in place.iterdir())[:8]) or "nothing"
-        hint = f"the folder holds: {found}"
-    elif place.is_absolute() or model_name.startswith((".", "~")):
-        hint = "there is no such folder"
-    else:
-        hint = "neither a local folder nor a model that the hub or its cache could give"
-    reason = (str(error).strip().splitlines() or [""])[0]
-    return f"cannot load the {what} {model_name!r} ({hint}): {type(error).__name__}: {reason}"

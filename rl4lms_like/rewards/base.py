@@ -2,14 +2,18 @@
 
 RewardFunction          one token at a time: two observations and an action in, one number out
 BatchedRewardFunction   a list of texts in, a list of numbers out
+RewardOfParts           others, weighted and added (`combine.CombinedReward`)
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias
 
+from rl4lms_like.core.nested import Inline
+from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.observation import Observation
 
 
@@ -65,3 +69,37 @@ class BatchedRewardFunction(ABC):
         meta_infos: list[dict[str, Any] | None] | None = None,
     ) -> Sequence[float]:
         """One finite number for each of the `n` entries; all arguments have length `n`."""
+
+
+AnyReward: TypeAlias = RewardFunction | BatchedRewardFunction
+"""Either kind. A constructor's parameter of this type takes `{id, args}` in a config, and gets the object."""
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One part of a reward that is made of others; in a config `{id, args, weight, name}`.
+
+    Args:
+        reward: the object.
+        weight: what its values are multiplied with.
+        name: what its share is logged as; default: the id in a config, the class's name in Python.
+    """
+
+    reward: Annotated[AnyReward, Inline("name")]
+    weight: Finite = 1.0
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What the part is called."""
+        return self.name or type(self.reward).__name__
+
+
+class RewardOfParts(RewardFunction):
+    """A reward whose value is the weighted sum of others'; `call` asks each of them in the way that it works best.
+
+    Attributes:
+        parts: what is added, in this order.
+    """
+
+    parts: tuple[RewardPart, ...]

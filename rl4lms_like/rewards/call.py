@@ -2,26 +2,47 @@
 
     score_transition   one token                            what `TextGenEnv.step` pays
     score_episodes     all tokens of finished episodes       what `TextVecEnv.play` pays; the same numbers
+    ..._in_parts       both, with what each part of a `RewardOfParts` adds to them
 
 A failure is attributed to the reward's class and the sample, and raised; nothing is put in its place. Rewards that
-promise to be `terminal` are called for last tokens only.
+promise to be `terminal` are called for last tokens only. Sums are made in float64, part after part, in both forms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
-from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
+from rl4lms_like.rewards import base
+from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardOfParts
 
-AnyReward: TypeAlias = "RewardFunction | BatchedRewardFunction"
+AnyReward: TypeAlias = base.AnyReward
 
 _LARGEST = float(np.finfo(np.float32).max)
 _EXCERPT = 60
+
+
+class TransitionRewards(NamedTuple):
+    """The reward of one token, and what each part adds to it; no parts where the reward has none."""
+
+    total: float
+    parts: dict[str, float]
+
+
+class TokenRewards(NamedTuple):
+    """Rewards of all tokens of some episodes.
+
+    Attributes:
+        total: flat `[n_tokens]` float32.
+        parts: name -> what that part adds to `total`, flat `[n_tokens]` float64; empty where the reward has no parts.
+    """
+
+    total: np.ndarray
+    parts: dict[str, np.ndarray]
 
 
 def score_transition(
@@ -32,11 +53,27 @@ def score_transition(
     Raises:
         RewardError: the reward failed, or did not return one finite number.
     """
-    if is_terminal(reward_fn) and not done:
-        return 0.0
-    if isinstance(reward_fn, BatchedRewardFunction):
-        return _scores_of_batch(reward_fn, [current], [done])[0]
-    return _score_of_token(reward_fn, previous, action, current, done)
+    return score_transition_in_parts(reward_fn, previous, action, current, done).total
+
+
+def score_transition_in_parts(
+    reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
+) -> TransitionRewards:
+    """The reward of one token, and what each part adds to it.
+
+    Raises:
+        RewardError: as `score_transition`; of parts it says which.
+    """
+    if not isinstance(reward_fn, RewardOfParts):
+        return TransitionRewards(_score_of_transition(reward_fn, previous, action, current, done), {})
+    parts: dict[str, float] = {}
+    for leaf in leaves(reward_fn):
+        with _Attributed(leaf.name):
+            paid = leaf.weight * _score_of_transition(leaf.reward, previous, action, current, done)
+        parts[leaf.name] = parts.get(leaf.name, 0.0) + paid
+    total = sum(parts.values())
+    _check_total(np.asarray([total]), reward_fn)
+    return TransitionRewards(total, parts)
 
 
 def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
@@ -52,9 +89,87 @@ def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.
     Raises:
         RewardError: the reward failed, or did not return one finite number for each request.
     """
+    return score_episodes_in_parts(reward_fn, episodes).total
+
+
+def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation]) -> TokenRewards:
+    """The rewards of all tokens of finished episodes, and what each part adds to them.
+
+    Raises:
+        RewardError: as `score_episodes`; of parts it says which.
+    """
+    if not isinstance(reward_fn, RewardOfParts):
+        return TokenRewards(_scores_of_episodes(reward_fn, episodes).astype(np.float32), {})
+    parts: dict[str, np.ndarray] = {}
+    for leaf in leaves(reward_fn):
+        with _Attributed(leaf.name):
+            paid = leaf.weight * _scores_of_episodes(leaf.reward, episodes)
+        parts[leaf.name] = parts.get(leaf.name, 0.0) + paid
+    total = np.asarray(sum(parts.values()))
+    _check_total(total, reward_fn)
+    return TokenRewards(total.astype(np.float32), parts)
+
+
+class Leaf(NamedTuple):
+    """A reward that has no parts itself, with its weight in the whole and the names that lead to it."""
+
+    name: str
+    weight: float
+    reward: AnyReward
+
+
+def leaves(reward_fn: RewardOfParts) -> Iterator[Leaf]:
+    """The parts of a reward; of parts that have parts, theirs, as `outer/inner`."""
+    for part in reward_fn.parts:
+        if isinstance(part.reward, RewardOfParts):
+            for leaf in leaves(part.reward):
+                yield Leaf(f"{part.label}/{leaf.name}", part.weight * leaf.weight, leaf.reward)
+        else:
+            yield Leaf(part.label, part.weight, part.reward)
+
+
+def is_batched(reward_fn: AnyReward) -> bool:
+    """Whether the reward, or a part of it, scores many texts in one call."""
+    if isinstance(reward_fn, RewardOfParts):
+        return any(is_batched(part.reward) for part in reward_fn.parts)
+    return isinstance(reward_fn, BatchedRewardFunction)
+
+
+class _Attributed:
+    """Says which part of a reward an error comes from."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, RewardError):
+            raise RewardError(f"part {self.part!r}: {error}") from error
+
+
+def _check_total(totals: np.ndarray, reward_fn: RewardOfParts) -> None:
+    if not bool((np.abs(totals) <= _LARGEST).all()):
+        culprit = totals[~(np.abs(totals) <= _LARGEST)][0]
+        raise RewardError(f"the parts of {_name(reward_fn)} add up to {culprit:g}; expected one finite number")
+
+
+def _score_of_transition(
+    reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
+) -> float:
+    if is_terminal(reward_fn) and not done:
+        return 0.0
+    if isinstance(reward_fn, BatchedRewardFunction):
+        return _scores_of_batch(reward_fn, [current], [done])[0]
+    return _score_of_token(reward_fn, previous, action, current, done)
+
+
+def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
+    """Flat `[n_tokens]` float64."""
     lengths = [episode.n_actions for episode in episodes]
     if isinstance(reward_fn, BatchedRewardFunction):
-        rewards = np.zeros(sum(lengths), dtype=np.float32)
+        rewards = np.zeros(sum(lengths))
         if is_terminal(reward_fn):
             last_tokens = np.cumsum(lengths) - 1
             rewards[last_tokens] = _scores_of_batch(reward_fn, episodes, [True] * len(episodes))
@@ -65,8 +180,7 @@ def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.
         return rewards
     if is_terminal(reward_fn):
         return _last_tokens_only(reward_fn, episodes, lengths)
-    paid = [score for episode in episodes for score in _scores_of_episode(reward_fn, episode)]
-    return np.asarray(paid, dtype=np.float32)
+    return np.asarray([score for episode in episodes for score in _scores_of_episode(reward_fn, episode)])
 
 
 def is_terminal(reward_fn: AnyReward) -> bool:
@@ -75,7 +189,7 @@ def is_terminal(reward_fn: AnyReward) -> bool:
 
 
 def _last_tokens_only(reward_fn: RewardFunction, episodes: Sequence[Observation], lengths: list[int]) -> np.ndarray:
-    rewards = np.zeros(sum(lengths), dtype=np.float32)
+    rewards = np.zeros(sum(lengths))
     end = 0
     for episode, length in zip(episodes, lengths, strict=True):
         end += length
@@ -123,7 +237,7 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
         )
     except Exception as error:
         raise RewardError(f"{_name(reward_fn)} failed on {batch}: {type(error).__name__}: {error}") from error
-    values = _as_list(scores)
+    values = as_list(scores)
     if values is None:
         raise RewardError(f"{_name(reward_fn)} returned {scores!r} for {batch}; expected {len(states)} numbers")
     if len(values) != len(states):
@@ -138,10 +252,10 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
     return numbers  # type: ignore[return-value]
 
 
-def _as_list(scores: Any) -> list[Any] | None:
+def as_list(scores: Any) -> list[Any] | None:
     """A list of what a batched reward returned: a sequence, an array or a tensor; None for anything else."""
     values = scores.tolist() if hasattr(scores, "tolist") else scores
-    if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__len__"):
+    if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(values, "__len__"):
         return None
     return list(values)
 

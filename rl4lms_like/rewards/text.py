@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl4lms_like.rewards.base import BatchedRewardFunction
+from rl4lms_like.rewards.call import as_list
 
 
 class TextReward(BatchedRewardFunction):
@@ -43,10 +44,17 @@ class TextReward(BatchedRewardFunction):
         finished = [index for index, done in enumerate(dones) if done]
         rewards = [0.0] * len(gen_texts)
         if finished:
-            parts = ([each[index] for index in finished] for each in (prompt_texts, gen_texts, ref_texts, metas))
-            scores = list(self.scores(*parts))
+            found = self.scores(
+                [prompt_texts[index] for index in finished],
+                [gen_texts[index] for index in finished],
+                [ref_texts[index] for index in finished],
+                [metas[index] for index in finished],
+            )
+            scores = as_list(found)
+            if scores is None:
+                raise ValueError(f"expected a list of {len(finished)} scores, got {found!r:.60}")
             if len(scores) != len(finished):
-                raise ValueError(f"{type(self).__name__}: {len(scores)} scores for {len(finished)} texts")
+                raise ValueError(f"{len(scores)} scores for {len(finished)} texts")
             for index, score in zip(finished, scores, strict=True):
                 rewards[index] = score
         return rewards

@@ -10,7 +10,8 @@ buffer.add(shape(rewards, scores))          KL penalty and normalisation, then a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +23,9 @@ from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_masks import n_allowed
-from rl4lms_like.envs.stepping import play_by_stepping
+from rl4lms_like.envs.stepping import step_through
 from rl4lms_like.policies.base import EpisodeScores, LMActorCriticPolicy
+from rl4lms_like.rewards.call import TokenRewards
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
 
@@ -32,11 +34,12 @@ EQUAL = 1e-5
 
 
 class ScoredEpisodes(NamedTuple):
-    """One generation batch: episodes, their task rewards `[n_tokens]` and their scores."""
+    """One generation batch: episodes, their task rewards `[n_tokens]`, their scores, and the parts of the rewards."""
 
     episodes: EpisodeBatch
     rewards: Tensor
     scores: EpisodeScores
+    reward_parts: Mapping[str, Tensor] = MappingProxyType({})
 
     def infos(self) -> list[dict[str, float]]:
         """Total task reward `r` and length `l` of each episode, as Stable-Baselines3's `Monitor` gives them."""
@@ -127,13 +130,21 @@ class RolloutCollector:
             seed=self.seeds.next(),
         )
         generated = time.perf_counter()
-        rewards = self.env.play(episodes) if self._plays else play_by_stepping(self.env, episodes)  # type: ignore[attr-defined]
+        rewards, parts = self._play(episodes)
         played = time.perf_counter()
         scores = self._score(episodes)
         seconds["generate_s"] += generated - start
         seconds["play_s"] += played - generated
         seconds["score_s"] += time.perf_counter() - played
-        return ScoredEpisodes(episodes, torch.as_tensor(rewards, dtype=torch.float32).to(scores.values.device), scores)
+        device = scores.values.device
+        on_device = {name: torch.as_tensor(part, dtype=torch.float32).to(device) for name, part in parts.items()}
+        return ScoredEpisodes(episodes, torch.as_tensor(rewards, dtype=torch.float32).to(device), scores, on_device)
+
+    def _play(self, episodes: EpisodeBatch) -> TokenRewards:
+        if not self._plays:
+            return step_through(self.env, episodes)
+        rewards = self.env.play(episodes)  # type: ignore[attr-defined]
+        return TokenRewards(rewards, getattr(self.env, "reward_parts", {}))
 
     def _score(self, episodes: EpisodeBatch) -> EpisodeScores:
         parts = [self.policy.score(part) for part in self._parts(episodes)]
@@ -197,6 +208,9 @@ def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] |
         "values": scores.values,
         "entropy": scores.entropy,
     }
+    for name in parts[0].reward_parts:
+        shares = [episode_sums(part.episodes, part.reward_parts[name]) for part in parts]
+        series[f"reward/{name}"] = torch.cat(shares)
     if kl_rewards is not None:
         series["kl_div_mean"] = scores.raw_log_prob - scores.ref_log_prob
         series["ref_log_prob"] = scores.ref_log_prob

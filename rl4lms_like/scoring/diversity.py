@@ -10,14 +10,21 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from rl4lms_like.scoring.ngrams import ngrams
+
 _TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
+def tokens(text: str) -> list[str]:
+    """Lower-cased words and single punctuation marks."""
+    return _TOKEN.findall(text.lower())
+
+
 def distinct_n(texts: Sequence[str], n: int) -> float:
     """Different n-grams over all n-grams of all texts (Li et al., 2016); 0 if no text has `n` tokens."""
-    ngrams = [gram for text in texts for gram in _ngrams(_TOKEN.findall(text.lower()), n)]
-    return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
+    grams = [gram for text in texts for gram in ngrams(tokens(text), n)]
+    return len(set(grams)) / len(grams) if grams else 0.0
 
 
 def top_sentence_share(texts: Sequence[str]) -> float:
@@ -29,10 +36,6 @@ def top_sentence_share(texts: Sequence[str]) -> float:
 def unique_share(texts: Sequence[str]) -> float:
     """Different texts over texts."""
     return len(set(texts)) / len(texts)
-
-
-def _ngrams(tokens: list[str], n: int) -> list[tuple[str, ...]]:
-    return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
 def _sentences(text: str) -> list[str]:

@@ -1,12 +1,18 @@
-"""How surprising responses are to a frozen causal language model that reads them after their prompts.
+"""How surprising texts are to a causal language model.
 
-ids    [bos?] prompt tokens | response tokens        encoded apart, as the policy saw and wrote them
-score           not counted | -log p(token | all before)
+response_surprisals   responses, each read after its prompt
+    ids      [bos?] prompt tokens | response tokens        encoded apart, as the policy saw and wrote them
+    score             not counted | -log p(token | all before)
+
+strided_perplexity    one long text, in windows that overlap
+    window   context, not counted | the next `stride` tokens
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,6 +59,60 @@ def response_surprisals(
             for index, total, n_scored in zip(chosen, _totals(model, batch, counts), counts, strict=True):
                 results[index] = (total, n_scored)
     return results
+
+
+def strided_perplexity(model: PreTrainedModel, ids: Sequence[int], *, stride: int, window: int) -> float:
+    """Perplexity of one text that may be longer than the model's positions: transformers' published recipe, as RL4LMs.
+
+    Step `i` reads the tokens up to `i + stride`, `window` of them at most, and counts the last `stride`: their mean
+    negative log-prob, times their number. The result is `exp` of the sum over all steps by the number of tokens. The
+    text's first token has nothing before it; the mean of the others stands in for it.
+
+    Args:
+        model: causal; its mode is restored afterwards.
+        ids: the text.
+        stride: tokens that are counted at a time; more than a window are cut to it.
+        window: tokens that are read at a time.
+
+    Returns:
+        NaN for a text without two tokens, infinity beyond a float.
+    """
+    import torch
+
+    text = torch.tensor(ids, device=next(model.parameters()).device)
+    stride = min(stride, window)
+    total, n_counted = 0.0, 0
+    with _evaluating(model), torch.no_grad():
+        for start in range(0, len(ids), stride):
+            end = min(start + stride, len(ids))
+            begin = max(start + stride - window, 0)
+            first = max(start, begin + 1)  # the first token of a window cannot be predicted
+            if first >= end:
+                continue
+            logits = model(input_ids=text[None, begin:end]).logits[0, first - begin - 1 : end - begin - 1].float()
+            mean = torch.nn.functional.cross_entropy(logits, text[first:end])
+            total, n_counted = total + float(mean) * (end - start), n_counted + end - start
+    return perplexity(total, n_counted)
+
+
+def perplexity(total: float, n_tokens: int) -> float:
+    """`exp` of the mean of `n_tokens` negative log-probs; infinite where that is beyond a float, NaN for no tokens."""
+    if not n_tokens:
+        return math.nan
+    mean = total / n_tokens
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """The model in evaluation mode; each of its modules is in the mode it was in afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _totals(model: PreTrainedModel, rows: list[torch.Tensor], counts: list[int]) -> list[float]:

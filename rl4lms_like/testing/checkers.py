@@ -3,6 +3,8 @@
     check_reward_function(MyReward())            one finite number a request, pure, picklable, keeps its promises
     check_metric(MyMetric())                     name -> (one score a text or None, one score), pure
     check_data_pool(MyPool, path="data.jsonl")   samples with unique ids, the same ones at every call
+    check_post_processor(my_function, limit=3)   a text for a text, the same one at every call
+    check_algorithm(MyAlgorithm, n_steps=16)     trains a policy of either family, from where its rollout ended
 
 Each returns None, or raises an `AssertionError` that says what is wrong. Call them in a test of your own.
 """
@@ -10,7 +12,9 @@ Each returns None, or raises an `AssertionError` that says what is wrong. Call t
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -24,10 +28,12 @@ from rl4lms_like.data_pools.sampler import PrioritySampler
 from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metric
+from rl4lms_like.post_processors.call import post_process
 from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.rewards.call import AnyReward, is_terminal, score_episodes
 
 if TYPE_CHECKING:
+    from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
     from transformers import PreTrainedTokenizerBase
 
 SAMPLES = (
@@ -37,8 +43,20 @@ SAMPLES = (
 )
 """What components are tried on by default: short prompts with one or two references."""
 
-RESPONSES = (" good.", " 1 2 3 4 5 6 7 8 9 10", " <eos>", " seen on 2022-10-04, and it was a wonderful, sad story!")
-"""What stands behind them: a short text, numbers, nothing but the end of text, a sentence."""
+RESPONSES = (
+    " good.",
+    " 1 2 3 4 5 6 7 8 9 10",
+    " <eos>",
+    " seen on 2022-10-04, and it was a wonderful, sad story!",
+    "a joy from start to finish.",
+    " Привет, 世界! 😀 نص",
+    " the" * 150,
+)
+"""What stands behind them: a short text, numbers, nothing but the end of text, a sentence, a text that is a reference,
+letters that are not Latin, one word over and over."""
+
+EDGE_TEXTS = ("", " ", "\n", ".", "...", "Привет, 世界! 😀 نص", "1", "the " * 400)
+"""What a model may write, however good: nothing, white space, punctuation, other scripts, no end."""
 
 
 def check_reward_function(
@@ -86,14 +104,16 @@ def check_metric(
     generated_texts: Sequence[str] = (" good.", "", " seen on 2022-10-04, and it was a wonderful, sad story!"),
     *,
     model: Any = None,
+    keys: Sequence[str] | None = None,
 ) -> None:
-    """Checks a metric on texts, of which one is empty.
+    """Checks a metric on texts, of which one is empty, then on every sample's references and on texts at the edges.
 
     Args:
         metric: the metric, built.
         samples: give your own where it needs particular references or `meta_data`.
         generated_texts: one for each sample.
         model: handed on to the metric.
+        keys: the names that it must report, no others; `{n}` stands for any text. Default: any names.
 
     Raises:
         AssertionError: what is wrong.
@@ -113,12 +133,72 @@ def check_metric(
     unchanged = given == (prompts, references, metas) and generated == list(generated_texts)
     assert unchanged, f"{name} changes the lists it is given"
     assert first.keys() == second.keys() == alone.keys(), f"{name} does not always report the same names"
+    _check_edges(metric, samples, model, first.keys())
+    if keys is not None:
+        _check_keys(name, first.keys(), keys)
     for key, (scores, overall) in first.items():
         assert isinstance(key, str) and "/" in key, f"{name} reports {key!r}; names are 'family/name'"
         same = np.array_equal([overall], [second[key][1]], equal_nan=True) and np.array_equal(
             scores or [], second[key][0] or [], equal_nan=True
         )
         assert same, f"{name} gives another {key!r} for the same texts when it is computed again"
+
+
+def check_post_processor(function: Callable[..., str], **args: Any) -> None:
+    """Checks a post-processor on sentences, lines, and texts at the edges.
+
+    Args:
+        function: takes a text, and what is in `args`.
+        args: its other arguments.
+
+    Raises:
+        AssertionError: what is wrong.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    bound = functools.partial(function, **args)
+    texts = [*EDGE_TEXTS, "One. Two! Three? Four.", "first line\nsecond line\n", *RESPONSES]
+    try:
+        first, second = post_process(bound, texts), post_process(bound, texts)
+    except ComponentError as error:
+        raise AssertionError(str(error)) from error
+    assert first == second, f"{name} makes other texts of the same ones when it is called again"
+
+
+def check_algorithm(
+    algorithm: type[OnPolicyAlgorithm], families: Sequence[str] = ("causal", "seq2seq"), *, seed: int = 0, **args: Any
+) -> None:
+    """Checks one rollout and one update of an algorithm on tiny models, as a config would build it.
+
+    Args:
+        algorithm: a loss on `OnPolicyTextAlgorithm`, or any on-policy algorithm of Stable-Baselines3.
+        families: of models that it must train.
+        seed: of everything random.
+        args: its own arguments; small ones are filled in.
+
+    Raises:
+        AssertionError: what is wrong.
+    """
+    from rl4lms_like.testing.one_update import one_update
+
+    for family in families:
+        where = f"{algorithm.__name__} on a {family} model"
+        try:
+            update, again = (one_update(algorithm, family, seed, args) for _ in range(2))
+        except Exception as error:
+            raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+        assert update.before, f"{where}: train() takes nothing from self.rollout_buffer.get()"
+        infinite = [name for name, weights in update.after.items() if not weights.isfinite().all()]
+        assert not infinite, f"{where}: {infinite[0]} is not finite after the update"
+        assert update.moved("policy_model"), f"{where}: the update leaves the policy's weights as they are"
+        assert not update.moved("ref_model"), f"{where}: the update moves the reference model's weights"
+        gap = update.ratio_gap or 0.0
+        assert gap < 1e-3, (
+            f"{where}: the first minibatch's ratio is off 1 by {gap:.2g}; log-probs are those of "
+            "policy.evaluate_actions, without dropout, and no step is taken before them"
+        )
+        assert not update.changed_classes, f"{where}: it changes {update.changed_classes[0]} for everybody"
+        other = [name for name, weights in update.after.items() if not weights.equal(again.after[name])]
+        assert not other, f"{where}: {other[0]} differs when it is trained again with the same seed"
 
 
 def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLITS, **args: Any) -> None:
@@ -147,6 +227,37 @@ def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLIT
             _check_sample(sample, f"{where}, sample {index}")
         assert len({sample.id for sample in samples}) == len(samples), f"{where}: ids occur more than once"
         assert samples == again.samples, f"{where}: another call of prepare() gives other samples; seed the shuffle"
+
+
+def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys: Collection[str]) -> None:
+    """The references themselves, and texts at the edges for each sample, are scored under the same names."""
+    identical = [(sample, sample.references[0]) for sample in samples if sample.references]
+    at_the_edges = [(sample, text) for sample in samples for text in EDGE_TEXTS]
+    for pairs in (identical, at_the_edges):
+        if not pairs:
+            continue
+        try:
+            results = compute_metric(
+                metric,
+                [sample.prompt_or_input_text for sample, _ in pairs],
+                [text for _, text in pairs],
+                [list(sample.references) for sample, _ in pairs],
+                [copy.deepcopy(sample.meta_data) for sample, _ in pairs],
+                model,
+                "val",
+            )
+        except ComponentError as error:
+            raise AssertionError(str(error)) from error
+        assert results.keys() == keys, f"{type(metric).__name__} does not always report the same names"
+
+
+def _check_keys(name: str, reported: Collection[str], declared: Sequence[str]) -> None:
+    """Every name that is reported fits one that is declared, and each of these is reported."""
+    patterns = {key: re.sub(r"\\\{\w*\\\}", ".+", re.escape(key)) for key in declared}
+    others = [key for key in reported if not any(re.fullmatch(pattern, key) for pattern in patterns.values())]
+    assert not others, f"{name} reports {others[0]!r}, which it does not declare; there are {', '.join(declared)}"
+    silent = [key for key, pattern in patterns.items() if not any(re.fullmatch(pattern, seen) for seen in reported)]
+    assert not silent, f"{name} declares {silent[0]!r}, but does not report it"
 
 
 def _check_sample(sample: Any, where: str) -> None:

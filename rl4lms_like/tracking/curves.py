@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -32,6 +32,7 @@ class Curve:
 
 
 LEARNING = "What the policy learns"
+PARTS = "The parts of the reward"
 EVALUATIONS = "Evaluations"
 UPDATE = "How the updates behave"
 COST = "What it costs"
@@ -76,3 +77,17 @@ CURVES = (
     Curve(COST, "Time", "seconds per iteration",
           {"update": ("time/update_s",), "rollout": ("time/rollout_s",)}, from_zero=True),
 )  # fmt: skip
+
+PART = "rollout_info/reward/"
+"""What the keys of a combined reward's parts begin with."""
+
+
+def part_curves(keys: Iterable[str]) -> list[Curve]:
+    """A chart for each part of a combined reward among the logged keys, in their order."""
+    parts = [key for key in dict.fromkeys(keys) if key.startswith(PART)]
+    note = "what it adds to an episode's reward; band: ± one std"
+    return [
+        Curve(PARTS, key.removeprefix(PART), note, {"reward": (key,)}, band=True)
+        for key in parts
+        if not (key.endswith("_std") and key.removesuffix("_std") in parts)
+    ]

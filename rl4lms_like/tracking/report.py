@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.tracking.charts import Series, format_number, line_chart
-from rl4lms_like.tracking.curves import CURVES, EVALUATIONS, LEARNING, Curve
+from rl4lms_like.tracking.curves import CURVES, EVALUATIONS, LEARNING, PARTS, Curve, part_curves
 from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run
 from rl4lms_like.tracking.sink import Epoch
 
@@ -184,8 +184,8 @@ def _change(name: str, before: Any, after: Any) -> Change:
 
 def _groups(run: RunRecord) -> list[tuple[str, list[Panel]]]:
     """The charts by heading, without empty ones."""
-    groups: dict[str, list[Panel]] = {LEARNING: [], EVALUATIONS: _metric_panels(run)}
-    for curve in CURVES:
+    groups: dict[str, list[Panel]] = {LEARNING: [], PARTS: [], EVALUATIONS: _metric_panels(run)}
+    for curve in [*CURVES, *part_curves(key for line in run.iterations for key in line)]:
         panel = _curve_panel(run, curve)
         if panel is not None:
             groups.setdefault(curve.group, []).append(panel)

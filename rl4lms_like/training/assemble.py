@@ -1,6 +1,6 @@
 """From a config to the objects of a run. Ids are resolved here and only here; nothing reads the config afterwards.
 
-RunConfig ─ tokenizer ─ samples ─ reward, metrics ─ environment ─ policy inside algorithm ─> Run
+RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ policy inside algorithm ─> Run
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
-from rl4lms_like.core.errors import ComponentError, DataPoolError, RL4LMsLikeError
+from rl4lms_like.core.errors import DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.make import make_vec_env
-from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES, loading
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.generation import generate_arguments
 from rl4lms_like.policies.loading import load_tokenizer
-from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
+from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config import ComponentConfig, RunConfig, TokenizerConfig
 from rl4lms_like.training.embedded import with_embedded_models
 from rl4lms_like.training.settings import check_positions, check_prompts, check_settings, check_vocabulary
@@ -75,11 +74,15 @@ def assemble(config: RunConfig) -> Run:
         DataPoolError: a data pool could not be prepared, or has no training samples.
         ModelError: a model or tokenizer cannot be loaded, or they do not fit each other.
         ComponentError: a reward or metric could not be built.
+        MissingExtraError: one of them needs a package that is not installed.
+        MissingResourceError: one of them needs something else that is not here.
+        NotReadyError: the same, of several.
     """
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
     config = with_embedded_models(config)
+    components = build_components(config)
     policy_arguments = PolicyArguments.known_in(config.alg.policy.args)
     model_config = load_model_config(policy_arguments)
     tokenizer = build_tokenizer(config.tokenizer)
@@ -89,9 +92,7 @@ def assemble(config: RunConfig) -> Run:
         raise DataPoolError(f"data pool {config.datapool.id!r}: the split 'train' has no samples")
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     check_prompts(samples, tokenizer, model_config)
-    reward_fn = build_component(REWARDS, config.reward_fn, "reward")
-    metrics = [build_component(METRICS, metric, "metric") for metric in config.train_evaluation.metrics]
-    env = build_env(config, tokenizer, reward_fn, pools["train"], model_config)
+    env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config)
     max_prompt_length = env.get_attr("layout", [0])[0].max_prompt_length
     max_episode_length = env.get_attr("max_episode_length", [0])[0]
     check_positions(model_config, "the model", max_prompt_length, max_episode_length)
@@ -101,7 +102,7 @@ def assemble(config: RunConfig) -> Run:
     algorithm = build_alg(config, env)
     if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
         torch.set_num_threads(1)
-    return Run(config, tokenizer, samples, metrics, env, algorithm, max_prompt_length)
+    return Run(config, tokenizer, samples, components.metrics, env, algorithm, max_prompt_length)
 
 
 def build_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerBase:
@@ -192,20 +193,6 @@ def n_parameters(policy: Any) -> int:
     """The number of parameters that an update computes with: those of actor and critic, frozen ones included."""
     named = policy.named_parameters()
     return sum(parameter.numel() for name, parameter in named if not name.startswith("ref_model."))
-
-
-def build_component(registry: Any, config: ComponentConfig, kind: str) -> Any:
-    """A reward or metric of a config.
-
-    Raises:
-        ComponentError: it could not be built; says which.
-    """
-    try:
-        return registry.get(config.id, config.args)
-    except RL4LMsLikeError:
-        raise
-    except Exception as error:
-        raise ComponentError(f"{kind} {config.id!r} could not be built: {type(error).__name__}: {error}") from error
 
 
 def load_generation_config(model_name: str) -> GenerationConfig | None:

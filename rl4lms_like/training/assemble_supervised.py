@@ -1,11 +1,11 @@
 """From a supervised config to the objects of its run.
 
-SupervisedConfig ─ training arguments ─ tokenizer ─ samples ─ metrics ─ model ─ examples ─> SupervisedRun
+SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples ─ examples ─ model ─> SupervisedRun
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,6 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
-from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies.generation import generate_arguments, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
@@ -25,13 +24,13 @@ from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.training.assemble import (
     SMALL_MODEL,
     SPLITS,
-    build_component,
     build_datapool,
     build_tokenizer,
     end_tokens,
     load_generation_config,
     n_parameters,
 )
+from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config import SupervisedConfig
 from rl4lms_like.training.embedded import with_embedded_models
 from rl4lms_like.training.examples import ExampleEncoder, Examples
@@ -55,6 +54,7 @@ class SupervisedRun:
         writer: writes with the model that is trained.
         max_prompt_length: tokens; longer prompts are cut.
         eos_token_ids: what ends a response.
+        post_processor: what is done to each response before it is scored and kept; None: nothing.
     """
 
     config: SupervisedConfig
@@ -65,6 +65,7 @@ class SupervisedRun:
     writer: TextWriter
     max_prompt_length: int
     eos_token_ids: list[int]
+    post_processor: Callable[[str], str] | None = None
 
     @property
     def model(self) -> PreTrainedModel:
@@ -82,14 +83,16 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     Raises:
         ConfigError: the config asks for what does not fit together.
         DataPoolError: a data pool could not be prepared, or has no references to learn from.
-        MissingExtraError: the Trainer's own dependency is not installed.
+        MissingExtraError: the Trainer's own dependency, or one of a metric, is not installed.
+        NotReadyError: several components lack something.
         ModelError: a model or tokenizer cannot be loaded, or they do not fit each other.
-        ComponentError: a metric could not be built.
+        ComponentError: a metric or the post-processor could not be built.
     """
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
     config = with_embedded_models(config)
+    components = build_components(config)
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
     _check_family(config, model_config)
@@ -100,7 +103,6 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     samples = {split: build_datapool(config.datapool, split).samples for split in SPLITS}
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     _check_examples(config, examples, samples)
-    metrics = [build_component(METRICS, metric, "metric") for metric in config.train_evaluation.metrics]
     model = _build_model(config, model_config)
     if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
         torch.set_num_threads(1)
@@ -110,7 +112,17 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         prompt_truncation_side=config.tokenizer.truncation_side,
         bfloat16=bool(config.alg.training_args.get("bf16")),
     )
-    return SupervisedRun(config, tokenizer, samples, examples, metrics, writer, encoder.max_prompt_length, ends)
+    return SupervisedRun(
+        config,
+        tokenizer,
+        samples,
+        examples,
+        components.metrics,
+        writer,
+        encoder.max_prompt_length,
+        ends,
+        components.post_processor,
+    )
 
 
 def check_settings(config: SupervisedConfig) -> None:
@@ -118,7 +130,8 @@ def check_settings(config: SupervisedConfig) -> None:
 
     Raises:
         ConfigError: with every mistake.
-        MissingExtraError: the Trainer's own dependency is not installed.
+        MissingExtraError: the Trainer's own dependency, or one of a metric, is not installed.
+        NotReadyError: several components lack something.
     """
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
     mistakes = [Mistake(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]

@@ -5,8 +5,11 @@
     train_evaluation.metrics   METRICS
     env                        TextGenEnv
     alg, alg.policy            ALGORITHMS, POLICIES
+    post_processing_fn         POST_PROCESSORS, of a supervised run
 
-Works on the raw mapping, so that a block that is wrong in one place is still checked in all others.
+What their signatures type as rewards is `{id, args}` as well, and is bound in the same way, at any depth; so is the
+`shaping_fn` that every reward takes. Works on the raw mapping, so that a block that is wrong in one place is still
+checked in all others.
 """
 
 from __future__ import annotations
@@ -19,21 +22,44 @@ from typing import Any
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
 from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.schema import check_arguments, join, signature_of
+from rl4lms_like.core.schema import at, check_arguments, join, signature_of, unknown_key
+from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES
+from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.training.nested import (
+    ANY_REWARD,
+    SHAPING,
+    Block,
+    Inner,
+    Many,
+    Named,
+    Shape,
+    as_component,
+    is_optional,
+    joined_block,
+    mapped,
+    shape_of,
+    split_block,
+    takes_shaping,
+    wrong_kind,
+)
 
 REGISTRIES: dict[str, Registry] = {
     "data_pools": DATA_POOLS,
     "rewards": REWARDS,
     "metrics": METRICS,
+    "post_processors": POST_PROCESSORS,
     "policies": POLICIES,
     "algorithms": ALGORITHMS,
 }
 """Every registry, by the name that the command line gives it."""
+
+POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
+"""Where a supervised run names what is done to its texts."""
 
 FILLED_IN: dict[str, tuple[str, ...]] = {
     "data pool": ("split",),
@@ -64,11 +90,23 @@ FILLED_IN: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class _Slot:
-    """A place in the config that holds a component."""
+    """A place in the config that holds a component.
+
+    Args:
+        path: where.
+        block: its `id` and `args`.
+        registry: what kind it is of.
+        id_path: where the id stands, if not at `path.id`.
+    """
 
     path: str
     block: dict[str, Any]
     registry: Registry
+    id_path: str | None = None
+
+    def wrong_id(self, message: str) -> Mistake:
+        """What is wrong with the id."""
+        return Mistake(self.id_path or join(self.path, "id"), message)
 
 
 def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
@@ -91,12 +129,102 @@ def _bind(slot: _Slot) -> list[Mistake]:
     try:
         target = _takes(slot)
     except ConfigError as error:
-        return [Mistake(join(slot.path, "id"), mistake.message) for mistake in error.mistakes]
+        return [slot.wrong_id(mistake.message) for mistake in error.mistakes]
     except MissingExtraError:  # nothing is wrong with the config; building the component says what to install
         return []
+    where, args = join(slot.path, "args"), dict(args)
+    shaping = args.pop(SHAPING, None) if takes_shaping(slot.registry, target) else None
     exclude = FILLED_IN.get(slot.registry.kind, ())
-    bound, mistakes = check_arguments(target, args, join(slot.path, "args"), exclude=exclude)
+    bound, mistakes = check_arguments(target, args, where, exclude=exclude, first=_nested)
+    if shaping is not None:
+        bound[SHAPING], wrong = _bind_inner(shaping, ANY_REWARD, join(where, SHAPING))
+        mistakes += wrong
     slot.block["args"] = bound
+    return mistakes
+
+
+def _nested(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mistake]] | None:
+    """The answer of `check_value` for types that hold components, None for all others."""
+    shape = shape_of(annotation)
+    if shape is None:
+        return None
+    return (None, []) if value is None and is_optional(annotation) else _bind_shape(value, shape, path)
+
+
+def _bind_shape(value: Any, shape: Shape, path: str) -> tuple[Any, list[Mistake]]:
+    if isinstance(shape, Inner):
+        return _bind_inner(value, shape, path)
+    if isinstance(shape, Block):
+        return _bind_block(value, shape, path)
+    if isinstance(shape, Named):
+        if not isinstance(value, Mapping):
+            return None, [Mistake(path, f"expected a mapping from names to components, got {shown(value)}")]
+        bound = {name: _bind_shape(item, shape.item, join(path, name)) for name, item in value.items()}
+        return {name: item for name, (item, _) in bound.items()}, [one for _, wrong in bound.values() for one in wrong]
+    if not isinstance(value, list):
+        return None, [Mistake(path, f"expected a list, got {shown(value)}")]
+    items = [_bind_shape(item, shape.item, join(path, index)) for index, item in enumerate(value)]
+    mistakes = [one for _, wrong in items for one in wrong]
+    return [item for item, _ in items], mistakes + _same_names(value, shape, path)
+
+
+def _bind_inner(value: Any, shape: Inner, path: str) -> tuple[Any, list[Mistake]]:
+    """A component as `{id, args}`; a config may give the id alone."""
+    kind = shape.registry.kind
+    block = as_component(value)
+    if not isinstance(block, Mapping):
+        return None, [Mistake(path, f"expected the id of a {kind}, or a mapping with id and args; got {shown(value)}")]
+    block = dict(block)
+    mistakes = [Mistake(join(path, key), unknown_key(key, ("id", "args"))) for key in block if key not in _COMPONENT]
+    if not isinstance(block.get("id"), str):
+        said = f"expected the id of a {kind}, got {shown(block['id'])}" if "id" in block else f"missing; a {kind}'s id"
+        return None, [*mistakes, Mistake(join(path, "id"), said)]
+    if not isinstance(block.get("args") or {}, Mapping):
+        return None, [*mistakes, Mistake(join(path, "args"), f"expected a mapping, got {shown(block['args'])}")]
+    block["args"] = dict(block.get("args") or {})
+    slot = _Slot(path, block, shape.registry, path if isinstance(value, str) else None)
+    if (misfit := wrong_kind(block, shape)) is not None:
+        mistakes.append(slot.wrong_id(misfit))
+    return block, mistakes + _bind(slot)
+
+
+_COMPONENT = ("id", "args")
+
+
+def _bind_block(value: Any, block: Block, path: str) -> tuple[Any, list[Mistake]]:
+    """A dataclass that holds components, as the mapping that a config writes."""
+    names = [argument.name for argument in signature_of(block.kind).arguments]
+    names = [*_COMPONENT, *(name for name in names if name != block.inline[0])] if block.inline else names
+    if not isinstance(value, Mapping) and not (block.inline and isinstance(value, str)):
+        return None, [Mistake(path, f"expected a mapping with the keys {', '.join(names)}; got {shown(value)}")]
+    given = dict(as_component(value))
+    mistakes = [Mistake(join(path, key), unknown_key(key, names)) for key in given if key not in names]
+    fields = split_block({key: item for key, item in given.items() if key in names}, block)
+    inline = {}
+    if block.inline:
+        field = block.inline[0]
+        own, shape = fields.pop(field, {}), block.fields[field]
+        assert isinstance(shape, Inner)
+        inline[field], wrong = _bind_inner(value if isinstance(value, str) else own, shape, path)
+        mistakes += wrong
+    bound, wrong = check_arguments(block.kind, fields, path, exclude=tuple(inline), first=_nested)
+    return joined_block(block, inline | bound), mistakes + wrong
+
+
+def _same_names(value: list[Any], shape: Many, path: str) -> list[Mistake]:
+    """The items of a list whose name another one has already."""
+    if not isinstance(shape.item, Block) or shape.item.inline is None:
+        return []
+    mistakes: list[Mistake] = []
+    taken: dict[str, int] = {}
+    field = shape.item.inline[1]
+    for index, item in enumerate(value):
+        name = split_block(item, shape.item).get(field) if isinstance(item, str | Mapping) else None
+        if isinstance(name, str) and name in taken:
+            said = f"{name!r} is the name of {join(path, taken[name])} already; give each a name of its own"
+            mistakes.append(Mistake(join(join(path, index), field), said))
+        elif isinstance(name, str):
+            taken[name] = index
     return mistakes
 
 
@@ -109,7 +237,7 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
         except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
             continue
         exclude = FILLED_IN.get(slot.registry.kind, ())
-        slot.block["args"] = _complete(target, slot.block.get("args") or {}, exclude)
+        slot.block["args"] = _complete(target, slot.block.get("args") or {}, exclude, slot.registry)
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
     return blocks
@@ -134,12 +262,33 @@ def targets(blocks: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _complete(target: Callable[..., Any], args: Mapping[str, Any], exclude: Sequence[str] = ()) -> dict[str, Any]:
-    """All arguments in the order of the signature, then those it takes by `**kwargs`."""
+def _complete(
+    target: Callable[..., Any], args: Mapping[str, Any], exclude: Sequence[str] = (), registry: Registry | None = None
+) -> dict[str, Any]:
+    """All arguments in the order of the signature, then those it takes by `**kwargs`; inner components in full too."""
     everything = signature_of(target).defaults | dict(args)
     everything = {name: value for name, value in everything.items() if name not in exclude}
     ordered = [argument.name for argument in signature_of(target).arguments if argument.name in everything]
-    return {name: everything[name] for name in [*ordered, *(set(everything) - set(ordered))]}
+    complete = {name: everything[name] for name in [*ordered, *(name for name in everything if name not in ordered)]}
+    for argument in signature_of(target).arguments:
+        shape = shape_of(argument.annotation)
+        if shape is not None and argument.name in complete:
+            complete[argument.name] = mapped(complete[argument.name], shape, _complete_inner, "", _complete_block)
+    if registry is not None and SHAPING in complete and takes_shaping(registry, target):
+        complete[SHAPING] = mapped(complete[SHAPING], ANY_REWARD, _complete_inner, "", _complete_block)
+    return complete
+
+
+def _complete_inner(component: dict[str, Any], shape: Inner, path: str) -> dict[str, Any]:
+    try:
+        target = shape.registry.signature(component["id"])
+    except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
+        return component
+    return {"id": component["id"], "args": _complete(target, component.get("args") or {}, (), shape.registry)}
+
+
+def _complete_block(block: Block, fields: dict[str, Any]) -> dict[str, Any]:
+    return joined_block(block, signature_of(block.kind).defaults | fields)
 
 
 def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
@@ -152,8 +301,11 @@ def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
 
 def _slots(blocks: dict[str, Any]) -> Iterator[_Slot]:
     alg = blocks.get("alg")
+    is_supervised = isinstance(alg, dict) and "supervised" in str(alg.get("id"))
     places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
-    if isinstance(alg, dict) and "supervised" not in str(alg.get("id")):
+    if is_supervised:
+        places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
+    elif isinstance(alg, dict):
         places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
     evaluation = blocks.get("train_evaluation")
     metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None

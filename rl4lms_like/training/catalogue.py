@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rl4lms_like.core.errors import ConfigError, Mistake
@@ -14,8 +14,10 @@ from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
 from rl4lms_like.training.binding import FILLED_IN, REGISTRIES
 from rl4lms_like.training.config import SupervisedAlgConfig
+from rl4lms_like.training.nested import takes_shaping
 
 WIDTH = 100
+SHAPING_HELP = "as every reward: shaping_fn, the id or {id, args} of a reward that is added to this one"
 
 
 def listing(kind: str) -> str:
@@ -44,10 +46,12 @@ def description(id: str) -> str:
     return "\n\n".join(_describe(registry, id, kind=registry.kind) for registry in found)
 
 
-def table_rows(target: Callable[..., Any], *, required: str = "required") -> list[str]:
+def table_rows(
+    target: Callable[..., Any], *, required: str = "required", exclude: Collection[str] = ("notices",)
+) -> list[str]:
     """The arguments of a component or config block as rows of a Markdown table: key, values, default, meaning."""
     rows = []
-    for argument in signature_of(target, exclude=("notices",)).arguments:
+    for argument in signature_of(target, exclude=exclude).arguments:
         default = required if argument.required else f"`{shown(argument.default)}`"
         if dataclasses.is_dataclass(argument.default) or dataclasses.is_dataclass(argument.annotation):
             default, values = "", "a block"
@@ -76,6 +80,10 @@ def _describe(registry: Registry, id: str, *, kind: str) -> str:
     lines += [line for argument in signature.arguments for line in _argument(argument)]
     if signature.open:
         lines.append("    any other by name")
+    if takes_shaping(registry, target):
+        lines += ["", f"  {SHAPING_HELP}"]
+    if entry.keys:
+        lines += ["", "  reports:", *(f"    {key}" for key in entry.keys)]
     return "\n".join(lines)
 
 

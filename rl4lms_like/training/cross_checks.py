@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, without_second_derivatives
-from rl4lms_like.core.errors import ConfigError, Mistake
-from rl4lms_like.core.schema import at, join
+from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.schema import at, join, unknown_key
 from rl4lms_like.core.wording import shown
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
 from rl4lms_like.policies.lora_arguments import lora_mistakes
-from rl4lms_like.rewards import REWARDS
-from rl4lms_like.training.binding import targets
+from rl4lms_like.training.binding import POST_PROCESSING, targets
 from rl4lms_like.training.embedded import NAMES, is_embedded, unknown_embedded_model
 
 
@@ -72,27 +71,20 @@ def _where_from(name: str) -> str:
     return "" if Path(name).expanduser().is_absolute() else f" below {Path.cwd()}"
 
 
-def _shaping_rewards(blocks: dict[str, Any]) -> list[Mistake]:
-    """A reward's `shaping_fn` is the id of another reward."""
-    id = at(blocks, "reward_fn.args.shaping_fn")
-    if not isinstance(id, str):
-        return []
-    try:
-        REWARDS.entry(id)
-    except ConfigError as error:
-        return [Mistake("reward_fn.args.shaping_fn", mistake.message) for mistake in error.mistakes]
-    return []
-
-
 def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
-    """A supervised run's `post_processing_fn` is null: there are no post-processing functions to name."""
-    path = "alg.generation_kwargs.post_processing_fn"
-    post = at(blocks, path)
-    if post is None:
-        return []
-    if isinstance(post, Mapping) and isinstance(post.get("id"), str):
-        return [Mistake(f"{path}.id", f"unknown id {post['id']!r}; no post-processing function is known, write null")]
-    return [Mistake(path, f"expected null or a mapping with id; got {shown(post)}")]
+    """A supervised run's `post_processing_fn` is null or names a component; the texts of RL runs stay as they are."""
+    post = at(blocks, POST_PROCESSING)
+    found = []
+    if post is not None and not (isinstance(post, Mapping) and isinstance(post.get("id"), str)):
+        found = [Mistake(POST_PROCESSING, f"expected null or a mapping with id; got {shown(post)}")]
+    elif post is not None:
+        others = [key for key in post if key not in ("id", "args")]
+        found = [Mistake(join(POST_PROCESSING, key), unknown_key(key, ("id", "args"))) for key in others]
+    for place in ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"):
+        if at(blocks, f"{place}.post_processing_fn") is not None:
+            said = "is of supervised runs; what the policy of an RL run writes is scored as it is"
+            found.append(Mistake(f"{place}.post_processing_fn", said))
+    return found
 
 
 def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
@@ -161,7 +153,6 @@ def _is_kind(target: Any, kind: type) -> bool:
 CROSS_CHECKS = (
     _embedded_models,
     _missing_folders,
-    _shaping_rewards,
     _post_processing,
     _optimizer_arguments,
     _adapters,

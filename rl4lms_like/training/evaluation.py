@@ -1,12 +1,12 @@
 """How good is a model on a split: generate, score, keep every text.
 
-samples ─ sorted by length ─ batches ─ generate ─ back in order ─ metrics ─> scores, predictions
+samples ─ sorted by length ─ batches ─ generate ─ back in order ─ post-process ─ metrics ─> scores, predictions
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.policies.writing import TextWriter
+from rl4lms_like.post_processors.call import post_process
 
 NOT_APPLICABLE = "n/a"
 """Stands in a prediction for a metric that scores splits only."""
@@ -98,11 +99,26 @@ def evaluate_on_samples(
     max_prompt_length: int,
     eos_token_ids: Sequence[int],
     generation_kwargs: Mapping[str, Any] | None = None,
+    post_processor: Callable[[str], str] | None = None,
     seed: int = 0,
 ) -> Evaluation:
     """Generates for every sample of a split and computes the metrics on it.
 
+    Args:
+        writer: as in `generate_responses`, like all that is not named here.
+        tokenizer: of the writer.
+        samples: `n` samples of the split.
+        metrics: what is computed.
+        split_name: `train`, `val` or `test`.
+        batch_size: prompts per generation call.
+        max_prompt_length: tokens.
+        eos_token_ids: what ends a response.
+        generation_kwargs: default: the writer's.
+        post_processor: makes of each response what metrics and predictions see; default: leaves it.
+        seed: of the sampling.
+
     Raises:
+        ComponentError: the post-processor failed.
         MetricError: a metric failed; says which.
     """
     start = time.perf_counter()
@@ -117,6 +133,8 @@ def evaluate_on_samples(
         generation_kwargs=generation_kwargs,
         seed=seed,
     )
+    if post_processor is not None:
+        responses = post_process(post_processor, responses)
     generated = time.perf_counter()
     references = [sample.references for sample in samples]
     meta_infos = [sample.meta_data for sample in samples]

@@ -48,13 +48,14 @@ def evaluate_run(
     Returns:
         Metric key -> score.
     """
-    from rl4lms_like.metrics import METRICS
     from rl4lms_like.tracking.run_folder import RunFolder
     from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
+    from rl4lms_like.training.components import build_components
     from rl4lms_like.training.evaluation import evaluate_on_samples
 
     calm_libraries()
     config, model = _config_and_model(run_or_model, config_path)
+    components = build_components(config, with_reward=False)
     tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
     writer = _writer(config, model, tokenizer)
     samples = build_datapool(config.datapool, split).samples[:limit]
@@ -63,7 +64,7 @@ def evaluate_run(
         writer,
         tokenizer,
         samples,
-        [METRICS.get(metric.id, metric.args) for metric in evaluation.metrics],
+        components.metrics,
         split_name=split,
         batch_size=batch_size or evaluation.eval_batch_size,
         max_prompt_length=_max_prompt_length(config, tokenizer, writer.model.config),
@@ -74,6 +75,7 @@ def evaluate_run(
             num_beams=num_beams,
             max_new_tokens=max_new_tokens,
         ),
+        post_processor=components.post_processor,
         seed=seed,
     )
     folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()

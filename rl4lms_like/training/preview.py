@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.training.binding import with_defaults
 from rl4lms_like.training.budget import plan_batches
+from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config import AnyConfig, RunConfig
 from rl4lms_like.training.supervised_plan import described
 from rl4lms_like.training.yaml_file import dump_yaml
@@ -17,6 +18,7 @@ def preview(config: AnyConfig) -> Iterator[str]:
 
     Raises:
         ConfigError: what goes to transformers or PEFT has mistakes.
+        RL4LMsLikeError: a component cannot be built on this machine; raised after all that can be said.
     """
     yield "# resolved config\n" + resolved(config)
     if config.notices:
@@ -27,6 +29,7 @@ def preview(config: AnyConfig) -> Iterator[str]:
         yield "# memory\n" + _memory(config)
     else:
         yield "# training\n" + _table(described(config))
+    build_components(config)
 
 
 def resolved(config: AnyConfig) -> str:

@@ -1,13 +1,17 @@
 """A rollout has at least the tokens it was asked for, in whole episodes, each with its reward, minus the KL's price."""
 
+import copy
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.vec_env import VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from rl4lms_like.core.errors import ModelError, RewardError
 from rl4lms_like.envs.make import make_vec_env
-from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.rewards.base import RewardFunction, RewardPart
+from rl4lms_like.rewards.combine import CombinedReward
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController
@@ -201,3 +205,23 @@ def test_the_state_of_a_collector_is_enough_to_go_on(policy, tiny_gpt2_dir, tiny
     assert other.kl.coeff == 0.0
     assert torch.equal(second.episodes.actions, again.episodes.actions)
     assert not torch.equal(first.episodes.actions, second.episodes.actions)
+
+
+@pytest.mark.parametrize("kind", ["text", "dummy"])
+def test_the_parts_of_a_reward_are_logged_and_add_up(policy, tiny_gpt2_dir, tiny_tokenizer, kind):
+    reward = CombinedReward([RewardPart(LowTokens(), 0.5, "low"), RewardPart(OneAtTheEnd(), -2.0, "end")])
+    env: VecEnv = make_env(tiny_tokenizer, tiny_gpt2_dir, reward=reward, length=7, n_envs=4)
+    if kind == "dummy":
+        env = DummyVecEnv([partial(copy.copy, one) for one in env.envs])
+    buffer, info, _ = collect(policy, env, norm_reward=True)
+    assert info["rollout_info/reward/end"] == -2.0 and info["rollout_info/reward/end_std"] == 0.0
+    low = buffer.episodes.pad((buffer.episodes.actions < 30).float()).sum(1) * 0.1 * 0.5
+    assert info["rollout_info/reward/low"] == pytest.approx(float(low.mean()), abs=1e-6)
+    assert info["rollout_info/reward/low_std"] == pytest.approx(float(low.std(unbiased=False)), abs=1e-6)
+    together = info["rollout_info/reward/low"] + info["rollout_info/reward/end"]
+    assert info["rollout_info/ep_rew"] == pytest.approx(together, abs=1e-5)
+
+
+def test_a_reward_without_parts_logs_none(policy, tiny_gpt2_dir, tiny_tokenizer):
+    _, info, _ = collect(policy, make_env(tiny_tokenizer, tiny_gpt2_dir))
+    assert not [key for key in info if key.startswith("rollout_info/reward/")]

@@ -11,7 +11,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import TextGenPool
 from rl4lms_like.metrics import BaseMetric
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
-from rl4lms_like.testing.checkers import check_data_pool, check_metric, check_reward_function
+from rl4lms_like.testing.checkers import check_data_pool, check_metric, check_post_processor, check_reward_function
 
 
 class Good(RewardFunction):
@@ -84,6 +84,20 @@ class Forgets(Mean):
         return {"family/name": (None, self.calls)}
 
 
+class ShyOfNothing(Mean):
+    def compute(self, prompt_texts, generated_texts, *rest):
+        if "" in [text.strip() for text in generated_texts] and len(generated_texts) > 3:
+            raise ValueError("an empty text")
+        return super().compute(prompt_texts, generated_texts, *rest)
+
+
+class ManyKeys(Mean):
+    """Reports a key for each n it was given."""
+
+    def compute(self, *texts):
+        return {"family/1_grams": (None, 0.0), "family/2_grams": (None, 0.0), "family/mean": (None, 0.0)}
+
+
 class Pool(TextGenPool):
     made = itertools.count()
 
@@ -101,6 +115,33 @@ def test_good_components_pass():
     check_reward_function(Relative(), batch_independent=False)
     check_metric(Mean())
     check_data_pool(Pool)
+    check_post_processor(shortened, limit=3)
+
+
+def shortened(text: str, limit: int) -> str:
+    return text[:limit]
+
+
+def test_a_metric_reports_what_it_declares():
+    check_metric(Mean(), keys=("family/name",))
+    check_metric(ManyKeys(), keys=("family/{n}_grams", "family/mean"))
+    with pytest.raises(AssertionError, match="ManyKeys reports 'family/mean', which it does not declare"):
+        check_metric(ManyKeys(), keys=("family/{n}_grams",))
+    with pytest.raises(AssertionError, match="Mean declares 'family/other', but does not report it"):
+        check_metric(Mean(), keys=("family/name", "family/other"))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda text: None, "made None of the text .*expected a text"),
+        (lambda text: text.splitlines()[0], "failed on the text '': IndexError"),
+        (lambda text: f"{text}{next(Pool.made)}", "makes other texts of the same ones"),
+    ],
+)
+def test_bad_post_processors_are_told_why(function, said):
+    with pytest.raises(AssertionError, match=said):
+        check_post_processor(function)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +166,7 @@ def test_bad_rewards_are_told_why(reward, said):
         (OneWordKey, "reports 'name'; names are 'family/name'"),
         (Sorts, "Sorts changes the lists"),
         (Divides, "Divides failed on split 'val' .*ZeroDivisionError"),
+        (ShyOfNothing, "ShyOfNothing failed on split 'val' .*an empty text"),
         (Forgets, "gives another 'family/name' for the same texts"),
     ],
 )

@@ -103,6 +103,17 @@ def test_a_whole_run_shows_every_curve_and_metric(tracker):
     assert any(attrs.get("class") == "target" for tag, attrs in page.tags if tag == "line")
 
 
+def test_every_part_of_a_combined_reward_has_a_chart(tracker):
+    for iteration in range(1, 4):
+        parts = {"meteor": 0.25 * iteration, "length_std": -0.5}
+        logged = {f"rollout_info/reward/{name}{end}": value for name, value in parts.items() for end in ("", "_std")}
+        tracker.log_rollout_infos({"rollout_info/ep_rew": 0.1} | logged)
+    page = page_of(tracker.run_path)
+    assert page.count("svg") == 3
+    for said in ("The parts of the reward", "meteor", "length_std", "what it adds to an episode's reward"):
+        assert said in page.text
+
+
 def test_the_page_is_self_contained(tracker):
     whole_run(tracker)
     html = write_report(tracker.run_path).read_text(encoding="utf-8")

@@ -549,12 +549,6 @@ def test_settings_that_would_have_no_effect_are_mistakes(blocks, kind):
             parse_config({**blocks, "alg": {**blocks["alg"], key: value}})
 
 
-def test_post_processing_functions_are_not_known(blocks):
-    blocks["alg"]["generation_kwargs"]["post_processing_fn"] = {"id": "three_sentence_summary"}
-    with pytest.raises(ConfigError, match=r"post_processing_fn.id: unknown id 'three_sentence_summary'"):
-        parse_config(blocks)
-
-
 def test_the_models_family_must_be_the_one_named(blocks, kind, tmp_path):
     other = {"causal": "seq2seq", "seq2seq": "causal"}[kind]
     blocks["alg"]["model_type"] = other

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,39 @@ from tests.conftest import REPOSITORY
 FOLDER = REPOSITORY / "task_configs"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.yml"))
 NUMBERS = "synthetic_generate_increasing_numbers"
+TASKS = {"common_gen", "dialog", "imdb_text_continuation", "iwslt2017", "narrative_qa", "summarization", "totto"}
 TINY = [name for name in FILES if name.startswith("synthetic_") and "/tiny_" in name and "supervised" not in name]
 
 DROPPED = {"alg.policy.args.apply_model_parallel", "env.args.context_start_token"}
 """Keys of RL4LMs' files that may be left out: one is for its own way to several GPUs, the other for seq2seq."""
 THEIR_NAMES = {f"{NUMBERS}/blenderbot_ppo.yml": f"{NUMBERS}/blendorbot_ppo.yml"}
+
+ANSWER_LENGTH = {
+    "alg.policy.args.generation_kwargs.max_new_tokens": 50,
+    "train_evaluation.generation_kwargs.max_new_tokens": 50,
+}
+CUT_ON_THE_RIGHT = {"alg.policy.args.prompt_truncation_side": "right"}
+DEFAULT_WRITTEN_OUT = {"alg.policy.args.min_tokens_to_keep": 100}
+ADDED = {
+    "common_gen/t5_nlpo.yml": DEFAULT_WRITTEN_OUT,
+    "common_gen/t5_nlpo_on_supervised.yml": DEFAULT_WRITTEN_OUT,
+    "imdb_text_continuation/gpt2_a2c.yml": {"datapool.args.seed": 42},
+    "narrative_qa/t5_nlpo.yml": ANSWER_LENGTH | CUT_ON_THE_RIGHT | DEFAULT_WRITTEN_OUT,
+    "narrative_qa/t5_nlpo_on_supervised.yml": ANSWER_LENGTH | CUT_ON_THE_RIGHT | DEFAULT_WRITTEN_OUT,
+    "narrative_qa/t5_ppo.yml": ANSWER_LENGTH,
+    "totto/t5_nlpo.yml": DEFAULT_WRITTEN_OUT,
+    "totto/t5_nlpo_on_supervised.yml": DEFAULT_WRITTEN_OUT,
+}
+"""What RL4LMs' files lack: an argument that the pool needs, a length and a side without which the run is not what the
+rest of the file says, and a default that is worth reading."""
+METRICS_CHANGED = {
+    **{f"iwslt2017/t5_{kind}.yml": "a metric that stood twice" for kind in ("nlpo", "nlpo_on_supervised", "ppo")},
+    "iwslt2017/t5_ppo_on_supervised.yml": "a metric that stood twice",
+    "iwslt2017/t5_supervised.yml": "a metric that stood twice, and an English score of German texts",
+    "narrative_qa/t5_nlpo.yml": "a truth value that was a text",
+    "narrative_qa/t5_ppo.yml": "a truth value that was a text",
+}
+"""Files whose list of metrics is not RL4LMs' own, and why."""
 
 FEW = {
     "train_evaluation.n_iters": 1,
@@ -86,13 +116,61 @@ def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch)
 def test_files_with_rl4lms_names_have_its_values(shared_dir):
     theirs = json.loads((shared_dir / "spec/rl4lms_configs.json").read_text())
     both = [name for name in FILES if THEIR_NAMES.get(name, name) in theirs]
-    assert len(both) == 9
+    assert len(both) == len(theirs) == 44
     for name in both:
         own, _ = read_yaml(FOLDER / name)
         original = flat(theirs[THEIR_NAMES.get(name, name)])
+        metrics = original["train_evaluation.metrics"]
+        original["train_evaluation.metrics"] = sound_metrics(metrics, name.partition("/")[0])
+        assert (original["train_evaluation.metrics"] != metrics) == (name in METRICS_CHANGED), name
         kept = {place: value for place, value in original.items() if place not in DROPPED or place in flat(own)}
-        assert flat(own) == kept, name
+        assert not kept.keys() & ADDED.get(name, {}).keys() - {"train_evaluation.generation_kwargs.max_new_tokens"}
+        assert flat(own) == kept | ADDED.get(name, {}), name
         assert original.keys() - kept.keys() <= DROPPED
+
+
+def sound_metrics(metrics, task):
+    """Each metric once, truth values that are none read as such, translations into German scored as German."""
+    sound = json.loads(json.dumps(metrics).replace('"True,"', "true"))
+    if task == "iwslt2017":
+        sound = json.loads(json.dumps(sound).replace('"language": "en"', '"language": "de"'))
+    return [metric for index, metric in enumerate(sound) if metric not in sound[:index]]
+
+
+@pytest.mark.parametrize("name", sorted(ADDED.keys() | METRICS_CHANGED.keys()))
+def test_what_is_not_as_in_rl4lms_file_stands_in_its_header(name):
+    text = (FOLDER / name).read_text()
+    assert "# Not as in RL4LMs' file: " in text
+    for place in ADDED.get(name, {}):
+        key = place.rpartition(".")[2]
+        words = {"prompt_truncation_side": "evaluation cuts prompts on the right"}.get(key, f"`{key}")
+        assert words in " ".join(text.replace("# ", "").split()), place
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_header_says_what_the_run_is_and_how_to_start_it(name):
+    lines = (FOLDER / name).read_text().splitlines()
+    header = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    assert 1 <= len(header) <= 24 and len(header[0]) > 30
+    for word in " ".join(header).split():
+        if word.startswith("task_configs/") and word.endswith((".yml", ".jsonl")):
+            assert (FOLDER.parent / word).is_file(), word
+    if name.partition("/")[0] in TASKS:
+        text = "\n".join(header)
+        assert f"rl4lms-like train task_configs/{name}" in text
+        mapping, _ = read_yaml(FOLDER / name)
+        named = {place for line in header for place in re.findall(r"--set ([\w.]+)=", line)}
+        assert "datapool.args.data_dir" in named and "tokenizer.model_name" in named
+        for place in named - {"datapool.args.data_dir"}:
+            load_places(mapping, place)
+
+
+def load_places(mapping, place):
+    """A place that a header names is one of the file, up to its last key."""
+    *parents, _ = place.split(".")
+    for key in parents:
+        mapping = mapping[int(key)] if isinstance(mapping, list) else mapping.get(key) or {}
+        assert isinstance(mapping, dict | list), place
 
 
 @pytest.mark.parametrize("name", TINY)

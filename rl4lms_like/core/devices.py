@@ -1,0 +1,46 @@
+"""Where a model runs and in which precision, as a config says it; torch is loaded when a device is looked up.
+
+device    auto (a GPU if there is one), cpu, cuda, cuda:1, mps
+dtype     float32, bfloat16, float16
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeAlias
+
+from annotated_types import Predicate
+
+from rl4lms_like.core.wording import InWords
+
+_DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:\d+)?")
+
+
+def is_device(name: str) -> bool:
+    """Whether a text is the name of a device, here or on another machine."""
+    return _DEVICE.fullmatch(name) is not None
+
+
+Device: TypeAlias = Annotated[str, Predicate(is_device), InWords("'auto', 'cpu', 'cuda', 'cuda:1' ... or 'mps'")]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+
+def existing_device(name: str) -> str:
+    """The device itself, `auto` resolved.
+
+    Raises:
+        ValueError: no such device, or none on this machine.
+    """
+    if not is_device(name):
+        raise ValueError(f"unknown device {name!r}; expected 'auto', 'cpu', 'cuda', 'cuda:1' ... or 'mps'")
+    if name == "cpu":
+        return name
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    n_devices = torch.get_device_module(kind).device_count()
+    if int(index or 0) >= n_devices:
+        raise ValueError(f"there is no device {name!r} here; of the kind {kind!r} there are {n_devices}")
+    return name

@@ -1,0 +1,152 @@
+"""CNN / DailyMail (Hermann et al. 2015, version 3.0.0 of See et al. 2017): articles and their highlights.
+
+    prompt      Summarize: (CNN) -- Harry Potter star ...       prompt_prefix, article, prompt_suffix
+    reference   highlights, a line each
+
+Beside tables, two published forms are read. Stories have `@highlight` lines behind the article; which belong to a split
+is told by folders or by lists of addresses, of which the file's name is the SHA-1. PreSumm's JSON (Liu and Lapata 2019)
+has sentences of lower-case tokens, here joined by spaces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.columns import cell, text_cell
+from rl4lms_like.data_pools.hub import HubTable
+from rl4lms_like.data_pools.published import Layout, Published, Source
+from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
+from rl4lms_like.data_pools.tables import LocatedRow, json_rows
+from rl4lms_like.scoring.nltk_data import require_sentences, words
+
+HUB = HubTable("abisee/cnn_dailymail", "3.0.0")
+
+_HIGHLIGHT = "@highlight"
+_SENTENCE_ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")
+
+
+class CNNDailyMail(TextGenPool):
+    """News articles as prompts, their highlights as references."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        prompt_suffix: str = "",
+        prompt_prefix: str = "",
+        truncate_article: Count | None = None,
+        max_size: Count | None = None,
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+    ) -> CNNDailyMail:
+        """Builds the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            prompt_suffix: put behind the article.
+            prompt_prefix: put before it.
+            truncate_article: the prompt has so many NLTK word tokens of the article, with spaces between.
+            max_size: at most so many samples a split.
+            data_dir: a local copy: stories `{train,val,test}/*.story`, or stories anywhere with lists of addresses,
+                `all_{train,val,test}.txt` or `mapping_{train,valid,test}.txt`; PreSumm's `*.{train,valid,test}.*.json`;
+                or tables with the columns article, highlights (see `published`).
+            hub_id: another repository of the hub with these columns.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed, or NLTK to truncate.
+            MissingResourceError: NLTK's punkt_tab is needed to truncate, and not there.
+        """
+        published = Published("cnn_daily_mail", "article, highlights", (STORIES, PRESUMM))
+        if truncate_article is not None:
+            require_sentences(published.needed_by)
+        samples = []
+        for index, (where, row) in enumerate(
+            published.rows(split, Source(data_dir, hub_id, hub_config, revision), HUB)
+        ):
+            if index == max_size:
+                break
+            article = text_cell(row, "article", where)
+            if truncate_article is not None:
+                article = " ".join(words(article, published.needed_by)[:truncate_article])
+            prompt = f"{prompt_prefix}{article}{prompt_suffix}"
+            samples.append(Sample(f"{split}_{index}", prompt, [text_cell(row, "highlights", where)]))
+        return cls(not_empty(samples, split, "cnn_daily_mail"))
+
+
+def article_and_highlights(story: str) -> dict[str, str]:
+    """The columns of a story. Lines that end without a mark get a full stop, as the hub's columns have it."""
+    article: list[str] = []
+    highlights: list[str] = []
+    target = article
+    for line in filter(None, (line.strip() for line in story.splitlines())):
+        if line.startswith(_HIGHLIGHT):
+            target = highlights
+        else:
+            target.append(line if line.endswith(_SENTENCE_ENDS) else f"{line} .")
+    return {"article": " ".join(article), "highlights": "\n".join(highlights)}
+
+
+def _stories(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    for name in names_of(split):
+        if files := sorted((folder / name).glob("*.story")):
+            return _read_stories(files)
+    lists = [f"{kind}_{name}.txt" for kind in ("all", "mapping") for name in names_of(split)]
+    found = sorted(file for file in folder.rglob("*.txt") if file.name in lists)
+    return _read_stories(_listed(folder, found[0])) if found else None
+
+
+def _listed(folder: Path, listing: Path) -> list[Path]:
+    """The stories of a list of addresses, in its order."""
+    stories = {file.stem: file for file in folder.rglob("*.story")}
+    with open_text(listing) as lines:
+        addresses = [line.strip() for line in lines if line.strip()]
+    names = [hashlib.sha1(address.encode()).hexdigest() for address in addresses]
+    missing = [number for number, name in enumerate(names, start=1) if name not in stories]
+    if missing:
+        raise DataPoolError(
+            f"{listing}, line {missing[0]}: no story {names[missing[0] - 1]}.story below {folder} "
+            f"({len(missing)} of {len(names)} are missing)"
+        )
+    return [stories[name] for name in names]
+
+
+def _read_stories(files: list[Path]) -> Iterator[LocatedRow]:
+    for file in files:
+        with open_text(file) as lines:
+            yield str(file), article_and_highlights(lines.read())
+
+
+def _presumm(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    pattern = re.compile(rf".*\.(?:{'|'.join(names_of(split))})\.(\d+)\.json")
+    numbered = ((pattern.fullmatch(file.name), file) for file in folder.glob("*.json"))
+    files = sorted((int(match[1]), file) for match, file in numbered if match)
+    return (_of_tokens(*located) for _, file in files for located in json_rows(file)) if files else None
+
+
+def _of_tokens(where: str, row: Mapping[str, Any]) -> LocatedRow:
+    sentences = {}
+    for name in ("src", "tgt"):
+        try:
+            sentences[name] = [" ".join(tokens) for tokens in cell(row, name, where)]
+        except TypeError as error:
+            raise DataPoolError(f"{where}, column {name!r}: expected sentences of tokens: {error}") from error
+    return where, {"article": " ".join(sentences["src"]), "highlights": "\n".join(sentences["tgt"])}
+
+
+STORIES = Layout(
+    "{train,val,test}/*.story, or *.story with all_{train,val,test}.txt or mapping_{train,valid,test}.txt", _stories
+)
+PRESUMM = Layout("*.{train,valid,test}.<number>.json of PreSumm", _presumm)

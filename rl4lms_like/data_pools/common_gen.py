@@ -1,0 +1,132 @@
+"""CommonGen (Lin et al. 2020): a sentence that uses all of a set of concepts.
+
+row        {"concepts": [field, look, stand], "target": "The player stood ..."}     one of several for the set
+prompt     generate a sentence with: field look stand.                 prefix, separator, end token
+train      a sample for each pair of set and sentence
+val, test  a sample for each set, with all its sentences as references
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.columns import cell, texts_cell
+from rl4lms_like.data_pools.hub import CONVERTED, HubTable
+from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.splits import names_of, not_empty
+from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows, paired_lines
+
+HUB = HubTable("GEM/common_gen", "default", CONVERTED)
+
+
+class CommonGen(TextGenPool):
+    """Sets of concepts as prompts, sentences that use them as references."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        concept_separator_token: str = " ",
+        concept_end_token: str = " ",
+        prefix: str = "summarize: ",
+        group_train: bool = False,
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> CommonGen:
+        """Builds the pool of a split.
+
+        `meta_data` has the `concepts`. A set without sentences (the published test split) has no references.
+
+        Args:
+            split: `train`, `val` or `test`.
+            concept_separator_token: put between concepts.
+            concept_end_token: put behind them.
+            prefix: put before them.
+            group_train: also the training split has one sample a set, with all its sentences as references.
+            data_dir: a local copy: `commongen.{train,dev,test}.jsonl` (concept_set, scene), or
+                `commongen.{train,dev,test}.src_alpha.txt` beside `.tgt.txt`, or tables with the columns concepts,
+                target or references (see `published`).
+            hub_id: another repository of the hub with these columns, such as `allenai/common_gen`.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        published = Published("commongen", "concepts, target (or references)", (SCENES, PARALLEL))
+        rows = published.rows(split, Source(data_dir, hub_id, hub_config, revision), HUB)
+        pairs = _by_set(rows) if split != "train" or group_train else _one_by_one(rows)
+        samples = []
+        for index, (concepts, sentences) in enumerate(pairs):
+            if index == max_size:
+                break
+            prompt = f"{prefix}{concept_separator_token.join(concepts)}{concept_end_token}"
+            samples.append(Sample(f"{split}_{index}", prompt, sentences, {"concepts": concepts}))
+        return cls(not_empty(samples, split, "commongen"))
+
+
+def _one_by_one(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]:
+    for where, row in rows:
+        concepts, sentences = _pair(row, where)
+        yield from ((concepts, [sentence]) for sentence in sentences)
+
+
+def _by_set(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]:
+    """Sets in the order in which they first occur, each with its sentences in their order."""
+    sets: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
+    for where, row in rows:
+        concepts, sentences = _pair(row, where)
+        sets.setdefault(tuple(sorted(concepts)), (concepts, []))[1].extend(sentences)
+    yield from sets.values()
+
+
+def _pair(row: Mapping[str, Any], where: str) -> tuple[list[str], list[str]]:
+    """Concepts and sentences of a row; `references`, where there are any, hold `target` too."""
+    concepts = texts_cell(row, "concepts", where)
+    if not concepts:
+        raise DataPoolError(f"{where}, column 'concepts': expected the concepts, got {cell(row, 'concepts', where)!r}")
+    column = "references" if row.get("references") else "target"
+    return concepts, [sentence for sentence in texts_cell(row, column, where) if sentence.strip()]
+
+
+def _scenes(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    file = first_file(folder, *(f"commongen.{name}.jsonl" for name in names_of(split)))
+    return None if file is None else (_of_scene(where, row) for where, row in json_line_rows(file))
+
+
+def _of_scene(where: str, row: Mapping[str, Any]) -> LocatedRow:
+    """`field_N#look_V` are the concepts field and look, a noun and a verb."""
+    concept_set = cell(row, "concept_set", where)
+    if not isinstance(concept_set, str):
+        raise DataPoolError(f"{where}, column 'concept_set': expected text, got {concept_set!r}")
+    concepts = [concept.rpartition("_")[0] or concept for concept in concept_set.split("#")]
+    return where, {"concepts": concepts, "references": texts_cell(row, "scene", where), "target": None}
+
+
+def _parallel(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    for name in names_of(split):
+        concepts = first_file(folder, f"commongen.{name}.src_alpha.txt", f"{name}.src_alpha.txt")
+        sentences = first_file(folder, f"commongen.{name}.tgt.txt", f"{name}.tgt.txt")
+        if concepts and sentences:
+            return _line_by_line(concepts, sentences)
+    return None
+
+
+def _line_by_line(concepts: Path, sentences: Path) -> Iterator[LocatedRow]:
+    for where, words, sentence in paired_lines(concepts, sentences):
+        yield where, {"concepts": words.split(), "target": sentence}
+
+
+SCENES = Layout("commongen.{train,dev,test}.jsonl with concept_set, scene", _scenes)
+PARALLEL = Layout("commongen.{train,dev,test}.src_alpha.txt beside commongen.{train,dev,test}.tgt.txt", _parallel)

@@ -1,0 +1,125 @@
+"""CRD3 (Rameshkumar and Bailey 2020): the next turn of a recorded game of Dungeons and Dragons.
+
+    turn        {"NAMES": ["MATT"], "UTTERANCES": ["Hello everyone.", "Enjoy!"]}
+    prompt      LAURA: Hi.          the last `max_context_size` turns, a line each
+                SAM: Hello.
+                MATT:               who speaks next (the first name of the turn), a colon and a space
+    reference   Hello everyone. Enjoy!
+
+A turn with fewer than two turns before it is no sample.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.columns import cell
+from rl4lms_like.data_pools.hub import downloaded
+from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
+from rl4lms_like.data_pools.tables import LocatedRow
+
+URL = "https://github.com/RevanthRameshkumar/CRD3/archive/refs/heads/master.zip"
+FOLDER = "CRD3-master"
+N_EARLIER = 2
+"""Turns that must lie before a sample's turn."""
+
+
+class CRD3DialogueGeneration(TextGenPool):
+    """The last turns of a game as prompts, what is said next as the reference."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        max_context_size: Count,
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> CRD3DialogueGeneration:
+        """Builds the pool of a split. By default the data is the project's repository, fetched once.
+
+        Args:
+            split: `train`, `val` or `test`.
+            max_context_size: turns of a prompt, at most.
+            data_dir: a local copy: the repository with `data/aligned data/{train,val,test}_files` and
+                `data/cleaned data/*.json`, or tables with the column turns (names, utterances), a dialogue a row (see
+                `published`).
+            hub_id: a repository of the hub with this column instead.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be fetched, loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        source = Source(data_dir, hub_id, hub_config, revision)
+        published = Published("crd3", "turns", (REPOSITORY,))
+        names_of(split)
+        if source == Source():
+            source = Source(str(downloaded(URL, published.needed_by, unpack=True)))
+        samples: list[Sample] = []
+        for episode, (where, row) in enumerate(published.rows(split, source, None)):
+            lines: list[str] = []
+            for turn, (name, text) in enumerate(_turns(row, where)):
+                if turn >= N_EARLIER:
+                    prompt = "\n".join([*lines[-max_context_size:], f"{name}: "])
+                    samples.append(Sample(f"{split}_ep_{episode}_turn_{turn}", prompt, [text]))
+                lines.append(f"{name}: {text}")
+            if max_size is not None and len(samples) >= max_size:
+                break
+        return cls(not_empty(samples[:max_size], split, "crd3"))
+
+
+def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
+    """Who speaks, and what."""
+    turns = cell(row, "turns", where)
+    if isinstance(turns, Mapping):  # how `datasets` keeps a list of dicts: column by column
+        turns = [
+            {"names": names, "utterances": utterances}
+            for names, utterances in zip(cell(turns, "names", where), cell(turns, "utterances", where), strict=True)
+        ]
+    for number, turn in enumerate(turns):
+        try:
+            yield turn["names"][0], " ".join(turn["utterances"])
+        except (IndexError, KeyError, TypeError) as error:
+            raise DataPoolError(f"{where}, turn {number}: expected names and utterances, got {turn!r}") from error
+
+
+def _repository(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    for root in (folder, folder / FOLDER, folder / "data"):
+        data = root if root.name == "data" else root / "data"
+        listing = first_file(data / "aligned data", *(f"{name}_files" for name in names_of(split)))
+        if listing:
+            return _episodes(data / "cleaned data", listing)
+    return None
+
+
+def _episodes(folder: Path, listing: Path) -> Iterator[LocatedRow]:
+    with open_text(listing) as lines:
+        names = [line.strip() for line in lines]
+    for name in filter(None, names):
+        file = folder / f"{name}.json"
+        with open_text(file) as text:
+            try:
+                episode = json.load(text)
+            except json.JSONDecodeError as error:
+                raise DataPoolError(f"{file}, line {error.lineno}: not JSON: {error.msg}") from error
+        turns = cell(episode, "TURNS", str(file))
+        yield str(file), {"turns": [{key.lower(): value for key, value in turn.items()} for turn in turns]}
+
+
+REPOSITORY = Layout(
+    "data/aligned data/{train,val,test}_files and data/cleaned data/*.json (the repository of CRD3)",
+    _repository,
+)

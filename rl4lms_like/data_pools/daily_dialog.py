@@ -1,0 +1,107 @@
+"""DailyDialog (Li et al. 2017): the next utterance of a dialogue.
+
+    utterances   a  b  c  d                                 context_size: 2
+    prompt       a<EOU>b <EOU>     b<EOU>c <EOU>            the last two, `<EOU>` between, a space and `<EOU>` behind
+    reference    c<EOU>            d<EOU>
+    meta_data    {"emotion": [0..6], "intent": [1..4]}      of the utterance that is the reference
+
+`<EOU>` is plain text, no special token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.columns import cell, text_cell, texts_cell
+from rl4lms_like.data_pools.dialogues import ORIGINAL, PAIRS, utterances_of
+from rl4lms_like.data_pools.hub import CONVERTED, HubTable
+from rl4lms_like.data_pools.published import Published, Source
+from rl4lms_like.data_pools.splits import not_empty
+
+HUB = HubTable("li2017dailydialog/daily_dialog", "default", CONVERTED)
+
+
+class DailyDialog(TextGenPool):
+    """The last utterances of a dialogue as prompts, the next one as the reference."""
+
+    EOU_TOKEN = "<EOU>"
+    """Ends an utterance."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        context_size: Count,
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> DailyDialog:
+        """Builds the pool of a split: a sample for each utterance with `context_size` utterances before it.
+
+        Args:
+            split: `train`, `val` or `test`.
+            context_size: utterances of a prompt.
+            data_dir: a local copy: DailyDialog's own `dialogues_train.txt`, `dialogues_act_train.txt` and
+                `dialogues_emotion_train.txt` (validation, test), there or in folders of the splits' names; or
+                `{train,dev,test}.txt` with lines `context,response` (`meta_data` is empty, a line without response has
+                no reference); or tables with the columns dialog, act, emotion or context, response (see `published`).
+            hub_id: another repository of the hub with these columns.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found, or no dialogue is long enough.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        published = Published("daily_dialog", "dialog, act, emotion (or context, response)", (ORIGINAL, PAIRS))
+        samples: list[Sample] = []
+        number, longest = 0, 0
+        for where, row in published.rows(split, Source(data_dir, hub_id, hub_config, revision), HUB):
+            utterances = list(_turns(row, where))
+            longest = max(longest, len(utterances) - 1)
+            earlier = [text for text, _ in utterances if text is not None]
+            for turn, (text, meta_data) in enumerate(utterances):
+                if turn >= context_size and (meta_data is not None or turn == len(utterances) - 1):
+                    context = cls.EOU_TOKEN.join(earlier[turn - context_size : turn])
+                    references = [] if text is None else [f"{text}{cls.EOU_TOKEN}"]
+                    prompt = f"{context} {cls.EOU_TOKEN}"
+                    samples.append(Sample(f"{split}_{number}", prompt, references, meta_data))
+                number += 1
+            if max_size is not None and len(samples) >= max_size:
+                break
+        if longest and not samples:
+            raise DataPoolError(
+                f"daily_dialog: no utterance of the split {split!r} has {context_size} before it, at most {longest}: "
+                "set context_size"
+            )
+        return cls(not_empty(samples[:max_size], split, "daily_dialog"))
+
+
+def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str | None, dict[str, Any] | None]]:
+    """Utterances with their meta data; of a cut dialogue only the last can be a reference, and may be missing."""
+    if "dialog" not in row and "context" in row:
+        response = cell(row, "response", where)
+        yield from ((text, None) for text in utterances_of(text_cell(row, "context", where)))
+        yield (None if response is None else text_cell(row, "response", where)), None
+        return
+    texts = texts_cell(row, "dialog", where)
+    emotions, acts = (_labels(row, name, len(texts), where) for name in ("emotion", "act"))
+    for text, emotion, act in zip(texts, emotions, acts, strict=True):
+        yield text, {"emotion": [emotion], "intent": [act]}
+
+
+def _labels(row: Mapping[str, Any], name: str, count: int, where: str) -> Sequence[int]:
+    labels = cell(row, name, where)
+    if not isinstance(labels, list) or len(labels) != count:
+        raise DataPoolError(
+            f"{where}, column {name!r}: expected a number for each of {count} utterances, got {labels!r}"
+        )
+    return labels

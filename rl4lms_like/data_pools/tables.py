@@ -1,0 +1,150 @@
+"""Rows of local table files, each with where it stands, for messages.
+
+    a.jsonl           one JSON object a line                        a.jsonl, line 7
+    a.json            a list of objects; or JSON lines              a.json, entry 7
+    a.csv, a.tsv      values under a header line                    a.csv, line 7
+    a.parquet         as pyarrow reads it (extra 'data')            a.parquet, row 7
+
+All but parquet may be packed by gzip (`a.jsonl.gz`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rl4lms_like.core.errors import DataPoolError, import_extra
+from rl4lms_like.data_pools.splits import open_text
+
+LocatedRow: TypeAlias = "tuple[str, Mapping[str, Any]]"
+"""Where a row stands (file and line), and the row: column -> value."""
+
+FORMATS = ("parquet", "jsonl", "json", "csv", "tsv")
+"""Endings of the files that `table_rows` reads; the first that is there is read."""
+
+
+def table_rows(file: Path) -> Iterator[LocatedRow]:
+    """The rows of a file, by what its name ends with.
+
+    Raises:
+        DataPoolError: it cannot be read; the message names file and line.
+        MissingExtraError: it is a parquet file and pyarrow is not installed.
+    """
+    name = file.name.removesuffix(".gz")
+    readers: dict[str, Callable[[Path], Iterator[LocatedRow]]] = {
+        ".parquet": parquet_rows,
+        ".jsonl": json_line_rows,
+        ".json": json_rows,
+        ".csv": csv_rows,
+        ".tsv": csv_rows,
+    }
+    return readers[Path(name).suffix](file)
+
+
+def json_line_rows(file: Path) -> Iterator[LocatedRow]:
+    """The objects of a file with one JSON object a line; empty lines are left out.
+
+    Raises:
+        DataPoolError: the file cannot be read, or a line is no JSON object.
+    """
+    with open_text(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{file}, line {number}"
+            try:
+                row = json.loads(line.rstrip())
+            except json.JSONDecodeError as error:
+                raise DataPoolError(f"{where}, character {error.colno}: not JSON: {error.msg}") from error
+            if not isinstance(row, dict):
+                raise DataPoolError(f"{where}: expected a JSON object, got {line.strip()[:60]}")
+            yield where, row
+
+
+def json_rows(file: Path) -> Iterator[LocatedRow]:
+    """The objects of a JSON file: a list of them, an object that holds one list of them, or JSON lines.
+
+    Raises:
+        DataPoolError: the file cannot be read, or holds something else.
+    """
+    with open_text(file) as lines:
+        text = lines.read()
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            yield from json_line_rows(file)
+            return
+        raise DataPoolError(f"{file}, line {error.lineno}, character {error.colno}: not JSON: {error.msg}") from error
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list) and value]
+        content = lists[0] if len(lists) == 1 and isinstance(lists[0][0], dict) else [content]
+    if not isinstance(content, list):
+        raise DataPoolError(f"{file}: expected a list of JSON objects, got {text.strip()[:60]}")
+    for number, row in enumerate(content):
+        if not isinstance(row, dict):
+            raise DataPoolError(f"{file}, entry {number}: expected a JSON object, got {str(row)[:60]}")
+        yield f"{file}, entry {number}", row
+
+
+def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
+    """The rows of a file of separated values with a header line.
+
+    Args:
+        file: its path.
+        delimiter: what separates values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
+
+    Raises:
+        DataPoolError: the file cannot be read, or a row has more or fewer values than the header.
+    """
+    with open_text(file) as lines:
+        table = csv.reader(lines, delimiter=delimiter or ("\t" if ".tsv" in file.suffixes else ","), strict=True)
+        try:
+            header = next(table, [])
+            for values in table:
+                where = f"{file}, line {table.line_num}"
+                if values and len(values) != len(header):
+                    counts = f"{len(values)} values for {len(header)} columns"
+                    raise DataPoolError(f"{where}: {counts} ({', '.join(header)})")
+                if values:
+                    yield where, dict(zip(header, values, strict=True))
+        except csv.Error as error:
+            raise DataPoolError(f"{file}, line {table.line_num}: not CSV: {error}") from error
+
+
+def parquet_rows(file: Path) -> Iterator[LocatedRow]:
+    """The rows of a parquet file.
+
+    Raises:
+        DataPoolError: the file cannot be read.
+        MissingExtraError: pyarrow is not installed.
+    """
+    parquet = import_extra("pyarrow.parquet", extra="data", needed_by=f"reading {file.name}")
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                yield f"{file}, row {number}", row
+                number += 1
+    except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
+        raise DataPoolError(f"cannot read {file}: {error}") from error
+
+
+def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
+    """Line after line of two parallel text files: where it stands, and the two texts without their line ends.
+
+    Raises:
+        DataPoolError: a file cannot be read, or one has fewer lines than the other.
+    """
+    with open_text(left, "\n") as left_lines, open_text(right, "\n") as right_lines:
+        for number, (here, there) in enumerate(zip_longest(left_lines, right_lines), start=1):
+            if here is None or there is None:
+                shorter, longer = (left, right) if here is None else (right, left)
+                raise DataPoolError(
+                    f"{shorter} has {number - 1} lines, {longer} has more: their lines must be parallel"
+                )
+            yield f"{left}, line {number}", here.rstrip("\r\n"), there.rstrip("\r\n")

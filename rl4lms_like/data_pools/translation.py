@@ -1,0 +1,237 @@
+"""Translation pairs: the text of one language is the prompt, that of the other the reference.
+
+row          {"translation": {"en": "A dog.", "de": "Ein Hund."}}        or columns en and de
+prompt       translate English to German: A dog.                         prompt_prefix, text, prompt_suffix
+local files  train.en train.de val.en val.de test.en test.de             line n of one translates line n of the other
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.columns import text_cell
+from rl4lms_like.data_pools.hub import CONVERTED, HubTable
+from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.splits import names_of, not_empty
+from rl4lms_like.data_pools.tables import LocatedRow, paired_lines
+
+PREPROCESSED_WMT14 = HubTable("stas/wmt14-en-de-pre-processed", "ende", CONVERTED)
+NEWS_COMMENTARY = HubTable("Helsinki-NLP/news_commentary", "de-en")
+WMT16 = HubTable("wmt/wmt16", "de-en")
+IWSLT2017 = HubTable("IWSLT/iwslt2017", "iwslt2017-de-en", CONVERTED)
+
+_FLICKR_TEST = "test_2016_flickr"  # what Multi30k calls the test split that papers report
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The pool, its languages, and what stands around the source text."""
+
+    pool: str
+    source: str
+    target: str
+    prefix: str = ""
+    suffix: str = ""
+
+    def samples(self, split: str, source: Source, default: HubTable, max_size: int | None) -> list[Sample]:
+        languages = f"{self.source}, {self.target}"
+        parallel = Layout(
+            f"{{train,val,test}}.{self.source} beside {{train,val,test}}.{self.target}, also .gz, valid, validation or "
+            f"dev for val, {_FLICKR_TEST} for test, .{self.source}-{self.target} before the ending, or .source and "
+            ".target as endings",
+            partial(_parallel, languages=(self.source, self.target)),
+        )
+        published = Published(self.pool, f"translation (with {languages}) or {languages}", (parallel,))
+        samples = []
+        for index, (where, row) in enumerate(published.rows(split, source, default)):
+            if index == max_size:
+                break
+            prompt = f"{self.prefix}{_text(row, self.source, where)}{self.suffix}"
+            samples.append(Sample(f"{split}_{index}", prompt, [_text(row, self.target, where)]))
+        return not_empty(samples, split, self.pool)
+
+
+class WMT(TextGenPool):
+    """Pairs of any data set with a column `translation`; of the WMT conferences by its bare name, `wmt16`."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        source_language: str,
+        target_language: str,
+        wmt_id: str = "wmt16",
+        prompt_suffix: str = "",
+        prompt_prefix: str = "",
+        data_dir: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> WMT:
+        """Builds the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            source_language: code of the language of prompts, `en`.
+            target_language: code of the language of references, `de`.
+            wmt_id: the data set's id on the hub; `wmt16` means `wmt/wmt16`.
+            prompt_suffix: put behind the source text.
+            prompt_prefix: put before it.
+            data_dir: a local copy instead: parallel text files `train.en`, `train.de`, `val.en`, ..., packed or not
+                (Multi30k's `test_2016_flickr.en.gz` too), or tables with the column translation (see `published`).
+            hub_config: the configuration; default: source-target, or target-source where there is no such.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        path = f"wmt/{wmt_id}" if re.fullmatch(r"wmt\d+", wmt_id) else wmt_id
+        pair = _Pair("wmt16", source_language, target_language, prompt_prefix, prompt_suffix)
+        source = Source(data_dir, None, None, revision)
+        configs = [hub_config] if hub_config else [f"{pair.source}-{pair.target}", f"{pair.target}-{pair.source}"]
+        for config in configs[:-1]:
+            try:
+                return cls(pair.samples(split, source, HubTable(path, config), max_size))
+            except DataPoolError as error:
+                if data_dir is not None or not isinstance(error.__cause__, ValueError):
+                    raise  # only a configuration that is not there is a reason to try the other
+        return cls(pair.samples(split, source, HubTable(path, configs[-1]), max_size))
+
+
+class WMT14PreprocessedEnDe(TextGenPool):
+    """English to German: the training data of WMT 14 as Ott et al. (2018) prepared it."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        prompt_suffix: str = "",
+        prompt_prefix: str = "",
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> WMT14PreprocessedEnDe:
+        """Builds the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            prompt_suffix: put behind the English text.
+            prompt_prefix: put before it.
+            data_dir: a local copy: `train.source` beside `train.target`, `val...`, `test...`, or the files of `WMT`.
+            hub_id: another repository of the hub with the column translation.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        pair = _Pair("wmt14_processed_en_de", "en", "de", prompt_prefix, prompt_suffix)
+        source = Source(data_dir, hub_id, hub_config, revision)
+        return cls(pair.samples(split, source, PREPROCESSED_WMT14, max_size))
+
+
+class WMT16NewsOnlyDatasetEnDe(TextGenPool):
+    """English to German: News Commentary to train on, the news of WMT 16 to validate and test with."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        prompt_suffix: str = "",
+        prompt_prefix: str = "",
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> WMT16NewsOnlyDatasetEnDe:
+        """Builds the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            prompt_suffix: put behind the English text.
+            prompt_prefix: put before it.
+            data_dir: a local copy of all three splits, in the files of `WMT`.
+            hub_id: one other repository of the hub for all three splits, with the column translation.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        pair = _Pair("wmt16newsonly", "en", "de", prompt_prefix, prompt_suffix)
+        source = Source(data_dir, hub_id, hub_config, revision)
+        return cls(pair.samples(split, source, NEWS_COMMENTARY if split == "train" else WMT16, max_size))
+
+
+class IWSLT2017EnDe(TextGenPool):
+    """English to German: talks, from the campaign of IWSLT 2017."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        prompt_suffix: str = "",
+        prompt_prefix: str = "",
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> IWSLT2017EnDe:
+        """Builds the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            prompt_suffix: put behind the English text.
+            prompt_prefix: put before it.
+            data_dir: a local copy, in the files of `WMT`.
+            hub_id: another repository of the hub with the column translation.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        pair = _Pair("iwslt2017en_de", "en", "de", prompt_prefix, prompt_suffix)
+        return cls(pair.samples(split, Source(data_dir, hub_id, hub_config, revision), IWSLT2017, max_size))
+
+
+def _text(row: Mapping[str, Any], language: str, where: str) -> str:
+    return text_cell(row, f"translation.{language}" if "translation" in row else language, where)
+
+
+def _parallel(folder: Path, split: str, languages: tuple[str, str]) -> Iterator[LocatedRow] | None:
+    source, target = languages
+    names = [*names_of(split), *([_FLICKR_TEST] if split == "test" else [])]
+    endings = [
+        (source, target),
+        (f"{source}-{target}.{source}", f"{source}-{target}.{target}"),
+        (f"{target}-{source}.{source}", f"{target}-{source}.{target}"),
+        ("source", "target"),
+    ]
+    for name in names:
+        for here, there in endings:
+            left, right = first_file(folder, f"{name}.{here}"), first_file(folder, f"{name}.{there}")
+            if left and right:
+                return ((where, {source: a, target: b}) for where, a, b in paired_lines(left, right))
+    return None

@@ -1,0 +1,117 @@
+"""What sequence classifiers say of the texts, as the rewards of the same ids."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from rl4lms_like.core.devices import Device, Dtype
+from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
+from rl4lms_like.metrics.base import BaseMetric, MetricResults
+from rl4lms_like.scoring.classifier import classifier, label_probabilities
+from rl4lms_like.scoring.reward_model import RewardModelScorer, Template, Value
+
+
+class LearnedRewardMetric(BaseMetric):
+    """The probability that a classifier gives one label, for prompt and response read as one text.
+
+    Args:
+        model_name: hub id or local folder of a sequence classifier.
+        label_ix: index of the label.
+        batch_size: texts per forward pass.
+        include_prompt_for_eval: read the prompt before the response; False: the response alone.
+        device: of the classifier; `auto` is a GPU if there is one.
+        dtype: of its weights.
+        trust_remote_code: run code that the checkpoint brings along.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        label_ix: Whole,
+        batch_size: Count = 32,
+        include_prompt_for_eval: bool = True,
+        device: Device = "auto",
+        dtype: Dtype = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.label_ix = label_ix
+        self.include_prompt_for_eval = include_prompt_for_eval
+        self.classifier = classifier(
+            model_name, batch_size=batch_size, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+        self.classifier.check_label(label_ix, single=False)
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """`semantic/learned_automodel_metric`: the probability for each text, and the mean."""
+        scores = label_probabilities(
+            self.classifier,
+            prompt_texts,
+            generated_texts,
+            label_ix=self.label_ix,
+            include_prompt=self.include_prompt_for_eval,
+        )
+        return {"semantic/learned_automodel_metric": (scores, fmean(scores))}
+
+
+class RewardModelMetric(BaseMetric):
+    """What a reward model says of the responses: the logit of a sequence classifier, or a label's probability.
+
+    Args:
+        model_name: hub id or local folder of a sequence classifier.
+        template: how it reads them: `text` prompt + response, `response` alone, `pair` as two texts, `chat` as a user's
+            and an assistant's message in the tokenizer's chat template.
+        label: index or name of the label that counts; may be left out where the model has one logit.
+        value: `logit`, or `probability`: sigmoid of a single logit, softmax over several.
+        scale: factor of the value.
+        clip: the largest size of the score, after scaling.
+        batch_size: texts per forward pass.
+        device: of the model; `auto` is a GPU if there is one.
+        dtype: of its weights.
+        trust_remote_code: run code that the checkpoint brings along.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        template: Template = "text",
+        label: Whole | str | None = None,
+        value: Value = "logit",
+        scale: Finite = 1.0,
+        clip: NonNegative | None = None,
+        batch_size: Count = 32,
+        device: Device = "auto",
+        dtype: Dtype = "float32",
+        trust_remote_code: bool = False,
+    ) -> None:
+        reward_model = classifier(
+            model_name,
+            role="reward model",
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+        )
+        reward_model.check_label(label)
+        self.scorer = RewardModelScorer(reward_model, template, label, value, scale, clip)
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """`semantic/reward_model`: the score of each text, and the mean."""
+        scores = self.scorer.scores(prompt_texts, generated_texts)
+        return {"semantic/reward_model": (scores, fmean(scores))}

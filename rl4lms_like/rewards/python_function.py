@@ -1,0 +1,194 @@
+"""Any Python function as a reward, sync or async, for all texts at once or for each.
+
+    async def judge(*, prompt, response, references, meta_info, **kwargs) -> float        batched: false
+
+          scores ── texts ──> loop in a thread of its own ── at most max_concurrency at a time ──> numbers, in order
+
+The loop lives as long as the reward, so that what a function keeps between calls (a client, a semaphore) stays usable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from rl4lms_like.core.numbers import Count, Positive
+from rl4lms_like.rewards.text import TextReward
+
+T = TypeVar("T")
+
+_EXCERPT = 60
+
+
+class PythonReward(TextReward):
+    """What a function returns, by its import path.
+
+    With `batched`, it is called as `function(prompts=..., responses=..., references=..., meta_infos=..., **kwargs)` and
+    returns one number for each; otherwise as `function(prompt=..., response=..., references=..., meta_info=...,
+    **kwargs)` for each finished response, and returns a number. Either may be `async`.
+
+    Args:
+        function: `package.module:name`, of an installed package or the working folder.
+        batched: one call for all texts; false: one for each.
+        kwargs: what it gets by name besides.
+        max_concurrency: of an async function that is not batched: calls that wait at the same time.
+        timeout_s: seconds that one call may take; default: any time. A function that is not async goes on in its
+            thread, though nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        batched: bool = True,
+        kwargs: dict[str, Any] | None = None,
+        max_concurrency: Count = 16,
+        timeout_s: Positive | None = None,
+    ) -> None:
+        self.function = function
+        self.batched = batched
+        self.kwargs = dict(kwargs or {})
+        self.max_concurrency = max_concurrency
+        self.timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        imported_function(function)
+
+    @property
+    def __name__(self) -> str:
+        """What errors call it."""
+        return f"the function {self.function!r}"
+
+    def scores(
+        self,
+        prompt_texts: list[str],
+        gen_texts: list[str],
+        ref_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None],
+    ) -> Sequence[float]:
+        """What the function returns."""
+        function = imported_function(self.function)
+        if self.batched:
+            named = {"prompts": prompt_texts, "responses": gen_texts, "references": ref_texts, "meta_infos": meta_infos}
+            found: Sequence[float] = self._one(partial(function, **named, **self.kwargs))
+            return found
+        names = ("prompt", "response", "references", "meta_info")
+        rows = zip(prompt_texts, gen_texts, ref_texts, meta_infos, strict=True)
+        calls = [partial(function, **dict(zip(names, row, strict=True)), **self.kwargs) for row in rows]
+        if inspect.iscoroutinefunction(_unwrapped(function)):
+            return self._in_loop(self._all(calls, gen_texts))
+        found = []
+        for place, call in enumerate(calls):
+            try:
+                found.append(self._one(call))
+            except Exception as error:
+                raise _named(error, place, gen_texts[place]) from error
+        return found
+
+    def _one(self, call: Callable[[], Any]) -> Any:
+        """One call, whatever it is: a result that is awaitable is awaited."""
+        result = self._timed(call)
+        return self._in_loop(self._awaited(result)) if inspect.isawaitable(result) else result
+
+    async def _awaited(self, result: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(result, self.timeout_s)
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"no answer within {self.timeout_s:g} s") from error
+
+    async def _all(self, calls: Sequence[Callable[[], Any]], texts: list[str]) -> list[Any]:
+        """All calls, some at a time; the first that fails ends the others."""
+        free = asyncio.Semaphore(self.max_concurrency)
+
+        async def one(place: int) -> Any:
+            async with free:
+                try:
+                    return await self._awaited(calls[place]())
+                except Exception as error:
+                    raise _named(error, place, texts[place]) from error
+
+        tasks = [asyncio.ensure_future(one(place)) for place in range(len(calls))]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name=self.__name__, daemon=True).start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _timed(self, call: Callable[[], T]) -> T:
+        """A call of a function that is not async, given up after `timeout_s`."""
+        if self.timeout_s is None or inspect.iscoroutinefunction(_unwrapped(call)):
+            return call()
+        outcome: dict[str, Any] = {}
+
+        def run() -> None:
+            try:
+                outcome["result"] = call()
+            except BaseException as error:
+                outcome["error"] = error
+
+        thread = threading.Thread(target=run, name=self.__name__, daemon=True)
+        thread.start()
+        thread.join(self.timeout_s)
+        if thread.is_alive():
+            raise TimeoutError(f"no answer within {self.timeout_s:g} s")
+        if "error" in outcome:
+            raise outcome["error"]
+        result: T = outcome["result"]
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the loop, which another process makes for itself."""
+        return self.__dict__ | {"_loop": None}
+
+    def __del__(self) -> None:
+        loop = self.__dict__.get("_loop")
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+
+def imported_function(path: str) -> Callable[..., Any]:
+    """The function at an import path.
+
+    Raises:
+        ValueError: there is none.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ValueError(f"function: expected an import path 'package.module:name', got {path!r}")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing a user's module runs the user's code
+        raise ValueError(f"function: cannot import {path!r}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"function: {path!r} is {found!r}, which cannot be called")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The function below partial applications; of an object, its `__call__`."""
+    while isinstance(call, partial):
+        call = call.func
+    return call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
+
+
+def _named(error: Exception, place: int, text: str) -> Exception:
+    excerpt = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 3]}..."
+    return ValueError(f"on text {place}, {excerpt!r}: {type(error).__name__}: {error}")

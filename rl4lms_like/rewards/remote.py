@@ -1,0 +1,284 @@
+"""Scores from a server: texts out, numbers back, by HTTP.
+
+    POST url   {"prompts": [n], "responses": [n], "references": [n][], "meta_infos": [n]}
+    200        {"rewards": [n]}
+
+    no connection, no answer in time, cut off, 429, 5xx     again, after 1, 2, 4 ... back-offs or as `Retry-After` says
+    anything else                                           an error with URL, status and the answer's first letters
+
+Headers with secrets are read from the environment, and never stand in a config, an error or a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
+from rl4lms_like.rewards.text import TextReward
+
+if TYPE_CHECKING:
+    import httpx2
+
+_EXCERPT = 200
+_MAX_REDIRECTS = 3
+
+
+class RemoteError(ValueError):
+    """The scorer did not give usable rewards."""
+
+
+class _Passing(Exception):  # noqa: N818  (it may pass, if the request is made again)
+    """What may go away: a server that is busy, gone or slow."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+class HttpReward(TextReward):
+    """What a server answers for each finished response: `POST {prompts, responses, references, meta_infos}`.
+
+    It answers `{"rewards": [one number each]}`. A request may be made again, so scoring must have no side effects.
+
+    Args:
+        url: `http://` or `https://`, without name and password in it.
+        batch_size: texts of a request.
+        timeout_s: seconds that a request may take, its answer included.
+        retries: how often a request is made again.
+        backoff_s: seconds before the first retry; doubled with each.
+        max_wait_s: a server that asks to wait longer than that (`Retry-After`) has failed.
+        headers_from_env: header -> name of the environment variable that holds its value.
+        max_response_bytes: of an answer.
+        max_connections: requests at the same time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        batch_size: Count = 64,
+        timeout_s: Positive = 30.0,
+        retries: Whole = 3,
+        backoff_s: NonNegative = 1.0,
+        max_wait_s: NonNegative = 60.0,
+        headers_from_env: dict[str, str] | None = None,
+        max_response_bytes: Count = 10_000_000,
+        max_connections: Count = 4,
+    ) -> None:
+        self.url = _checked_url(url)
+        self.batch_size, self.timeout_s = batch_size, timeout_s
+        self.retries, self.backoff_s, self.max_wait_s = retries, backoff_s, max_wait_s
+        self.headers_from_env = dict(headers_from_env or {})
+        self.max_response_bytes, self.max_connections = max_response_bytes, max_connections
+        self._client: httpx2.Client | None = None
+        secret_headers(self.headers_from_env)
+
+    def scores(
+        self,
+        prompt_texts: list[str],
+        gen_texts: list[str],
+        ref_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None],
+    ) -> list[float]:
+        """The server's rewards, in the order of the texts."""
+        starts = range(0, len(gen_texts), self.batch_size)
+        parts = [slice(start, start + self.batch_size) for start in starts]
+        batches: list[dict[str, list[Any]]] = [
+            {
+                "prompts": prompt_texts[part],
+                "responses": gen_texts[part],
+                "references": ref_texts[part],
+                "meta_infos": meta_infos[part],
+            }
+            for part in parts
+        ]
+        if len(batches) == 1 or self.max_connections == 1:
+            return [reward for batch in batches for reward in self._rewards(batch)]
+        self._connected()
+        with ThreadPoolExecutor(self.max_connections) as pool:
+            try:
+                return [reward for rewards in pool.map(self._rewards, batches) for reward in rewards]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _rewards(self, batch: Mapping[str, list[Any]]) -> list[float]:
+        try:
+            body = json.dumps(batch, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise RemoteError(f"the samples' meta_data cannot be sent as JSON: {error}") from error
+        content = self._answer(body)
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise self._error("answered 200 with what is no JSON", content) from error
+        rewards = answer.get("rewards") if isinstance(answer, dict) else None
+        if not isinstance(rewards, list):
+            raise self._error('answered 200 without a list under "rewards"', content)
+        if len(rewards) != len(batch["responses"]):
+            raise self._error(f"answered 200 with {len(rewards)} rewards for {len(batch['responses'])} texts", content)
+        for place, reward in enumerate(rewards):
+            if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
+                raise self._error(f"answered 200 with {reward!r:.60} as reward {place}; expected a number", content)
+        return [float(reward) for reward in rewards]
+
+    def _answer(self, body: bytes) -> bytes:
+        """The answer to a request, made again as long as that may help."""
+        for attempt in range(self.retries + 1):
+            try:
+                return self._request(body)
+            except _Passing as error:
+                wait = self.backoff_s * 2**attempt if error.wait_s is None else error.wait_s
+                if error.wait_s is not None and wait > self.max_wait_s:
+                    raise RemoteError(f"{self._shown} {error}; it asks to wait {wait:g} s (max_wait_s)") from None
+                if attempt == self.retries:
+                    raise RemoteError(f"{self._shown} {error}; attempts: {attempt + 1}") from None
+                time.sleep(min(wait, self.max_wait_s))
+        raise AssertionError("unreachable")
+
+    def _request(self, body: bytes) -> bytes:
+        import httpx2
+
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers |= secret_headers(self.headers_from_env)
+        url, deadline = self.url, time.monotonic() + self.timeout_s
+        try:
+            for _ in range(_MAX_REDIRECTS + 1):
+                with self._connected().stream("POST", url, content=body, headers=headers) as response:
+                    content = self._content(response, deadline)
+                    if response.status_code in (307, 308) and "location" in response.headers:
+                        url = self._redirected(url, response.headers["location"], response.status_code)
+                        continue
+                    return self._checked(response, content)
+        except httpx2.TimeoutException as error:
+            raise _Passing(f"did not answer within {self.timeout_s:g} s") from error
+        except httpx2.TransportError as error:
+            said = self._without_secrets(str(error))
+            raise _Passing(f"could not be asked: {type(error).__name__}: {said}") from error
+        except httpx2.RequestError as error:
+            said = self._without_secrets(str(error))
+            raise RemoteError(f"{self._shown} gave no usable answer: {type(error).__name__}: {said}") from None
+        raise RemoteError(f"{self._shown} redirects more than {_MAX_REDIRECTS} times")
+
+    def _content(self, response: httpx2.Response, deadline: float) -> bytes:
+        """The body, as far as it may reach in bytes and in time."""
+        content = bytearray()
+        for piece in response.iter_bytes():
+            content += piece
+            if len(content) > self.max_response_bytes:
+                said = f"answered {response.status_code} with more than {self.max_response_bytes} bytes"
+                raise self._error(f"{said} (max_response_bytes)", bytes(content))
+            if time.monotonic() > deadline:
+                raise _Passing(f"did not finish its answer within {self.timeout_s:g} s")
+        return bytes(content)
+
+    def _checked(self, response: httpx2.Response, content: bytes) -> bytes:
+        status = response.status_code
+        if status == 429 or status >= 500:
+            said = str(self._error(f"answered {status}", content, url=False))
+            raise _Passing(said, _retry_after(response.headers.get("retry-after")))
+        if 300 <= status < 400:
+            where = _without_query(response.headers.get("location", "nowhere"))
+            raise self._error(f"answered {status}, a redirect to {where}, which is not followed", content)
+        if status != 200:
+            raise self._error(f"answered {status}", content)
+        return content
+
+    def _redirected(self, url: str, location: str, status: int) -> str:
+        """Where a redirect leads, if that is the same server."""
+        target = urljoin(url, location)
+        if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
+            where = _without_query(target)
+            raise RemoteError(f"{self._shown} answered {status}, a redirect to {where}; other servers are not followed")
+        return target
+
+    def _connected(self) -> httpx2.Client:
+        if self._client is None:
+            import httpx2
+
+            limits = httpx2.Limits(max_connections=self.max_connections)
+            self._client = httpx2.Client(timeout=self.timeout_s, limits=limits, follow_redirects=False)
+        return self._client
+
+    def _error(self, what: str, content: bytes, *, url: bool = True) -> RemoteError:
+        text = self._without_secrets(content[: 4 * _EXCERPT].decode(errors="replace"))
+        excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+        return RemoteError(f"{f'{self._shown} ' if url else ''}{what}: {excerpt!r}")
+
+    def _without_secrets(self, text: str) -> str:
+        """A server may send back what it was sent."""
+        for value in secret_headers(self.headers_from_env).values():
+            for secret in sorted({value, *value.split()}, key=len, reverse=True):
+                text = text.replace(secret, "***") if len(secret) > 3 else text
+        return text
+
+    @property
+    def _shown(self) -> str:
+        return _without_query(self.url)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the connections."""
+        return self.__dict__ | {"_client": None}
+
+
+def secret_headers(headers_from_env: Mapping[str, str]) -> dict[str, str]:
+    """Headers with their values from the environment.
+
+    Raises:
+        ValueError: a variable is not set, or a header cannot have its value, which the message does not show.
+    """
+    headers = {}
+    for header, variable in headers_from_env.items():
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            raise ValueError(f"headers_from_env: {variable}, for the header {header}, is not set in the environment")
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"headers_from_env: the value of {variable} cannot be a header: letters outside ASCII")
+        headers[header] = value
+    return headers
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"url: expected http://... or https://..., got {_without_query(url)!r}")
+    _ = parts.port  # raises where it is none
+    if parts.username or parts.password:
+        raise ValueError(
+            "url: holds a name or password; set them as a header, headers_from_env: {Authorization: MY_VARIABLE}"
+        )
+    return url
+
+
+def _without_query(url: str) -> str:
+    """The URL without what may be secret in it."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _retry_after(header: str | None) -> float | None:
+    """Seconds from a `Retry-After` header, which has seconds or a date; None if it says neither."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(int(header)))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _is_finite(number: int | float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that no float holds
+        return False

@@ -1,0 +1,135 @@
+"""BERTScore (Zhang et al., 2020): each token's nearest neighbour in the other text, by a model's hidden states.
+
+The package `bert-score` computes it; here its scorer is loaded once, and empty texts never reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.devices import existing_device
+from rl4lms_like.core.errors import ModelError, import_extra
+from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
+from rl4lms_like.scoring.frozen import longest_input, shared, version_of
+
+
+class BERTScoreModel:
+    """`bert-score`'s scorer, loaded at first use and left behind when it is pickled.
+
+    Args:
+        language: chooses the model where none is named: `en` roberta-large, `zh` bert-base-chinese, `tr` a Turkish
+            BERT, `en-sci` SciBERT, all others bert-base-multilingual-cased.
+        model_type: hub id or local folder of another model.
+        num_layers: its layer whose hidden states are compared; None: the one that `bert-score` found best, which it
+            knows for published models.
+        batch_size: texts per forward pass.
+        device: `auto`, `cpu`, `cuda:1` ...
+        dtype: of the weights.
+        idf: weigh tokens by how few references they occur in.
+        rescale_with_baseline: shift and stretch the scores by those of unrelated texts, which `bert-score` knows for
+            some models.
+        needed_by: the component, for messages.
+
+    Raises:
+        MissingExtraError: `bert-score` is not installed.
+        ModelError: the model can only be a local folder, and there is none.
+        ValueError: the layer or the baseline is not known, or there is no such device.
+    """
+
+    def __init__(
+        self,
+        language: str,
+        model_type: str | None = None,
+        num_layers: int | None = None,
+        *,
+        batch_size: int = 64,
+        device: str = "auto",
+        dtype: str = "float32",
+        idf: bool = False,
+        rescale_with_baseline: bool = False,
+        needed_by: str = "BERTScore",
+    ) -> None:
+        package = import_extra("bert_score", extra="semantic", needed_by=needed_by)
+        self.language = language.lower()
+        self.model_type = model_type or package.lang2model[self.language]
+        require_folder("model of BERTScore", self.model_type)
+        existing_device(device)
+        known = package.model2layers.get(self.model_type)
+        if num_layers is None and known is None:
+            raise ValueError(
+                f"which layer of {self.model_type!r} BERTScore is to compare is not known; give num_layers"
+            )
+        self.num_layers = known if num_layers is None else num_layers
+        self.batch_size = batch_size
+        self.device = device
+        self.dtype = dtype
+        self.idf = idf
+        self.rescale_with_baseline = rescale_with_baseline
+        baselines = Path(str(package.__file__)).parent / "rescale_baseline" / self.language
+        if rescale_with_baseline and not (baselines / f"{self.model_type}.tsv").is_file():
+            raise ValueError(f"bert-score has no baseline of {self.model_type!r} for the language {self.language!r}")
+
+    def f1(self, generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        """The best F1 over its references for each text, which has at least one.
+
+        An empty text, and an empty reference, have 0 (before rescaling), as in `bert-score`.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
+        pairs = [(text, ref) for text, each in zip(generated_texts, references, strict=True) for ref in each]
+        comparable = [(text, ref) for text, ref in dict.fromkeys(pairs) if text.strip() and ref.strip()]
+        if self.idf and comparable:
+            self._scorer._idf_dict = None  # else a warning that it is replaced
+            self._scorer.compute_idf([ref for _, ref in pairs])
+        score_of = dict(zip(comparable, self._scores(comparable), strict=True))
+        score_of.update((pair, self._of_nothing) for pair in pairs if pair not in score_of)
+        return [
+            max(score_of[text, ref] for ref in each) for text, each in zip(generated_texts, references, strict=True)
+        ]
+
+    def _scores(self, pairs: list[tuple[str, str]]) -> list[float]:
+        if not pairs:
+            return []
+        texts, references = [text for text, _ in pairs], [ref for _, ref in pairs]
+        return self._scorer.score(texts, references, batch_size=self.batch_size)[2].tolist()
+
+    @cached_property
+    def _of_nothing(self) -> float:
+        """The score of an empty text."""
+        if not self.rescale_with_baseline:
+            return 0.0
+        baseline = float(self._scorer.baseline_vals[2])
+        return -baseline / (1 - baseline)
+
+    @cached_property
+    def _scorer(self) -> Any:
+        setting = (self.language, self.model_type, self.num_layers, self.device, self.dtype, self.idf)
+        return shared((*setting, self.rescale_with_baseline, version_of(self.model_type)), self._load)
+
+    def _load(self) -> Any:
+        import torch
+        from bert_score import BERTScorer
+
+        try:
+            with torch.random.fork_rng(devices=[]):  # an unused part that the checkpoint lacks is drawn at random
+                scorer = BERTScorer(
+                    model_type=place_of(self.model_type),
+                    num_layers=self.num_layers,
+                    idf=self.idf,
+                    nthreads=0,
+                    device=existing_device(self.device),
+                    lang=self.language,
+                    rescale_with_baseline=self.rescale_with_baseline,
+                )
+        except Exception as error:
+            raise ModelError(cannot_load("model of BERTScore", self.model_type, error)) from error
+        scorer._model.to(getattr(torch, self.dtype)).requires_grad_(False)
+        scorer._tokenizer.model_max_length = longest_input(scorer._model, scorer._tokenizer) or 10**6
+        return scorer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_scorer", "_of_nothing")}

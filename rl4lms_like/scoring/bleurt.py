@@ -1,0 +1,71 @@
+"""BLEURT (Sellam et al., 2020): a BERT that was tuned on people's ratings reads a reference and a candidate.
+
+The published TensorFlow checkpoints are on the hub as plain BERT with one logit; BLEURT-20 and its distilled sizes have
+an architecture of their own and are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from rl4lms_like.scoring.classifier import Classifier, classifier
+
+DEFAULT = "bleurt-base-128"
+
+CHECKPOINTS = MappingProxyType(
+    {
+        f"bleurt-{size}-{length}": (f"Elron/bleurt-{size}-{length}", length)
+        for size in ("tiny", "base", "large")
+        for length in (128, 512)
+    }
+)
+"""Published name -> where the hub has it as plain BERT, and the most tokens of a pair."""
+
+
+def bleurt_classifier(checkpoint: str | None, *, batch_size: int, device: str, dtype: str) -> Classifier:
+    """The checkpoint as a classifier of pairs.
+
+    Args:
+        checkpoint: a published name, a hub id or a local folder of a BERT with one logit; None: `bleurt-base-128`.
+        batch_size: pairs per forward pass.
+        device: `auto`, `cpu`, `cuda:1` ...
+        dtype: of the weights.
+
+    Raises:
+        ModelError: it can only be a local folder, and there is none, or one of a model with several logits.
+        ValueError: a published checkpoint that is not plain BERT.
+    """
+    name = checkpoint or DEFAULT
+    if name.startswith("BLEURT-20"):
+        raise ValueError(f"{name} is not plain BERT and cannot be loaded; there are {', '.join(CHECKPOINTS)}")
+    hub_id, max_length = CHECKPOINTS.get(name, (name, None))
+    scorer = classifier(
+        hub_id,
+        batch_size=batch_size,
+        device=device,
+        dtype=dtype,
+        role="BLEURT checkpoint",
+        truncation_side="right",
+        max_length=max_length,
+    )
+    scorer.check_label(None)
+    return scorer
+
+
+def bleurt_scores(
+    scorer: Classifier, generated_texts: Sequence[str], references: Sequence[Sequence[str]]
+) -> list[float]:
+    """The best score over its references for each text, roughly from -1 to 1; each text has at least one.
+
+    Long pairs lose the ends of their longer texts, as in the original. An empty text is scored as any other.
+    """
+    pairs = [(reference, text) for text, each in zip(generated_texts, references, strict=True) for reference in each]
+    distinct = list(dict.fromkeys(pairs))
+    index = scorer.label_index(None)
+    logits = scorer.logits([reference for reference, _ in distinct], [text for _, text in distinct])
+    score_of = dict(zip(distinct, logits[:, index].tolist(), strict=True))
+    return [
+        max(score_of[reference, text] for reference in each)
+        for text, each in zip(generated_texts, references, strict=True)
+    ]

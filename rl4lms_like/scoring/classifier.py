@@ -1,0 +1,204 @@
+"""Sequence classifiers and reward models: texts in, one row of logits each out.
+
+texts ─ tokens, cut to what the model takes ─ sorted by length ─ batches, padded on the right ─ logits in the old order
+
+A reward model has one logit; of a classifier's several, one label is the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input
+
+if TYPE_CHECKING:
+    import torch
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A frozen sequence classifier, and how it is fed.
+
+    Args:
+        frozen: the checkpoint, of `AutoModelForSequenceClassification`.
+        batch_size: texts per forward pass.
+        max_length: tokens; longer inputs are cut on the tokenizer's truncation side. None: what the model takes.
+    """
+
+    frozen: FrozenModel
+    batch_size: int
+    max_length: int | None = None
+
+    @property
+    def n_labels(self) -> int:
+        """How many logits it has."""
+        return int(self.frozen.model.config.num_labels)
+
+    def logits(
+        self, texts: Sequence[str], second_texts: Sequence[str] | None = None, *, add_special_tokens: bool = True
+    ) -> torch.Tensor:
+        """The logits of each text, `[n, n_labels]`, float32 on the CPU.
+
+        Args:
+            texts: `n` texts.
+            second_texts: where given, each input is a pair of texts, as the tokenizer joins them.
+            add_special_tokens: False where the texts have them already.
+
+        Raises:
+            ModelError: the checkpoint cannot be loaded.
+        """
+        import torch
+
+        model, tokenizer = self.frozen.model, self.frozen.tokenizer
+        if not texts:
+            return torch.zeros(0, self.n_labels)
+        limit = self._limit()
+        encoded = tokenizer(
+            list(texts),
+            None if second_texts is None else list(second_texts),
+            add_special_tokens=add_special_tokens,
+            truncation=limit is not None,
+            max_length=limit,
+            verbose=False,
+        )
+        rows = {"input_ids": encoded["input_ids"]}
+        if second_texts is not None and "token_type_ids" in encoded:
+            rows["token_type_ids"] = encoded["token_type_ids"]
+        for index, ids in enumerate(rows["input_ids"]):
+            if not ids:  # an empty text, and a tokenizer that adds nothing to it
+                for name, values in rows.items():
+                    values[index] = [_some_token(tokenizer) if name == "input_ids" else 0]
+        results = torch.zeros(len(texts), self.n_labels)
+        with torch.inference_mode():
+            for chosen in batches_by_length(rows["input_ids"], self.batch_size):
+                batch = {name: [values[index] for index in chosen] for name, values in rows.items()}
+                results[chosen] = _forward(model, batch).float().cpu()
+        return results
+
+    def _limit(self) -> int | None:
+        own = longest_input(self.frozen.model, self.frozen.tokenizer)
+        return min((limit for limit in (own, self.max_length) if limit is not None), default=None)
+
+    def label_index(self, label: int | str | None, *, single: bool = True) -> int:
+        """Which logit a label is; None is the only one of a reward model.
+
+        Raises:
+            ModelError: the checkpoint has no such label, and the message lists those it has; or it has one logit only,
+                and that will not do.
+        """
+        return _index_of(label, self.frozen.model.config, self.frozen.model_name, single=single)
+
+    def check_label(self, label: int | str | None, *, single: bool = True) -> None:
+        """Says early that there is no such label, where the checkpoint is a local folder; loads no weights.
+
+        Args:
+            label: index or name; None is the only one of a reward model.
+            single: whether a model with one logit will do.
+
+        Raises:
+            ModelError: as `label_index`.
+        """
+        config = self.frozen.local_config()
+        if config is not None:
+            _index_of(label, config, self.frozen.model_name, single=single)
+
+
+def classifier(
+    model_name: str,
+    *,
+    batch_size: int,
+    device: str = "auto",
+    dtype: str = "float32",
+    role: str = "classifier",
+    truncation_side: str = "left",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+) -> Classifier:
+    """A classifier by the name of its checkpoint; arguments are those of `FrozenModel` and `Classifier`."""
+    frozen = FrozenModel(
+        model_name,
+        AUTO_CLASS,
+        role=role,
+        device=device,
+        dtype=dtype,
+        truncation_side=truncation_side,
+        trust_remote_code=trust_remote_code,
+    )
+    return Classifier(frozen, batch_size, max_length)
+
+
+def label_probabilities(
+    scorer: Classifier,
+    prompt_texts: Sequence[str],
+    generated_texts: Sequence[str],
+    *,
+    label_ix: int,
+    include_prompt: bool,
+) -> list[float]:
+    """The softmax probability of one class for each response, read right after its prompt or alone."""
+    index = scorer.label_index(label_ix, single=False)
+    prompts = prompt_texts if include_prompt else [""] * len(generated_texts)
+    texts = [prompt + generated for prompt, generated in zip(prompts, generated_texts, strict=True)]
+    return scorer.logits(texts).softmax(dim=1)[:, index].tolist()
+
+
+def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:
+    """Indices in batches, the longest rows first: what fits into memory shows at once."""
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def _index_of(label: int | str | None, config: Any, model_name: str, *, single: bool) -> int:
+    n_labels = int(config.num_labels)
+    if n_labels == 1 and not single:
+        raise ModelError(f"{model_name!r} has one logit, whose probability is always 1: it is one for 'reward_model'")
+    if label is None and n_labels == 1:
+        return 0
+    names = [str(config.id2label.get(index, index)) for index in range(n_labels)]
+    index = names.index(label) if label in names else label
+    if isinstance(index, int) and 0 <= index < n_labels:
+        return index
+    known = ", ".join(f"{index} ({name!r})" for index, name in enumerate(names))
+    asked = "say which label counts" if label is None else f"there is no label {label!r}"
+    raise ModelError(f"{model_name!r}: {asked}; its labels are {known}")
+
+
+def _forward(model: Any, batch: dict[str, list[list[int]]]) -> torch.Tensor:
+    """The logits of a batch, padded on the right.
+
+    Decoders read their score at the last token that is not the config's padding token. Where a config names none, they
+    read it at the last token: then any token is padding that no row of this batch ends with.
+    """
+    config = model.config.get_text_config()
+    if config.pad_token_id is not None:
+        return model(**_tensors(batch, config.pad_token_id, model.device)).logits
+    last = {row[-1] for row in batch["input_ids"]}
+    config.pad_token_id = next(token for token in range(len(last) + 1) if token not in last)
+    try:
+        return model(**_tensors(batch, config.pad_token_id, model.device)).logits
+    finally:
+        config.pad_token_id = None
+
+
+def _tensors(batch: dict[str, list[list[int]]], pad_token_id: int, device: Any) -> dict[str, torch.Tensor]:
+    import torch
+
+    padding = {"input_ids": pad_token_id, "token_type_ids": 0}
+    inputs = {
+        name: torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, padding[name])
+        for name, rows in batch.items()
+    }
+    lengths = torch.tensor([len(row) for row in batch["input_ids"]])
+    inputs["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+def _some_token(tokenizer: Any) -> int:
+    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return next((token for token in candidates if token is not None), 0)

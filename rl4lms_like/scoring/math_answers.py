@@ -1,0 +1,218 @@
+r"""Is the number right: what a text ends in, read as an exact fraction, never evaluated as code.
+
+    "... so \boxed{\frac{1}{2}} apples"  ->  \frac{1}{2}  ->  1/2
+    "#### 1,234.50"                      ->  1,234.50     ->  2469/2
+    "The answer is 3.5e2 %"              ->  3.5e2 %      ->  7/2
+
+Answers that are no numbers are compared as text without white space; `(1, 2)`, `[0, 1)` and, in any order, `\{1, 2\}`
+part by part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from rl4lms_like.scoring.answers import extracted
+from rl4lms_like.scoring.math_numbers import NUMBER, NotANumber, Percent, read_number
+
+MAX_LETTERS = 300
+"""Answers that are longer are compared as text."""
+
+_PLAIN_NUMBER = rf"(?:\d+\s+\d+/\d+(?![\d.])|(?:{NUMBER})(?:\s*/\s*\d+(?:\.\d+)?)?)"
+_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
+_LATEX = (
+    rf"(?:(?:{NUMBER})\s*(?:\\times|\\cdot|[x*×·])\s*)?(?:{NUMBER})\s*\^\s*(?:{_BRACES}|[-\u2212]?\d+)"
+    rf"|(?:(?:{NUMBER})\s*)?\\(?:[dt]?frac\s*(?:{_BRACES}|\d)\s*(?:{_BRACES}|\d)|sqrt\s*(?:\[\d+\])?\s*(?:{_BRACES}|\d))"
+    rf"(?:\s*\\pi\b)?|(?:{NUMBER})\s*(?:\\pi\b|π)"
+)
+_LAST_NUMBER = re.compile(
+    rf"(?<![\w.])[-+\u2212\u2013]?\\?[$€£¥]?(?:{_LATEX}|{_PLAIN_NUMBER})(?:\s*\\?%)?|(?:{_LATEX}|{NUMBER})(?:\s*\\?%)?",
+    re.ASCII,
+)
+_BEHIND = 60
+"""Letters behind the last digit that may belong to its number: closing braces, a percent sign."""
+
+_DRESSING = re.compile(
+    r"(?<!\\)\\(?:(?:left|right|displaystyle|quad|qquad|degree)(?![A-Za-z])|[!,;: ])"
+    r"|\\?[$€£¥]|~|°|\^\s*(?:\{\s*)?\\circ(?:\s*\})?"
+)
+_SPELLINGS = {
+    "\u2212": "-", "\u2013": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "\u00a0": " ", "{,}": ",",
+    "\\dfrac": "\\frac", "\\tfrac": "\\frac",
+}  # fmt: skip
+_ONE_LETTER = re.compile(r"([\^_])\{(\w)\}")
+_CHOICE = re.compile(r"\(([A-Za-z])\)")
+_NAMED = re.compile(r"[A-Za-z](?:=|\\in(?![A-Za-z]))")
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|mathbf)\s*\{([^{}]*)\}")
+_TEXT_UNIT = re.compile(r"(?<=[\d)}%])(?:\s|\\,|~)*\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^(?:\d|\{\d\}))?\s*$")
+_UNIT = re.compile(r"(?<=[\d)}%])\s*(?:[A-Za-z]{2}[A-Za-z.\s]*(?:\^\{?\d\}?)?)$")
+_WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\b")
+
+
+def math_equal(
+    responses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    rel_tol: float = 1e-6,
+    abs_tol: float = 0.0,
+    percent: Percent = "hundredth",
+    extract: re.Pattern[str] | None = None,
+) -> list[bool | None]:
+    r"""Whether each response ends in the number, or the LaTeX, of one of its references; None where there are none.
+
+    Args:
+        responses: `n` texts; the answer is in the last `\boxed{}`, else behind the last `####`, else the last number.
+        references: of each; answers alone, or whole solutions.
+        rel_tol: two numbers are equal if they differ by at most this share of the larger one.
+        abs_tol: or by at most this.
+        percent: 50% is 0.5 (`hundredth`) or 50 (`ignored`).
+        extract: finds the answer instead; its first group is what counts.
+    """
+    tolerance = (Fraction(rel_tol), Fraction(abs_tol))
+    found: list[bool | None] = []
+    for response, texts in zip(responses, references, strict=True):
+        wanted = [answer_of_reference(text, extract) for text in texts]
+        given = [answer_of_response(response, extract, numeric=_is_number(each, percent)) for each in wanted]
+        pairs = zip(given, wanted, strict=True)
+        right = any(one is not None and equal(one, other, tolerance, percent) for one, other in pairs)
+        found.append(right if len(texts) else None)
+    return found
+
+
+def answer_of_response(text: str, extract: re.Pattern[str] | None = None, *, numeric: bool = True) -> str | None:
+    """What a response gives as its answer; None if it gives none.
+
+    Args:
+        text: the response.
+        extract: finds the answer.
+        numeric: the answer is a number, so that one that stands in a sentence can be told.
+    """
+    if extract is not None:
+        return extracted(text, extract)
+    marked = _marked(text)
+    if marked is not None:
+        return marked
+    return last_number(text) if numeric else text
+
+
+def answer_of_reference(text: str, extract: re.Pattern[str] | None = None) -> str:
+    """What a reference gives as the answer: marked as in a response, or the last number of its prose, or the whole."""
+    answer = extracted(text, extract) if extract is not None else _marked(text)
+    if answer is not None:
+        return answer
+    prose = len(_WORDS.findall(_TEXT.sub(" ", text))) >= 3 or len(text) > MAX_LETTERS
+    return (last_number(text) if prose else None) or text
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, with its sign, its fraction bar and its percent sign."""
+    end = next((place for place in range(len(text) - 1, -1, -1) if text[place].isascii() and text[place].isdigit()), -1)
+    if end < 0:
+        return None
+    window = text[max(0, end - MAX_LETTERS) : end + _BEHIND]
+    return [hit.group() for hit in _LAST_NUMBER.finditer(window)][-1]
+
+
+def equal(one: str, other: str, tolerance: tuple[Fraction, Fraction], percent: Percent = "hundredth") -> bool:
+    """Whether two answers are the same number, the same tuple or set of answers, or the same text."""
+    if _as_text(one) == _as_text(other):
+        return True
+    mine, theirs = _parts(one), _parts(other)
+    if mine is not None and theirs is not None:
+        if len(mine) != len(theirs):
+            return False
+        if mine[0] == theirs[0] == "\\{":
+            return _same_set(mine[1:-1], theirs[1:-1], tolerance, percent)
+        return all(equal(*pair, tolerance, percent) for pair in zip(mine, theirs, strict=True))
+    try:
+        a, b = number(one, percent), number(other, percent)
+    except NotANumber:
+        return False
+    rel_tol, abs_tol = tolerance
+    return abs(a - b) <= max(rel_tol * max(abs(a), abs(b)), abs_tol)
+
+
+def number(text: str, percent: Percent = "hundredth") -> Fraction:
+    """The value of an answer.
+
+    Raises:
+        NotANumber: it has none.
+    """
+    plain = _plain(_TEXT_UNIT.sub("", text) if len(text) <= MAX_LETTERS else text)
+    if "=" in plain:
+        plain = plain.rpartition("=")[2]
+    if len(plain) > MAX_LETTERS:
+        raise NotANumber(text)
+    plain = _UNIT.sub("", plain).strip()
+    return read_number(plain, percent)
+
+
+def _is_number(text: str, percent: Percent) -> bool:
+    try:
+        number(text, percent)
+    except NotANumber:
+        return False
+    return True
+
+
+def _plain(text: str) -> str:
+    """The text without what LaTeX adds for the eye, in one spelling."""
+    if len(text) > 4 * MAX_LETTERS:
+        return text
+    for spelling, ours in _SPELLINGS.items():
+        text = text.replace(spelling, ours)
+    bare = _DRESSING.sub("", _TEXT.sub(r" \1 ", text)).strip().removesuffix(".").strip()
+    bare = _ONE_LETTER.sub(r"\1\2", re.sub(r"\s*([-+*/^_=(){}\[\]])\s*", r"\1", bare))
+    return re.sub(r"\s+", " ", bare)
+
+
+def _as_text(text: str) -> str:
+    """What answers are compared as that are no numbers: no white space, no `x =`, no brackets around a letter."""
+    plain = _plain(text).replace(" ", "")
+    choice = _CHOICE.fullmatch(plain)
+    return choice[1] if choice else plain[named.end() :] if (named := _NAMED.match(plain)) else plain
+
+
+def _parts(text: str) -> list[str] | None:
+    r"""The parts of `(1, 2)`, `[0, 1)` or `\{1, 2\}`, the brackets with them; None for anything else."""
+    plain = _as_text(text)
+    is_set = plain.startswith("\\{") and plain.endswith("\\}")
+    left, right = (2, 2) if is_set else (1, 1)
+    inside = plain[left:-right]
+    if len(plain) > MAX_LETTERS or not (is_set or (plain[:1] in "([" and plain[-1:] in ")]" and "," in inside)):
+        return None
+    depth, parts, start = 0, [], 0
+    for place, letter in enumerate(inside):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth < 0:
+            return None
+        if letter == "," and depth == 0:
+            parts.append(inside[start:place])
+            start = place + 1
+    return [plain[:left], *parts, inside[start:], plain[-right:]]
+
+
+def _same_set(mine: list[str], theirs: list[str], tolerance: tuple[Fraction, Fraction], percent: Percent) -> bool:
+    left = list(theirs)
+    for one in mine:
+        place = next((place for place, other in enumerate(left) if equal(one, other, tolerance, percent)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True
+
+
+def _marked(text: str) -> str | None:
+    r"""What the last `\boxed{}` or `\fbox{}` holds, else what follows the last `####` on its line."""
+    place = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if place >= 0:
+        start = text.index("{", place) + 1
+        depth = 1
+        for end in range(start, len(text)):
+            depth += (text[end] == "{") - (text[end] == "}")
+            if depth == 0:
+                return text[start:end]
+    place = text.rfind("####")
+    return text[place + 4 :].strip().partition("\n")[0] if place >= 0 else None

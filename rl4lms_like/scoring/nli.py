@@ -1,0 +1,125 @@
+"""Natural language inference: whether one text follows from another, contradicts it, or neither, by a checkpoint.
+
+CARDS            the checkpoints that SummaC was published with, and the order of their labels
+any other name   a hub id or local folder, whose config names its three labels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rl4lms_like.core.devices import existing_device
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_LENGTH = 500
+"""Tokens of both texts together; SummaC's own limit."""
+
+
+class Labels(NamedTuple):
+    """Which logit is which."""
+
+    entailment: int
+    contradiction: int
+    neutral: int
+
+
+CARDS: Mapping[str, tuple[str, Labels]] = {
+    "snli-base": ("boychaboy/SNLI_roberta-base", Labels(0, 2, 1)),
+    "snli-large": ("boychaboy/SNLI_roberta-large", Labels(0, 2, 1)),
+    "mnli-base": ("microsoft/deberta-base-mnli", Labels(2, 0, 1)),
+    "mnli": ("roberta-large-mnli", Labels(2, 0, 1)),
+    "anli": ("ynie/roberta-large-snli_mnli_fever_anli_R1_R2_R3-nli", Labels(0, 2, 1)),
+    "vitc-base": ("tals/albert-base-vitaminc-mnli", Labels(0, 1, 2)),
+    "vitc": ("tals/albert-xlarge-vitaminc-mnli", Labels(0, 1, 2)),
+    "vitc-only": ("tals/albert-xlarge-vitaminc", Labels(0, 1, 2)),
+}
+
+
+class NliModel:
+    """A checkpoint asked about pairs of texts; loaded at first use, its name alone is pickled.
+
+    Args:
+        name: a key of `CARDS`, a hub id, or a local folder.
+        device: `auto`, `cpu`, `cuda:1` ...; on a GPU the weights are float16, as published.
+        batch_size: pairs per forward pass.
+
+    Raises:
+        ModelError: the name can only be that of a local folder, and there is none.
+        ValueError: there is no such device.
+    """
+
+    def __init__(self, name: str, *, device: str = "auto", batch_size: int = 20) -> None:
+        checkpoint = CARDS[name][0] if name in CARDS else name
+        self.labels = next((labels for card, labels in CARDS.values() if card == checkpoint), None)
+        dtype = "float16" if existing_device(device).startswith("cuda") else "float32"
+        self.frozen = FrozenModel(
+            checkpoint,
+            "AutoModelForSequenceClassification",
+            role="NLI model",
+            device=device,
+            dtype=dtype,
+            truncation_side="right",
+        )
+        self.batch_size = batch_size
+
+    def probabilities(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """How likely entailment, contradiction and neither are.
+
+        Pairs that are too long lose the end of the longer text, then of both.
+
+        Args:
+            pairs: `n` of premise and hypothesis.
+
+        Returns:
+            `[n, 3]` float64, in the order of `Labels`.
+
+        Raises:
+            ModelError: the checkpoint cannot be loaded, or its labels are not these three.
+        """
+        import numpy as np
+        import torch
+
+        model, tokenizer = self.frozen.model, self.frozen.tokenizer
+        order = list(self.labels or labels_of(model.config.id2label, self.frozen.model_name))
+        limit = min(MAX_LENGTH, longest_input(model, tokenizer) or MAX_LENGTH)
+        found = np.zeros((len(pairs), 3))
+        by_length = sorted(range(len(pairs)), key=lambda index: len(pairs[index][0]) + len(pairs[index][1]))
+        with torch.inference_mode():
+            for start in range(0, len(pairs), self.batch_size):
+                chosen = by_length[start : start + self.batch_size]
+                premises, hypotheses = zip(*(pairs[index] for index in chosen), strict=True)
+                inputs = tokenizer(
+                    list(premises),
+                    list(hypotheses),
+                    padding=True,
+                    truncation=True,
+                    max_length=limit,
+                    return_tensors="pt",
+                ).to(model.device)
+                probabilities = torch.softmax(model(**inputs).logits.float(), dim=-1)
+                found[chosen] = probabilities[:, order].double().cpu().numpy()
+        return found
+
+
+def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
+    """Which logit is which, by the names that a checkpoint's config gives.
+
+    Raises:
+        ModelError: it has not three labels, or their names say nothing.
+    """
+    names = {int(index): label.lower() for index, label in id2label.items()}
+    entailment = [index for index, label in names.items() if label.startswith("entail")]
+    contradiction = [index for index, label in names.items() if label.startswith("contradict")]
+    if len(names) != 3 or len(entailment) != 1 or len(contradiction) != 1:
+        raise ModelError(
+            f"the NLI model {model_name!r} has the labels {list(id2label.values())}; expected three, of which "
+            "one is 'entailment' and one 'contradiction': name them in id2label of its config.json, or use one of "
+            f"{', '.join(CARDS)}"
+        )
+    (neutral,) = set(names) - {entailment[0], contradiction[0]}
+    return Labels(entailment[0], contradiction[0], neutral)

@@ -1,0 +1,188 @@
+"""Sentences, words and synonyms as NLTK sees them, and where its word lists are found.
+
+punkt_tab   where sentences end       `tokenizers/punkt_tab` in a folder of `nltk.data.path`
+WordNet     which words mean the same `corpora/wordnet` there; else the `dict` folder of an installed WordNet:
+            $WNSEARCHDIR, $WNHOME/dict, /usr/share/wordnet (Debian's packages)
+
+What is not there is a `MissingResourceError` with the command that brings it; nothing is downloaded unasked.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import MissingResourceError, import_extra
+
+EXTRA = "lexical"
+"""The extra that brings NLTK."""
+
+NEEDS_WORDS = "extra 'lexical', NLTK's punkt_tab"
+"""What a component that counts NLTK's words or sentences says that it needs."""
+
+NEEDS_WORDS_AND_SYNONYMS = "extra 'lexical', NLTK's punkt_tab, WordNet"
+"""What a component that also looks up synonyms says that it needs."""
+
+DEBIAN_FOLDER = Path("/usr/share/wordnet")
+
+_LEXICOGRAPHER_FILES = (
+    "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body noun.cognition "
+    "noun.communication noun.event noun.feeling noun.food noun.group noun.location noun.motive noun.object "
+    "noun.person noun.phenomenon noun.plant noun.possession noun.process noun.quantity noun.relation noun.shape "
+    "noun.state noun.substance noun.time verb.body verb.change verb.cognition verb.communication verb.competition "
+    "verb.consumption verb.contact verb.creation verb.emotion verb.motion verb.perception verb.possession "
+    "verb.social verb.stative verb.weather adj.ppl"
+)
+"""WordNet's table `lexnames`, which NLTK wants as a file and Debian leaves out (manual page lexnames(5WN))."""
+
+_PART_OF_SPEECH = {"noun": 1, "verb": 2, "adj": 3, "adv": 4}
+
+_OFFLINE = "copy the folder to nltk_data/{folder} in your home, or name its nltk_data folder in NLTK_DATA"
+
+
+def sentences(text: str, needed_by: str = "NLTK's sentence splitter") -> list[str]:
+    """`nltk.sent_tokenize`: the sentences of an English text; none for an empty one.
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: `punkt_tab` is not there.
+    """
+    return _split_sentences(text, needed_by)
+
+
+def words(text: str, needed_by: str = "NLTK's word tokenizer") -> list[str]:
+    """`nltk.word_tokenize`: sentences first, then the words and punctuation marks of each (Penn Treebank's way).
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: `punkt_tab` is not there.
+    """
+    tokenize = _nltk(needed_by).tokenize.word_tokenize
+    try:
+        return tokenize(text)
+    except LookupError as error:
+        raise _missing_punkt(needed_by) from error
+
+
+def three_sentence_summary(text: str) -> str:
+    """The first three sentences, one a line: RL4LMs' post-processor for generated summaries.
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: `punkt_tab` is not there.
+    """
+    return "\n".join(sentences(text, "the post-processor 'three_sentence_summary'")[:3])
+
+
+def require_sentences(needed_by: str) -> None:
+    """Nothing, or an error if sentences and words cannot be told apart: for constructors of components.
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: `punkt_tab` is not there.
+    """
+    _split_sentences("", needed_by)
+
+
+def require_wordnet(needed_by: str) -> None:
+    """Nothing, or an error if there is no WordNet: for constructors of components.
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: no WordNet is found.
+    """
+    if not _in_nltk_data(needed_by):
+        _installed_folder(needed_by)
+
+
+def wordnet(needed_by: str = "WordNet's reader") -> Any:
+    """NLTK's reader of WordNet, loaded once a process (a second or two).
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: no WordNet is found.
+    """
+    if _in_nltk_data(needed_by):
+        return _nltk(needed_by).corpus.wordnet
+    return _read_installed(_installed_folder(needed_by))
+
+
+def _split_sentences(text: str, needed_by: str) -> list[str]:
+    try:
+        return _nltk(needed_by).tokenize.sent_tokenize(text)
+    except LookupError as error:
+        raise _missing_punkt(needed_by) from error
+
+
+def _missing_punkt(needed_by: str) -> MissingResourceError:
+    return MissingResourceError(
+        "NLTK's word list punkt_tab",
+        needed_by=needed_by,
+        command="python -m nltk.downloader punkt_tab",
+        offline=_OFFLINE.format(folder="tokenizers/punkt_tab"),
+    )
+
+
+def _nltk(needed_by: str) -> Any:
+    return import_extra("nltk", extra=EXTRA, needed_by=needed_by)
+
+
+def _in_nltk_data(needed_by: str) -> bool:
+    find = _nltk(needed_by).data.find
+    for resource in ("corpora/wordnet", "corpora/wordnet.zip"):
+        try:
+            find(resource)
+        except LookupError:
+            continue
+        return True
+    return False
+
+
+def _installed_folder(needed_by: str) -> Path:
+    """The `dict` folder of a WordNet that was installed without NLTK."""
+    dict_folder, home = os.environ.get("WNSEARCHDIR"), os.environ.get("WNHOME")
+    places = [Path(dict_folder)] if dict_folder else []
+    places += [Path(home) / "dict"] if home else []
+    for folder in (*places, DEBIAN_FOLDER):
+        if (folder / "index.noun").is_file() and (folder / "data.noun").is_file():
+            return folder
+    raise MissingResourceError(
+        "WordNet",
+        needed_by=needed_by,
+        command="python -m nltk.downloader wordnet (or on Debian: apt-get install wordnet-base wordnet-sense-index)",
+        offline=f"{_OFFLINE.format(folder='corpora/wordnet')}, or name a WordNet's dict folder in WNSEARCHDIR",
+    )
+
+
+@cache
+def _read_installed(folder: Path) -> Any:
+    import nltk
+    from nltk.corpus.reader.wordnet import WordNetCorpusReader
+
+    class InstalledWordNet(WordNetCorpusReader):
+        """NLTK's reader, which finds the table `lexnames` also where the installation has none."""
+
+        def open(self, file: str) -> Any:
+            """The file of that name, the table from memory."""
+            return io.StringIO(_lexnames_table()) if file == "lexnames" else super().open(file)
+
+        def map_wn(self, version: str = "wordnet") -> None:
+            """No mapping to the numbering of another WordNet, which only the words of other languages need."""
+
+    if str(folder) not in nltk.data.path:
+        nltk.data.path.append(str(folder))  # NLTK reads only below the folders of this list
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are no other languages
+        return InstalledWordNet(str(folder), None)
+
+
+def _lexnames_table() -> str:
+    rows = (
+        f"{number:02d}\t{name}\t{_PART_OF_SPEECH[name.partition('.')[0]]}\n"
+        for number, name in enumerate(_LEXICOGRAPHER_FILES.split())
+    )
+    return "".join(rows)

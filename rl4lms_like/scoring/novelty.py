@@ -1,0 +1,100 @@
+"""How much of the texts is not copied from texts that were trained on.
+
+    generated    the cat sat on my roof
+    trained on   the cat sat | on my way       2-grams: 3 of 5 known (the cat, cat sat, on my), novelty 2/5
+
+Tokens are lower-cased words and punctuation marks. The texts that were trained on are read once, a line at a time; only
+what was generated is kept in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.scoring.diversity import tokens
+from rl4lms_like.scoring.ngrams import ngrams
+
+_Grams = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """What is new, as shares from 0 to 1; NaN for a text without n-grams of that order.
+
+    Args:
+        of_ngrams: order -> for each text the share of its n-grams that no training text has.
+        overall: order -> the same over the n-grams of all texts.
+        of_texts: for each text 1 if no training text equals it, case and spaces aside, else 0.
+    """
+
+    of_ngrams: dict[int, list[float]]
+    overall: dict[int, float]
+    of_texts: list[float]
+
+
+def novelty(generated_texts: Sequence[str], training_texts: Iterable[str], max_n: int) -> Novelty:
+    """Compares texts with those that were trained on.
+
+    Args:
+        generated_texts: `n` texts.
+        training_texts: read once.
+        max_n: orders 1 to `max_n` are counted.
+    """
+    read = [tokens(text) for text in generated_texts]
+    grams = {order: [list(ngrams(text, order)) for text in read] for order in range(1, max_n + 1)}
+    wanted = {order: {gram for text in texts for gram in text} for order, texts in grams.items()}
+    known: dict[int, set[tuple[str, ...]]] = {order: set() for order in grams}
+    whole, copied = {tuple(text) for text in read}, set()
+    for training_text in training_texts:
+        its_tokens = tokens(training_text)
+        if tuple(its_tokens) in whole:
+            copied.add(tuple(its_tokens))
+        for order, found in known.items():
+            found.update(wanted[order].intersection(ngrams(its_tokens, order)))
+    return Novelty(
+        {order: [_share_of_new(text, known[order]) for text in texts] for order, texts in grams.items()},
+        {
+            order: _share_of_new([gram for text in texts for gram in text], known[order])
+            for order, texts in grams.items()
+        },
+        [float(tuple(text) not in copied) for text in read],
+    )
+
+
+def read_texts(path: Path, field: str = "text") -> Iterator[str]:
+    """The texts of a file, one a line.
+
+    Args:
+        path: `.jsonl`: each line an object with `field`, a text or a list of texts; else each line is a text.
+        field: the key of the texts.
+
+    Raises:
+        ValueError: a line of a `.jsonl` has no such texts; says which.
+    """
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if path.suffix != ".jsonl":
+                yield line.rstrip("\n")
+            elif line.strip():
+                yield from _texts_of(line, field, f"{path}, line {number}")
+
+
+def _texts_of(line: str, field: str, where: str) -> list[str]:
+    try:
+        row: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
+    value = row.get(field) if isinstance(row, dict) else None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{where}: {field!r} is neither a text nor a list of texts")
+    return texts
+
+
+def _share_of_new(grams: _Grams, known: set[tuple[str, ...]]) -> float:
+    return sum(gram not in known for gram in grams) / len(grams) if grams else math.nan

@@ -1,0 +1,160 @@
+"""PARENT: overlap of a text with its references and with its table (Dhingra et al., 2019), as ToTTo's script has it.
+
+precision   of the text's n-grams: 1 for those in the reference, for others the share of their tokens that the table has
+recall      of the reference's n-grams, each weighted by that share: those in the text
+            and of the highlighted cells, how much of each stands in the text in order
+F           of both; of the reference with the best one
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from rl4lms_like.core.errors import import_extra
+from rl4lms_like.scoring.totto import TottoSample, totto_line
+
+MAX_ORDER = 4
+SMOOTHING = 1e-5
+"""What stands for a precision or recall of 0 above unigrams, and for a recall of 0."""
+
+NEEDS = "extra 'lexical'"
+
+
+class Parent(NamedTuple):
+    """Scores of one text, each from 0 to 1."""
+
+    precision: float
+    recall: float
+    f_score: float
+
+
+def parent(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> list[Parent]:
+    """The scores of each text against its sample; NaN where nobody wrote a reference.
+
+    Lambda, the weight of the table in the recall, is what the reference does not say of the highlighted cells. Values
+    without tokens are left out; a sample without values has no recall of the table.
+
+    Args:
+        generated_texts: `n` texts; an empty one is read as `<null>`, as by the script.
+        samples: `n`, from `totto_samples`.
+    """
+    tables: dict[int, _Table] = {}
+    scores = []
+    for text, sample in zip(generated_texts, samples, strict=True):
+        if not sample.n_written:
+            scores.append(Parent(math.nan, math.nan, math.nan))
+            continue
+        if id(sample) not in tables:
+            tables[id(sample)] = _Table(sample)
+        scores.append(tables[id(sample)].score(_tokens(totto_line(text))))
+    return scores
+
+
+def require_parent(needed_by: str) -> None:
+    """Nothing, or an error where the tokenizer is missing: for constructors of components.
+
+    Raises:
+        MissingExtraError: sacrebleu is not installed.
+    """
+    import_extra("sacrebleu", extra="lexical", needed_by=needed_by)
+
+
+class _Side:
+    """The n-grams of a text: how often, and the share of their tokens that the table has; order 1 first."""
+
+    def __init__(self, tokens: Sequence[str], values: Collection[str]) -> None:
+        known = [token in values for token in tokens]
+        self.tokens = tokens
+        self.counts: list[Counter[tuple[str, ...]]] = []
+        self.weights: list[dict[tuple[str, ...], float]] = []
+        for order in range(1, MAX_ORDER + 1):
+            ngrams = list(zip(*(tokens[start:] for start in range(order)), strict=False))
+            shares = [sum(known[start : start + order]) / order for start in range(len(ngrams))]
+            self.counts.append(Counter(ngrams))
+            self.weights.append(dict(zip(ngrams, shares, strict=True)))
+
+
+class _Table:
+    """A sample, tokenised once for all texts that are compared with it."""
+
+    def __init__(self, sample: TottoSample) -> None:
+        # Two spaces keep the entries apart for the tokenizer, which looks at neighbouring characters.
+        self.values = frozenset(_tokens("  ".join(sample.precision_entries)))
+        self.entries = [tokens for entry in sample.recall_entries if (tokens := _tokens(entry))]
+        references = [_tokens(reference) for reference in dict.fromkeys(sample.references)]
+        self.references = [(_Side(tokens, self.values), 1.0 - self._mentioned(tokens)) for tokens in references]
+
+    def score(self, tokens: list[str]) -> Parent:
+        text = _Side(tokens, self.values)
+        mentioned = self._mentioned(tokens)
+        scores = []
+        for reference, table_weight in self.references:
+            precision = _precision(text, reference)
+            recall = _recall(text, reference) ** (1 - table_weight) * (mentioned or SMOOTHING) ** table_weight
+            scores.append(Parent(precision, recall, 2 * precision * recall / (precision + recall + 1e-8)))
+        return max(scores, key=lambda score: score.f_score)
+
+    def _mentioned(self, tokens: Sequence[str]) -> float:
+        """How much of each entry the text has in order, on average; 1 without entries."""
+        if not self.entries:
+            return 1.0
+        return sum(_common_subsequence(entry, tokens) / len(entry) for entry in self.entries) / len(self.entries)
+
+
+def _precision(text: _Side, reference: _Side) -> float:
+    by_order = []
+    for counts, weights, expected in zip(text.counts, text.weights, reference.counts, strict=True):
+        found = 0.0
+        for ngram, count in counts.items():
+            in_reference = min(count, expected.get(ngram, 0))
+            found += in_reference + (count - in_reference) * weights[ngram]
+        by_order.append(found / counts.total() if counts else 0.0)
+    return _geometric_mean(by_order, otherwise=0.0)
+
+
+def _recall(text: _Side, reference: _Side) -> float:
+    by_order = []
+    for counts, weights, written in zip(reference.counts, reference.weights, text.counts, strict=True):
+        wanted = sum(count * weights[ngram] for ngram, count in counts.items())
+        found = sum(min(count, written.get(ngram, 0)) * weights[ngram] for ngram, count in counts.items())
+        by_order.append(found / wanted if wanted else 1.0)
+    return _geometric_mean(by_order, otherwise=SMOOTHING)
+
+
+def _geometric_mean(by_order: Sequence[float], *, otherwise: float) -> float:
+    """With orders above the first smoothed; `otherwise` where the first is 0."""
+    if not by_order[0]:
+        return otherwise
+    return math.exp(sum(math.log(value or SMOOTHING) for value in by_order) / len(by_order))
+
+
+def _common_subsequence(entry: Sequence[str], tokens: Sequence[str]) -> int:
+    """Length of the longest common subsequence, a row of the usual table at a time as the bits of one number.
+
+    Hyyrö, 2004. A 0 bit at `i` of the row: the subsequence grows by `entry[i]`.
+    """
+    places: dict[str, int] = {}
+    for index, token in enumerate(entry):
+        places[token] = places.get(token, 0) | 1 << index
+    full = (1 << len(entry)) - 1
+    row = full
+    for token in tokens:
+        if token in places:
+            matches = row & places[token]
+            row = (row + matches | row - matches) & full
+    return len(entry) - row.bit_count()
+
+
+def _tokens(line: str) -> list[str]:
+    return _tokenizer()(line.strip()).split()
+
+
+@cache
+def _tokenizer() -> Any:
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    return Tokenizer13a()

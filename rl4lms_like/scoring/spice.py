@@ -1,0 +1,170 @@
+"""SPICE: objects, attributes and relations in common (Anderson et al., 2016), by its authors' Java program.
+
+pycocoevalcap      brings spice-1.0.jar and most of its libraries
+CoreNLP 3.6.0      two jars that have to be put beside them
+Java 8 to 14       the program writes its results with the JavaScript engine that Java 15 dropped
+
+One call of `spice` starts Java once, which then loads CoreNLP's models: seconds, and some gigabytes of memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl4lms_like.core.errors import MissingResourceError, import_extra
+from rl4lms_like.scoring.cider import tokens
+
+NEEDS = "extra 'captions', Java 8 to 14, CoreNLP 3.6.0"
+JAR = "spice-1.0.jar"
+CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
+OLDEST_JAVA, NEWEST_JAVA = 8, 14
+
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_DOWNLOAD = "python -c 'from pycocoevalcap.spice.get_stanford_models import get_stanford_models as get; get()'"
+_SHOWN = 2000
+
+
+class _Lack(NamedTuple):
+    resource: str
+    command: str
+    offline: str
+
+
+def spice(
+    generated_texts: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    java_memory: str = "8G",
+    timeout: float = 1800.0,
+) -> list[float]:
+    """SPICE's F of each text, from 0 to 1; NaN for one without references, 0 for one without words.
+
+    Args:
+        generated_texts: `n` texts.
+        references: `n` lists.
+        java_memory: the most memory that Java may take.
+        timeout: seconds after which Java is stopped.
+
+    Raises:
+        MissingResourceError: see `require_spice`.
+        RuntimeError: the program failed, or took too long.
+    """
+    scores = [0.0 if texts else math.nan for texts in references]
+    request = [
+        {
+            "image_id": index,
+            "test": " ".join(tokens(text)),
+            "refs": [" ".join(tokens(reference)) for reference in texts if tokens(reference)],
+        }
+        for index, (text, texts) in enumerate(zip(generated_texts, references, strict=True))
+        if tokens(text) and any(tokens(reference) for reference in texts)
+    ]
+    if request:
+        for item in _run(request, java_memory, timeout):
+            scores[item["image_id"]] = _number(item["scores"]["All"]["f"])
+    return scores
+
+
+def require_spice(needed_by: str) -> None:
+    """Nothing, or an error where the program cannot run: for constructors of components. Nothing is downloaded.
+
+    Raises:
+        MissingExtraError: pycocoevalcap or spaCy is not installed.
+        MissingResourceError: Java or CoreNLP's jars are missing; says everything that is.
+    """
+    folder = _folder(needed_by)
+    lacks = [lack for lack in (_java_lack(), _corenlp_lack(folder)) if lack is not None]
+    if lacks:
+        raise MissingResourceError(
+            " and ".join(lack.resource for lack in lacks),
+            needed_by=needed_by,
+            command="; ".join(lack.command for lack in lacks),
+            offline="; ".join(lack.offline for lack in lacks),
+        )
+
+
+def _run(request: list[dict[str, Any]], java_memory: str, timeout: float) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="spice") as place:
+        asked, answered = Path(place) / "in.json", Path(place) / "out.json"
+        asked.write_text(json.dumps(request), encoding="ascii")
+        folder = _folder("SPICE")
+        command = [_java() or "java", f"-Xmx{java_memory}", "-jar", str(folder / JAR), str(asked)]
+        command += ["-out", str(answered), "-cache", _parses(), "-silent"]
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"SPICE took more than {timeout:g} s for {len(request)} texts") from error
+        if done.returncode or not answered.is_file():
+            raise RuntimeError(f"SPICE failed (exit status {done.returncode}): {done.stderr[-_SHOWN:].strip()}")
+        return json.loads(answered.read_text(encoding="utf-8"))
+
+
+@cache
+def _parses() -> str:
+    """Where the program keeps what it parsed, so that references are parsed once a process."""
+    folder = tempfile.mkdtemp(prefix="spice_parses")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _folder(needed_by: str) -> Path:
+    import_extra("spacy", extra="captions", needed_by=needed_by)
+    package = import_extra("pycocoevalcap", extra="captions", needed_by=needed_by)
+    return Path(package.__path__[0]) / "spice"
+
+
+def _java() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+
+
+def _java_lack() -> _Lack | None:
+    java = _java()
+    version = _java_version(java) if java else None
+    if version is not None and OLDEST_JAVA <= version <= NEWEST_JAVA:
+        return None
+    found = f"{java} is Java {version}" if version is not None else f"{java} does not run" if java else "none is found"
+    return _Lack(
+        f"Java {OLDEST_JAVA} to {NEWEST_JAVA} ({found})",
+        "conda install -c conda-forge openjdk=11 (or any other way, with JAVA_HOME set)",
+        f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and name its folder in JAVA_HOME",
+    )
+
+
+@cache
+def _java_version(java: str) -> int | None:
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _VERSION.search(said.stderr + said.stdout)
+    return int(found[1]) if found else None
+
+
+def _corenlp_lack(folder: Path) -> _Lack | None:
+    missing = [name for name in CORENLP_JARS if not (folder / "lib" / name).is_file()]
+    if not missing:
+        return None
+    return _Lack(
+        f"CoreNLP 3.6.0 ({', '.join(missing)})",
+        _DOWNLOAD,
+        f"copy {' and '.join(missing)} of stanford-corenlp-full-2015-12-09.zip to {folder / 'lib'}",
+    )
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,178 @@
+"""One rollout and one update of an algorithm on a tiny model, and what `check_algorithm` sees of it.
+
+tiny model ─ policy ─ environment ─ algorithm ─ collect ─ train() ─> weights before and after, first ratio, classes
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from torch import Tensor
+
+from rl4lms_like.algorithms.arguments import NLPOArguments
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.schema import signature_of
+from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.envs.vec_env import TextVecEnv
+from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
+from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
+from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.rollouts.adapt import with_text_rollouts
+from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_tokenizer, save_model
+
+POLICIES = {
+    ("causal", False): CausalLMActorCriticPolicy,
+    ("seq2seq", False): Seq2SeqLMActorCriticPolicy,
+    ("causal", True): MaskableCausalLMActorCriticPolicy,
+    ("seq2seq", True): MaskableSeq2SeqLMActorCriticPolicy,
+}
+"""By family, and whether the algorithm works within masks."""
+
+SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3}
+"""Arguments for an update of well under a second, where the algorithm takes them and the user gave no others."""
+
+MASKS = {"mask_type": "learned_top_k", "top_mask": 40, "target_update_iterations": 2}
+
+
+class LowTokens(RewardFunction):
+    """A tenth of a point for every token with a small id: every token has something to learn from."""
+
+    def __call__(
+        self, prev_observation: Any, action: int, current_observation: Any, done: bool, meta_info: Any = None
+    ) -> float:
+        return 0.1 * float(action < 30)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What is seen of one rollout and one update.
+
+    Args:
+        before: the policy's weights after the rollout, by name.
+        after: the same after the update.
+        ratio_gap: how far the first minibatch's ratios are off 1; None where that could not be seen.
+        changed_classes: attributes of the model's and the policy's classes that are not what they were.
+    """
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    ratio_gap: float | None
+    changed_classes: list[str]
+
+    def moved(self, part: str) -> float:
+        """The largest change of a weight of a part: `policy_model`, `ref_model`."""
+        names = [name for name in self.before if name.startswith(part)]
+        return max((float((self.after[name] - self.before[name]).abs().max()) for name in names), default=0.0)
+
+
+def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args: Mapping[str, Any]) -> Update:
+    """Builds the algorithm on a tiny model, lets it collect a rollout and train on it.
+
+    Args:
+        algorithm: any on-policy algorithm.
+        family: `causal` or `seq2seq`.
+        seed: of everything random.
+        args: the algorithm's own arguments.
+    """
+    takes = getattr(algorithm, "arguments_class", algorithm)
+    masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
+    known = {argument.name for argument in signature_of(takes).arguments}
+    small = {name: value for name, value in SMALL.items() if name in known}
+    policy = POLICIES[family, masks]
+    tokenizer = make_tokenizer(append_eos=family == "seq2seq")
+    with tempfile.TemporaryDirectory() as folder:
+        make = make_causal_lm if family == "causal" else make_seq2seq_lm
+        save_model(folder, make("gpt2" if family == "causal" else "t5", tokenizer), tokenizer)
+        kwargs = {"model_name": folder, "generation_kwargs": {"do_sample": True, "top_k": 0}} | (MASKS if masks else {})
+        torch.manual_seed(derived_seed(seed, "weights"))
+        text_algorithm: Any = with_text_rollouts(algorithm)
+        built = text_algorithm(
+            policy,
+            _environment(tokenizer, Path(folder), family, seed),
+            policy_kwargs=kwargs,
+            kl_controller=FixedKLController(0.05),
+            **{"seed": seed, "device": "cpu"} | small | dict(args),
+        )
+    classes = _attributes_of_classes(built.policy)
+    eyes = _Eyes(built)
+    built.learn(1)
+    after = _weights(built.policy)
+    return Update(eyes.before, after, eyes.ratio_gap(), _differences(classes, _attributes_of_classes(built.policy)))
+
+
+def _environment(tokenizer: Any, folder: Path, family: str, seed: int) -> TextVecEnv:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    env = TextVecEnv(
+        4,
+        tokenizer,
+        LowTokens(),
+        [Sample(str(index), f"Count with me {'1 2 3 4 5 6'[: 2 * index]}") for index in range(7)],
+        max_episode_length=8,
+        max_prompt_length=14,
+        terminate_on_eos=True,
+        vocab_size=config.vocab_size,
+        context_start_token=config.decoder_start_token_id if family == "seq2seq" else None,
+    )
+    env.seed(seed)
+    return env
+
+
+class _Eyes:
+    """Sees where an update starts: the weights, the first minibatch, and the log-probs it is given for it."""
+
+    def __init__(self, algorithm: Any) -> None:
+        self.algorithm = algorithm
+        self.before: dict[str, Tensor] = {}
+        self._minibatch: Any = None
+        self._gap: float | None = None
+        self._get, self._evaluate = algorithm.rollout_buffer.get, algorithm.policy.evaluate_actions
+        algorithm.rollout_buffer.get = self._get_minibatches
+        algorithm.policy.evaluate_actions = self._evaluate_actions
+
+    def ratio_gap(self) -> float | None:
+        """What was seen, or what the algorithm has logged of it itself."""
+        logged = self.algorithm.logger.name_to_value.get("train/ratio_gap")
+        return self._gap if logged is None else float(logged)
+
+    def _get_minibatches(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for minibatch in self._get(*args, **kwargs):
+            if not self.before:
+                self.before = _weights(self.algorithm.policy)
+            self._minibatch = minibatch
+            yield minibatch
+
+    def _evaluate_actions(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._evaluate(*args, **kwargs)
+        minibatch, log_prob = self._minibatch, result[1]
+        if self._gap is None and minibatch is not None and log_prob.shape == minibatch.old_log_prob.shape:
+            self._gap = float(((log_prob.detach() - minibatch.old_log_prob).exp() - 1).abs().max())
+        return result
+
+
+def _weights(policy: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+
+
+def _attributes_of_classes(policy: Any) -> dict[str, Any]:
+    """Every attribute of the classes that policies and models are made of, by its full name."""
+    owners = {*type(policy).__mro__, *(owner for module in policy.modules() for owner in type(module).__mro__)}
+    return {
+        f"{owner.__module__}.{owner.__qualname__}.{name}": value
+        for owner in owners - {object}
+        for name, value in vars(owner).items()
+        if callable(value) or isinstance(value, property | classmethod | staticmethod)
+    }
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) is not after.get(name))

@@ -1,0 +1,89 @@
+"""The catalogue as a page of the documentation, from the same tables and signatures as `rl4lms-like show`.
+
+python -m rl4lms_like.training.catalogue_page docs/catalogue.md      writes the page anew
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+from rl4lms_like.core.errors import MissingExtraError
+from rl4lms_like.core.registry import Registry
+from rl4lms_like.core.wording import without_sections
+from rl4lms_like.training.binding import FILLED_IN, REGISTRIES
+from rl4lms_like.training.catalogue import table_rows
+
+_OPENING = """\
+# Catalogue
+
+Every component by its id, as a config names it: `id`, and under `args` what it takes. `rl4lms-like list rewards` prints
+the tables, `rl4lms-like show meteor` one entry. A component of your own needs no id: `my_project.rewards:Short`
+([extend](extend/reward.md)).
+
+<!-- This page is made: python -m rl4lms_like.training.catalogue_page docs/catalogue.md -->
+"""
+
+
+def page() -> str:
+    """The whole page, Markdown."""
+    tables = [_tables(kind, registry) for kind, registry in REGISTRIES.items()]
+    entries = [
+        _entry(registry, id, heading=f"{id} ({registry.kind})") for registry in REGISTRIES.values() for id in registry
+    ]
+    return "\n".join([_OPENING, *tables, "## Entries\n", *entries])
+
+
+def _tables(kind: str, registry: Registry) -> str:
+    """One registry: a row an id."""
+    rows = []
+    reports = any(registry.entry(id).keys for id in registry)
+    for id in registry:
+        entry = registry.entry(id)
+        cells = [f"[`{id}`](#{_anchor(f'{id} ({registry.kind})')})", _escaped(entry.summary), _escaped(entry.needs)]
+        rows.append(" | ".join(cells + ([", ".join(f"`{key}`" for key in entry.keys)] if reports else [])))
+    titles = ["id", "what it is", "needs", *(["reports"] if reports else [])]
+    lines = [" | ".join(titles), " | ".join(["---"] * len(titles)), *rows]
+    notes = ["Every reward also takes `shaping_fn`: the id or `{id, args}` of a reward that is added to it.", ""]
+    return "\n".join(
+        [
+            f"## {kind.replace('_', ' ').capitalize()}",
+            "",
+            *(f"| {line} |" for line in lines),
+            "",
+            *(notes if registry.kind == "reward" else []),
+        ]
+    )
+
+
+def _entry(registry: Registry, id: str, *, heading: str) -> str:
+    """One component: where it is, what its docstring says, what it takes."""
+    entry = registry.entry(id)
+    path = entry.target if isinstance(entry.target, str) else f"{entry.target.__module__}:{entry.target.__qualname__}"
+    lines = [f"### {heading}", "", f"`{path}`", ""]
+    try:
+        target = registry.signature(id)
+    except MissingExtraError as error:
+        return "\n".join([*lines, str(error), ""])
+    text = without_sections(inspect.getdoc(target) or "")
+    if text and entry.arguments is None:
+        lines += [text, ""]
+    exclude = FILLED_IN.get(registry.kind, ()) if entry.arguments is None else ()
+    if rows := table_rows(target, exclude=exclude):
+        lines += ["| argument | values | default | meaning |", "|---|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _anchor(heading: str) -> str:
+    """What a heading's link is called: lower case, spaces to hyphens, punctuation dropped."""
+    kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
+    return kept.replace(" ", "-")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

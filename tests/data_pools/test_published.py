@@ -1,0 +1,142 @@
+"""Where a published data set is found: its own files, saved sets, table files as the hub lays them out, the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from rl4lms_like import DATA_POOLS
+from rl4lms_like.core.errors import DataPoolError, MissingExtraError
+from rl4lms_like.data_pools.hub import CONVERTED, HubTable
+from rl4lms_like.data_pools.published import Layout, Published, Source, table_files
+
+SET = Published("my_pool", "text", (Layout("<split>.words", lambda folder, split: None),))
+
+PUBLISHED = {
+    "imdb": {},
+    "imdb_seq2seq": {},
+    "commongen": {},
+    "totto": {},
+    "cnn_daily_mail": {},
+    "narrative_qa": {},
+    "wmt16": {"source_language": "en", "target_language": "de"},
+    "wmt14_processed_en_de": {},
+    "wmt16newsonly": {},
+    "iwslt2017en_de": {},
+    "crd3": {"max_context_size": 2},
+    "daily_dialog": {"context_size": 1},
+}
+"""The pools of RL4LMs that read a published data set, with the arguments that they need."""
+
+
+def texts(split, source=None, default=None):
+    return [row["text"] for _, row in SET.rows(split, source or Source(), default)]
+
+
+def lines(*words):
+    return "".join(json.dumps({"text": word}) + "\n" for word in words)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.jsonl", "validation.jsonl", "test.jsonl"],
+        ["train.json", "dev.json", "test.json"],
+        ["data/train-00000-of-00001.jsonl", "data/validation-00000-of-00001-0a1b2c.jsonl", "data/test-0.jsonl"],
+        ["default/train/0000.jsonl", "default/validation/0000.jsonl", "default/test/0000.jsonl"],
+        ["train/a.jsonl", "valid/a.jsonl", "test/a.jsonl"],
+    ],
+)
+def test_table_files_are_found_where_the_hub_has_them(lay, names):
+    others = {"training_notes.jsonl": "x", "default/challenge_train_sample/0000.jsonl": lines("scrambled")}
+    folder = lay({name: lines(split) for name, split in zip(names, ("train", "val", "test"), strict=True)} | others)
+    assert [texts(split, Source(folder)) for split in ("train", "val", "test")] == [["train"], ["val"], ["test"]]
+
+
+def test_shards_are_read_in_order(lay):
+    folder = lay({f"train-0000{n}-of-00003.jsonl": lines(f"{n}a", f"{n}b") for n in (2, 0, 1)})
+    assert texts("train", Source(folder)) == ["0a", "0b", "1a", "1b", "2a", "2b"]
+    assert [file.name[:11] for file in table_files(Path(folder), "train")] == [
+        "train-00000",
+        "train-00001",
+        "train-00002",
+    ]
+
+
+def test_a_saved_set_is_read(tmp_path):
+    tables = {split: datasets.Dataset.from_list([{"text": split}]) for split in ("train", "validation")}
+    datasets.DatasetDict(tables).save_to_disk(str(tmp_path / "set"))
+    assert texts("val", Source(str(tmp_path / "set"))) == ["validation"]
+    with pytest.raises(DataPoolError, match=r"set' has no split for 'test'; it has train, validation"):
+        texts("test", Source(str(tmp_path / "set")))
+
+
+def test_own_files_come_before_tables(lay):
+    folder = lay({"train.jsonl": lines("table")})
+    own = Layout("own", lambda folder, split: iter([("here", {"text": "own"})]))
+    assert [row["text"] for _, row in Published("p", "text", (own,)).rows("train", Source(folder), None)] == ["own"]
+
+
+def test_an_empty_folder_is_told_what_is_read(tmp_path):
+    with pytest.raises(DataPoolError) as raised:
+        texts("val", Source(str(tmp_path)))
+    message = str(raised.value)
+    assert message.startswith(f"the data pool 'my_pool' finds no files for the split 'val' in {tmp_path}. It reads\n")
+    assert "- <split>.words" in message
+    assert "validation or val or valid or dev as .parquet, .jsonl, .json, .csv, .tsv" in message
+
+
+def test_what_is_no_folder_and_what_is_no_split_is_named(tmp_path):
+    with pytest.raises(DataPoolError, match=r"data_dir '.*nowhere' is not a folder"):
+        texts("train", Source(str(tmp_path / "nowhere")))
+    with pytest.raises(DataPoolError, match=r"unknown split 'dev'; known: train, val, test"):
+        texts("dev", Source(str(tmp_path)))
+
+
+def test_a_conversion_is_asked_for_one_split_s_files_by_name(hub):
+    hub.serve("owner/set", train=[{"text": "a"}], validation=[{"text": "b"}], challenge_train_sample=[{"text": "c"}])
+    assert texts("val", default=HubTable("owner/set", "part", CONVERTED)) == ["b"]
+    assert hub.asked == [
+        {
+            "path": "owner/set",
+            "name": None,
+            "data_files": {"validation": "part/validation/*.parquet"},
+            "revision": "refs/convert/parquet",
+        }
+    ]
+
+
+def test_a_user_s_repository_takes_the_place_of_the_default_one(hub):
+    hub.serve("me/mine", "small", train=[{"text": "mine"}])
+    source = Source(hub_id="me/mine", hub_config="small", revision="v2")
+    assert texts("train", source, HubTable("owner/set", "part", CONVERTED)) == ["mine"]
+    assert hub.asked == [{"path": "me/mine", "name": "small", "data_files": None, "revision": "v2"}]
+
+
+def test_what_the_hub_says_is_passed_on_with_the_way_out(hub):
+    with pytest.raises(DataPoolError, match=r"'my_pool': cannot load 'gone/set'.*doesn't exist.*`data_dir`"):
+        texts("train", default=HubTable("gone/set"))
+
+
+@pytest.mark.parametrize("id", PUBLISHED)
+def test_every_pool_says_which_extra_the_hub_needs(id, no_datasets):
+    with pytest.raises(MissingExtraError, match=rf"'{id}' needs the package 'datasets'.*\[data\]"):
+        DATA_POOLS.get(id, {"split": "train", **PUBLISHED[id]})
+
+
+@pytest.mark.parametrize("id", PUBLISHED)
+def test_every_pool_lists_its_files_to_whom_has_none(id, tmp_path):
+    with pytest.raises(
+        DataPoolError, match=rf"the data pool '{id}' finds no files for the split '(train|val)'.*\n  - "
+    ):
+        DATA_POOLS.get(id, {"split": "val", "data_dir": str(tmp_path), **PUBLISHED[id]})
+
+
+@pytest.mark.parametrize("id", PUBLISHED)
+def test_every_pool_says_what_it_needs_and_knows_the_splits(id, tmp_path):
+    assert "extra 'data'" in DATA_POOLS.entry(id).needs
+    with pytest.raises(DataPoolError, match="unknown split 'validation'"):
+        DATA_POOLS.get(id, {"split": "validation", "data_dir": str(tmp_path), **PUBLISHED[id]})

@@ -1,0 +1,77 @@
+"""Rows of table files: every format gives the same rows, and says where each stands."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from rl4lms_like.core.errors import DataPoolError, MissingExtraError
+from rl4lms_like.data_pools.tables import paired_lines, table_rows
+
+ROWS = [{"q": "Why,\nthen?", "a": "So."}, {"q": "Wörum?", "a": ""}]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+CSV = 'q,a\n"Why,\nthen?",So.\nWörum?,""\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "first", "second"),
+    [
+        ("a.jsonl", LINES, "line 1", "line 2"),
+        ("a.jsonl.gz", gzip.compress(LINES.encode()), "line 1", "line 2"),
+        ("a.json", json.dumps(ROWS, indent=1), "entry 0", "entry 1"),
+        ("a.json", json.dumps({"language": "en", "values": ROWS}), "entry 0", "entry 1"),
+        ("a.json", LINES, "line 1", "line 2"),
+        ("a.csv", CSV, "line 3", "line 4"),
+        ("a.tsv", CSV.replace("q,a", "q\ta").replace('",S', '"\tS').replace('?,"', '?\t"'), "line 3", "line 4"),
+    ],
+)
+def test_every_format_gives_the_same_rows(lay, name, content, first, second):
+    file = Path(lay({name: content})) / name
+    assert list(table_rows(file)) == [(f"{file}, {first}", ROWS[0]), (f"{file}, {second}", ROWS[1])]
+
+
+def test_parquet_rows_keep_nested_values(tmp_path):
+    rows = [
+        {"translation": {"en": "a", "de": "b"}, "all": ["x", "y"], "n": 1},
+        {"translation": None, "all": [], "n": 2},
+    ]
+    file = tmp_path / "a.parquet"
+    datasets.Dataset.from_list(rows).to_parquet(str(file))
+    assert list(table_rows(file)) == [(f"{file}, row {number}", row) for number, row in enumerate(rows)]
+
+
+def test_a_json_file_with_one_object_is_one_row(lay):
+    folder = lay({"a.json": json.dumps({"title": "x", "tags": ["a", "b"]})})
+    assert [row for _, row in table_rows(Path(folder) / "a.json")] == [{"title": "x", "tags": ["a", "b"]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", '[{"q": 1},\n {"q": 2]', r"a.json, line 2, character 9: not JSON"),
+        ("a.json", '[{"q": 1}, 2]', r"a.json, entry 1: expected a JSON object, got 2"),
+        ("a.json", "3", r"a.json: expected a list of JSON objects, got 3"),
+        ("a.parquet", "no parquet", r"cannot read .*a.parquet: "),
+    ],
+)
+def test_what_cannot_be_read_is_named(lay, name, content, said):
+    with pytest.raises(DataPoolError, match=said):
+        list(table_rows(Path(lay({name: content})) / name))
+
+
+def test_parquet_names_its_extra(lay, no_datasets):
+    with pytest.raises(MissingExtraError, match=r"a.parquet needs the package 'pyarrow'.*\[data\]"):
+        list(table_rows(Path(lay({"a.parquet": "x"})) / "a.parquet"))
+
+
+def test_parallel_lines_are_paired_and_must_be_as_many(lay):
+    folder = Path(lay({"a.en": "One.\r\n\nThree\x0b.\n", "a.de": "Eins.\n\nDrei."}))
+    left, right = folder / "a.en", folder / "a.de"
+    assert [(a, b) for _, a, b in paired_lines(left, right)] == [("One.", "Eins."), ("", ""), ("Three\x0b.", "Drei.")]
+    right.write_text("Eins.\n")
+    with pytest.raises(DataPoolError, match=r"a.de has 1 lines, .*a.en has more"):
+        list(paired_lines(left, right))

@@ -1,0 +1,79 @@
+"""Tiny stand-ins for the models that scores load by name: what `from_pretrained` reads, made in milliseconds.
+
+LOCAL_MODELS["classifier"](folder)     a BERT with two labels, its tokenizer beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, BertTokenizerFast
+
+from rl4lms_like.testing.models import SENTENCES, make_causal_lm, make_seq2seq_lm, make_tokenizer, save_model
+
+WORDS = sorted({word.strip(".,!?:").lower() for sentence in SENTENCES for word in sentence.split()} - {""})
+
+
+def bert_tokenizer(folder: Path) -> BertTokenizerFast:
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)) + "\n", encoding="utf-8")
+    return BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=64)
+
+
+def save_bert(folder: Path, auto: Any, **config: Any) -> None:
+    """A random BERT of two layers under one of transformers' auto classes."""
+    tokenizer = bert_tokenizer(folder)
+    settings = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    settings |= {"max_position_embeddings": 64, "vocab_size": len(tokenizer), "initializer_range": 0.5}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = auto.from_config(AutoConfig.for_model("bert", **settings, **config))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def classifier(folder: Path) -> None:
+    save_bert(folder, AutoModelForSequenceClassification, num_labels=2)
+
+
+def intents(folder: Path) -> None:
+    save_bert(folder, AutoModelForSequenceClassification, num_labels=4)
+
+
+def natural_language_inference(folder: Path) -> None:
+    labels = {0: "ENTAILMENT", 1: "NEUTRAL", 2: "CONTRADICTION"}
+    save_bert(folder, AutoModelForSequenceClassification, num_labels=3, id2label=labels)
+
+
+def regressor(folder: Path) -> None:
+    save_bert(folder, AutoModelForSequenceClassification, num_labels=1)
+
+
+def encoder(folder: Path) -> None:
+    save_bert(folder, AutoModel)
+
+
+def causal(folder: Path) -> None:
+    tokenizer = make_tokenizer()
+    save_model(folder, make_causal_lm("gpt2", tokenizer), tokenizer)
+
+
+def seq2seq(folder: Path) -> None:
+    tokenizer = make_tokenizer(append_eos=True)
+    save_model(folder, make_seq2seq_lm("t5", tokenizer), tokenizer)
+
+
+LOCAL_MODELS: dict[str, Callable[[Path], None]] = {
+    "classifier": classifier,
+    "intents": intents,
+    "nli": natural_language_inference,
+    "regressor": regressor,
+    "encoder": encoder,
+    "causal": causal,
+    "seq2seq": seq2seq,
+}
+"""By the role they stand in for."""

@@ -1,0 +1,80 @@
+"""Answers as metrics: 1 or 0 for each text, the share of right ones, and pass@k over the samples of a prompt."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rl4lms_like.core.errors import MetricError
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.call import compute_metric
+from rl4lms_like.metrics.pass_at_k import PassAtK
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.testing.checkers import check_metric
+
+
+def computed(id, args, texts, references, prompts=None):
+    return compute_metric(METRICS.get(id, args), prompts or ["Q"] * len(texts), texts, references)
+
+
+@pytest.mark.parametrize(
+    ("id", "args"), [("exact_match", {}), ("math_equal", {}), ("regex", {"pattern": "a"}), ("pass_at_k", {"k": [1]})]
+)
+def test_they_pass_the_checker(id, args):
+    metric = METRICS.get(id, args)
+    check_metric(metric)
+
+
+def test_the_share_of_right_answers_among_those_that_can_be_told():
+    texts, references = ["42", "It is 42.", "", "42"], [["42"], ["42"], ["42"], []]
+    scores, overall = computed("exact_match", {}, texts, references)["answers/exact_match"]
+    assert scores[:3] == [1.0, 0.0, 0.0] and math.isnan(scores[3]) and overall == pytest.approx(1 / 3)
+    scores, overall = computed("math_equal", {}, texts, references)["answers/math_equal"]
+    assert scores[:3] == [1.0, 1.0, 0.0] and math.isnan(scores[3]) and overall == pytest.approx(2 / 3)
+    assert computed("regex", {"pattern": "4"}, texts, references)["answers/regex"] == ([1.0, 1.0, 0.0, 1.0], 0.75)
+    assert math.isnan(computed("exact_match", {}, ["42"], [[]])["answers/exact_match"][1])
+
+
+@pytest.mark.parametrize("id", ["exact_match", "math_equal", "regex"])
+def test_reward_and_metric_of_one_id_agree(id):
+    args = {"pattern": "2"} if id == "regex" else {}
+    texts, references = ["42", "It is 42.", "41", ""], [["42"]] * 4
+    scores, _ = computed(id, args, texts, references)[f"answers/{id}"]
+    assert scores == list(REWARDS.get(id, args)(["Q"] * 4, texts, references, [True] * 4))
+
+
+def test_pass_at_k_groups_the_samples_of_a_prompt():
+    prompts, texts = ["a", "b", "a", "b", "a", "b"], ["1", "2", "0", "2", "0", "2"]
+    results = computed("pass_at_k", {"k": [1, 2]}, texts, [["1"], ["2"]] * 3, prompts)
+    assert results["answers/pass@1"] == (pytest.approx([1 / 3, 1] * 3), pytest.approx(2 / 3))
+    assert results["answers/pass@2"] == (pytest.approx([2 / 3, 1] * 3), pytest.approx(5 / 6))
+
+
+def test_pass_at_k_asks_any_batched_reward_what_is_right():
+    texts = ["It is 42.", "41.9 or so", "forty-two", "42"]
+    metric = PassAtK([1], REWARDS.get("math_equal", {}))
+    assert compute_metric(metric, ["Q"] * 4, texts, [["42"]] * 4)["answers/pass@1"][1] == 0.5
+    near = PassAtK([1], REWARDS.get("math_equal", {"rel_tol": 0.1, "reward": 0.4}), correct_from=0.3)
+    assert compute_metric(near, ["Q"] * 4, texts, [["42"]] * 4)["answers/pass@1"][1] == 0.75
+
+
+def test_a_judge_that_cannot_tell_is_an_error_and_not_a_wrong_answer():
+    def unsure(prompts, responses, references, dones, metas):
+        return [1.0, math.nan]
+
+    with pytest.raises(MetricError, match="returned NaN for text 1, 'b'"):
+        compute_metric(PassAtK([1], unsure), ["Q"] * 2, ["a", "b"], [["a"]] * 2)
+    with pytest.raises(ValueError, match="k: there is no number"):
+        PassAtK([])
+
+
+def test_too_few_samples_are_said_clearly():
+    with pytest.raises(MetricError, match=r"pass@3 needs at least 3 samples of each prompt; 1 of 2 prompts.*'b' has 1"):
+        computed("pass_at_k", {"k": [1, 3]}, ["1"] * 4, [["1"]] * 4, ["a", "a", "a", "b"])
+
+
+def test_prompts_without_references_are_left_out():
+    results = computed("pass_at_k", {}, ["1", "1"], [["1"], []], ["a", "b"])
+    assert results["answers/pass@1"][0][0] == 1.0 and results["answers/pass@1"][1] == 1.0
+    assert math.isnan(results["answers/pass@1"][0][1])

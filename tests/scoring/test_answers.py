@@ -1,0 +1,117 @@
+"""Exact matches under SQuAD's normalisation, extraction, patterns, pass@k, lengths and repetitions."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl4lms_like.scoring.answers import Normalisation, check_group, compiled, exact_matches, matches
+from rl4lms_like.scoring.lengths import length_penalty, repetition_penalty, soft_overlong
+from rl4lms_like.scoring.pass_at_k import groups_of, pass_at_k
+
+SQUAD = Normalisation(ignore_case=True, ignore_punctuation=True, ignore_articles=True)
+
+
+def squad(text: str) -> str:
+    """SQuAD's own order: lower case, punctuation, articles, white space."""
+    text = "".join(letter for letter in text.lower() if letter not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+@given(st.text(alphabet="aTh e,n.A\n'é四", max_size=40))
+def test_the_three_together_are_squads_normalisation(text):
+    assert SQUAD.normalised(text) == squad(text)
+
+
+def test_what_makes_no_difference_is_chosen():
+    assert exact_matches(["The  Cat! "], [["The Cat!"]], Normalisation()) == [True]
+    assert exact_matches(["the cat!"], [["The Cat!"]], Normalisation()) == [False]
+    assert exact_matches(["a cat"], [["The Cat!"]], SQUAD) == [True]
+    assert exact_matches(["x  y"], [["x y"]], Normalisation(ignore_whitespace=False)) == [False]
+
+
+def test_any_reference_will_do_and_none_is_not_wrong():
+    assert exact_matches(["b", "b", ""], [["a", "b"], [], [""]], Normalisation()) == [True, None, True]
+
+
+def test_the_answer_is_extracted_from_both_sides():
+    how = Normalisation(extract=re.compile(r"####\s*(.+)"))
+    responses = ["so #### 1\n#### 42", "42", "#### 41"]
+    assert exact_matches(responses, [["6 * 7 = 42\n#### 42"]] * 3, how) == [True, False, False]
+    assert exact_matches(["#### 42"], [["42"]], how) == [True]
+    assert exact_matches(["yes or no"], [["no"]], Normalisation(extract=re.compile("(yes)|(no)"))) == [True]
+
+
+@pytest.mark.parametrize("pattern", [".*", r"\w*$", r"(\d*)"])
+def test_a_match_of_nothing_behind_the_answer_is_not_the_answer(pattern):
+    how = Normalisation(extract=re.compile(pattern))
+    assert exact_matches(["41", "42", ""], [["42"]] * 3, how) == [False, True, False]
+
+
+def test_what_costs_nothing_is_not_minus_zero():
+    free = [
+        length_penalty(3, max_length=5, penalty=0.1, min_reward=-1.0),
+        repetition_penalty("a b", ngram_size=1, max_penalty=-1.0),
+    ]
+    assert [str(value) for value in free] == ["0.0", "0.0"]
+
+
+def test_a_pattern_fits_anywhere_at_the_start_or_the_whole():
+    texts = ["abc", "xabc", "abcx", ""]
+    pattern = compiled("abc")
+    assert matches(texts, pattern) == [True, True, True, False]
+    assert matches(texts, pattern, match="match") == [True, False, True, False]
+    assert matches(texts, pattern, match="fullmatch") == [True, False, False, False]
+    assert matches(texts, pattern, invert=True) == [False, False, False, True]
+    assert matches(["ABC"], compiled("abc", ["ignorecase", "dotall"])) == [True]
+    assert matches(["no", "yes"], compiled("(?P<yes>yes)|no"), group="yes") == [False, True]
+
+
+def test_what_is_no_pattern_or_group_is_refused():
+    with pytest.raises(ValueError, match=r"'\(' is no regular expression: missing \)"):
+        compiled("(")
+    with pytest.raises(ValueError, match="has no group 2; it has 1, word"):
+        check_group(compiled("(?P<word>a)"), 2)
+    with pytest.raises(ValueError, match="has no group 'x'; it has none"):
+        check_group(compiled("a"), "x")
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k"), [(n, c, k) for n in range(1, 7) for c in range(n + 1) for k in range(1, n + 1)]
+)
+def test_pass_at_k_is_the_share_of_draws_with_a_right_sample(n, c, k):
+    draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_k_of_many_samples_and_of_too_few():
+    assert pass_at_k(100_000, 1, 10) == pytest.approx(1e-4)
+    with pytest.raises(ValueError, match="pass@5 needs at least 5 samples of a prompt, got 4"):
+        pass_at_k(4, 4, 5)
+    assert groups_of(["a", "b", "a"]) == {"a": [0, 2], "b": [1]}
+
+
+@pytest.mark.parametrize(("length", "value"), [(0, 0), (5, 0), (6, -0.1), (9, -0.4), (99, -1.0)])
+def test_a_length_costs_from_its_limit_on(length, value):
+    assert length_penalty(length, max_length=5, penalty=0.1, min_reward=-1.0) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("length", "value"), [(0, 0), (12, 0), (13, -0.25), (14, -0.5), (15, -0.75), (16, -1), (17, -1)]
+)
+def test_soft_overlong_is_daposs_line(length, value):
+    assert soft_overlong(length, max_length=16, cache=4) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "value"),
+    [("", 2, 0), ("one", 2, 0), ("a b", 2, 0), ("a b a b", 2, -1 / 3), ("A b a B", 2, -1 / 3),
+     ("x x x x x", 1, -0.8), ("四 四 四", 1, -2 / 3)],
+)  # fmt: skip
+def test_repeated_n_grams_cost_their_share(text, size, value):
+    assert repetition_penalty(text, ngram_size=size, max_penalty=-1.0) == pytest.approx(value)

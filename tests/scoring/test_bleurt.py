@@ -1,0 +1,92 @@
+"""BLEURT is the plain forward pass of (reference, candidate), the best reference counts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.scoring.bleurt import CHECKPOINTS, bleurt_classifier, bleurt_scores
+from tests.local_models import LOCAL_MODELS
+
+OPTIONS = {"batch_size": 4, "device": "cpu", "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bleurt")
+    LOCAL_MODELS["regressor"](path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def forward(folder):
+    """The model card's recipe, for one pair."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+
+    def score(reference, candidate):
+        with torch.no_grad():
+            return float(model(**tokenizer([reference], [candidate], return_tensors="pt", truncation=True)).logits)
+
+    return score
+
+
+def test_it_is_the_plain_forward_pass_on_200_real_pairs(folder, forward, shared_dir):
+    lines = (shared_dir / "data/commongen/commongen.dev.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines][:60]
+    texts, references = [row["reason"][0] for row in rows], [row["scene"] for row in rows]
+    assert sum(map(len, references)) >= 200
+    expected = [
+        max(forward(reference, text) for reference in each) for text, each in zip(texts, references, strict=True)
+    ]
+    assert bleurt_scores(bleurt_classifier(folder, **OPTIONS), texts, references) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["", " ", "Привет, 世界", "the film was good", "good " * 400])
+def test_texts_at_the_edges(folder, forward, text):
+    references = ["the film was good", "", "a joy " * 300]
+    (score,) = bleurt_scores(bleurt_classifier(folder, **OPTIONS), [text], [references])
+    assert score == pytest.approx(max(forward(reference, text) for reference in references), abs=1e-5)
+
+
+def test_several_references_are_never_one_text(folder, forward):
+    references = ["the film was good", "on the museum"]
+    (score,) = bleurt_scores(bleurt_classifier(folder, **OPTIONS), ["a joy"], [references])
+    assert score == pytest.approx(max(forward(reference, "a joy") for reference in references), abs=1e-5)
+    assert score != pytest.approx(forward(str(references), "a joy"), abs=1e-3)
+
+
+def test_published_names_are_those_of_the_hub():
+    assert CHECKPOINTS["bleurt-base-128"] == ("Elron/bleurt-base-128", 128)
+    assert len(CHECKPOINTS) == 6
+    default = bleurt_classifier(None, **OPTIONS)
+    assert (default.frozen.model_name, default.max_length) == ("Elron/bleurt-base-128", 128)
+    assert bleurt_classifier("bleurt-tiny-512", **OPTIONS).frozen.model_name == "Elron/bleurt-tiny-512"
+    assert bleurt_classifier("someone/a-bleurt", **OPTIONS).frozen.model_name == "someone/a-bleurt"
+
+
+def test_the_length_that_a_published_checkpoint_was_trained_with_is_kept(folder):
+    scorer = bleurt_classifier(folder, **OPTIONS)
+    short = type(scorer)(scorer.frozen, batch_size=4, max_length=16)
+    long, cut = "a joy from start to finish", "a joy from start to finish and a sad story of numbers"
+    assert bleurt_scores(scorer, [long], [[cut]]) != pytest.approx(bleurt_scores(short, [long], [[cut]]), abs=1e-3)
+
+
+def test_another_architecture_is_an_error_that_names_those_there_are():
+    with pytest.raises(ValueError, match=r"BLEURT-20-D12 is not plain BERT.*bleurt-tiny-128"):
+        bleurt_classifier("BLEURT-20-D12", **OPTIONS)
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"nowhere.*BLEURT checkpoint"):
+        bleurt_classifier(str(tmp_path / "nowhere"), **OPTIONS)
+
+
+def test_a_classifier_of_several_labels_is_no_checkpoint(tmp_path):
+    LOCAL_MODELS["classifier"](tmp_path)
+    with pytest.raises(ModelError, match="say which label counts"):
+        bleurt_classifier(str(tmp_path), **OPTIONS)

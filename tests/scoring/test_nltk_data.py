@@ -1,0 +1,92 @@
+"""NLTK's word lists are found where they lie, and named where they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl4lms_like.core.errors import MissingResourceError
+from rl4lms_like.scoring import nltk_data
+from rl4lms_like.scoring.nltk_data import sentences, three_sentence_summary, wordnet, words
+
+
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """A machine without any of the word lists."""
+    import nltk
+
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr(nltk_data, "DEBIAN_FOLDER", tmp_path / "wordnet")
+    monkeypatch.delenv("WNSEARCHDIR", raising=False)
+    monkeypatch.delenv("WNHOME", raising=False)
+    nltk.tokenize._get_punkt_tokenizer.cache_clear()
+    nltk_data._read_installed.cache_clear()
+    yield tmp_path
+    nltk_data._read_installed.cache_clear()
+
+
+def test_words_and_sentences_are_nltks(language_data):
+    assert words('Mr. Smith isn\'t "here". Go!') == [
+        *("Mr.", "Smith", "is", "n't", "``", "here", "''", "."),
+        *("Go", "!"),
+    ]
+    assert sentences("Mr. Smith left. Did he? Yes!") == ["Mr. Smith left.", "Did he?", "Yes!"]
+    assert words("") == sentences("") == []
+
+
+def test_a_summary_is_the_first_three_sentences_one_a_line(language_data):
+    assert three_sentence_summary("One. Two. Three. Four.") == "One.\nTwo.\nThree."
+    assert three_sentence_summary("Only one") == "Only one"
+    assert three_sentence_summary("") == ""
+
+
+def test_wordnet_knows_synonyms_irregular_forms_and_lexicographers(language_data):
+    reader = wordnet()
+    assert "fast" in {lemma.name() for synset in reader.synsets("quick") for lemma in synset.lemmas()}
+    assert reader.synsets("mice")[0].name() == "mouse.n.01"
+    assert reader.synset("dog.n.01").lexname() == "noun.animal"
+    assert reader.synset("quickly.r.01").lexname() == "adv.all"
+
+
+def test_what_lexnames_says_is_what_manual_pages_say():
+    rows = [row.split("\t") for row in nltk_data._lexnames_table().splitlines()]
+    assert [int(number) for number, _, _ in rows] == list(range(45))
+    assert rows[0] == ["00", "adj.all", "3"]
+    assert rows[2] == ["02", "adv.all", "4"]
+    assert rows[28] == ["28", "noun.time", "1"]
+    assert rows[43] == ["43", "verb.weather", "2"]
+    assert rows[44] == ["44", "adj.ppl", "3"]
+
+
+def test_missing_punkt_is_named_with_its_command_and_the_way_without_a_network(nowhere):
+    with pytest.raises(MissingResourceError, match=r"the reward 'x' needs .*punkt_tab") as caught:
+        nltk_data.require_sentences("the reward 'x'")
+    assert "python -m nltk.downloader punkt_tab" in str(caught.value)
+    assert "Without a network: copy the folder to nltk_data/tokenizers/punkt_tab" in str(caught.value)
+    with pytest.raises(MissingResourceError, match="NLTK_DATA"):
+        words("a text")
+
+
+def test_missing_wordnet_is_named_with_all_its_commands(nowhere):
+    with pytest.raises(MissingResourceError, match=r"the metric 'y' needs WordNet") as caught:
+        nltk_data.require_wordnet("the metric 'y'")
+    for way in ("python -m nltk.downloader wordnet", "apt-get install wordnet-base wordnet-sense-index", "WNSEARCHDIR"):
+        assert way in str(caught.value)
+    with pytest.raises(MissingResourceError):
+        wordnet()
+
+
+@pytest.mark.parametrize("variable", ["WNSEARCHDIR", "WNHOME"])
+def test_an_installed_wordnet_is_found_by_its_own_variables(nowhere, monkeypatch, variable):
+    folder = nowhere / "dict"
+    folder.mkdir()
+    monkeypatch.setenv(variable, str(folder if variable == "WNSEARCHDIR" else nowhere))
+    with pytest.raises(MissingResourceError):
+        nltk_data.require_wordnet("the test")
+    for name in ("index.noun", "data.noun"):
+        (folder / name).touch()
+    nltk_data.require_wordnet("the test")
+
+
+def test_wordnet_in_nltks_own_folder_comes_first(nowhere):
+    (nowhere / "corpora" / "wordnet").mkdir(parents=True)
+    nltk_data.require_wordnet("the test")

@@ -1,0 +1,116 @@
+"""`check_algorithm` lets a good algorithm pass, and says what is wrong with one that is not."""
+
+from __future__ import annotations
+
+import pytest
+import stable_baselines3
+import torch
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from rl4lms_like.testing import check_algorithm
+
+FIXED = {"gae_lambda": 1.0, "gamma": 1.0, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
+
+
+class TenLines(OnPolicyAlgorithm):
+    """A user's algorithm on Stable-Baselines3's base class: REINFORCE with a baseline."""
+
+    def __init__(self, policy, env, learning_rate=1e-3, n_steps=16, **kwargs):
+        super().__init__(policy, env, learning_rate, n_steps, use_sde=False, sde_sample_freq=-1, **FIXED, **kwargs)
+
+    def train(self):
+        for batch in self.rollout_buffer.get(64):
+            self.step(batch)
+
+    def step(self, batch):
+        values, log_prob, _ = self.policy.evaluate_actions(batch.observations, batch.actions)
+        self.descend(-(log_prob * batch.advantages).mean() + (values - batch.returns).square().mean())
+
+    def descend(self, loss):
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        self.policy.optimizer.step()
+
+
+class Idle(TenLines):
+    def descend(self, loss):
+        pass
+
+
+class CriticOnly(TenLines):
+    def step(self, batch):
+        values, _, _ = self.policy.evaluate_actions(batch.observations, batch.actions)
+        self.descend((values - batch.returns).square().mean())
+
+
+class Diverges(TenLines):
+    def descend(self, loss):
+        super().descend(loss * float("nan"))
+
+
+class StepsFirst(TenLines):
+    def train(self):
+        with torch.no_grad():
+            for weight in self.policy.policy_model.parameters():
+                weight.mul_(0.5)
+        super().train()
+
+
+class MovesTheReference(TenLines):
+    def train(self):
+        super().train()
+        with torch.no_grad():
+            next(iter(self.policy.ref_model.parameters())).add_(1.0)
+
+
+class Unseeded(TenLines):
+    def step(self, batch):
+        torch.seed()
+        noise = torch.rand(())
+        values, log_prob, _ = self.policy.evaluate_actions(batch.observations, batch.actions)
+        self.descend(-(log_prob * batch.advantages * noise).mean() + (values - batch.returns).square().mean() * noise)
+
+
+class Patches(TenLines):
+    def train(self):
+        super().train()
+        own = type(self.policy).evaluate_actions
+        type(self.policy).evaluate_actions = lambda *args: own(*args)
+
+
+class Crashes(TenLines):
+    def train(self):
+        raise ZeroDivisionError("no update today")
+
+
+class WithoutARollout(TenLines):
+    def train(self):
+        pass
+
+
+@pytest.mark.parametrize("algorithm", [TenLines, stable_baselines3.PPO, stable_baselines3.A2C])
+def test_good_algorithms_pass(algorithm):
+    check_algorithm(algorithm)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (Idle, "Idle on a causal model: the update leaves the policy's weights as they are"),
+        (CriticOnly, "the update leaves the policy's weights as they are"),
+        (Diverges, "is not finite after the update"),
+        (StepsFirst, "the first minibatch's ratio is off 1"),
+        (MovesTheReference, "moves the reference model's weights"),
+        (Unseeded, "differs when it is trained again with the same seed"),
+        (Patches, "it changes .*evaluate_actions for everybody"),
+        (Crashes, "Crashes on a causal model: ZeroDivisionError: no update today"),
+        (WithoutARollout, "takes nothing from self.rollout_buffer"),
+    ],
+)
+def test_bad_algorithms_are_told_why(algorithm, said, monkeypatch):
+    from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+
+    if algorithm is Patches:  # put back afterwards
+        monkeypatch.setattr(CausalLMActorCriticPolicy, "evaluate_actions", CausalLMActorCriticPolicy.evaluate_actions)
+    with pytest.raises(AssertionError, match=said):
+        check_algorithm(algorithm, families=("causal",))

@@ -1,0 +1,94 @@
+"""What a run scores with is built before data and weights are read, and all that is missing is said at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rl4lms_like.cli import main
+from rl4lms_like.core.errors import MissingExtraError, MissingResourceError, NotReadyError
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.training.assemble import assemble
+from rl4lms_like.training.components import build_components
+from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.yaml_file import dump_yaml
+from tests.training.configs import run_blocks, supervised_blocks
+
+
+class NeedsWords:
+    def __init__(self) -> None:
+        raise MissingResourceError("the words", needed_by="x", command="get words", offline="copy words")
+
+
+class NeedsPackage:
+    def __init__(self, extra: str) -> None:
+        raise MissingExtraError("pack", extra, "x")
+
+
+@pytest.fixture
+def lacking(monkeypatch):
+    """A run whose reward and two metrics lack something."""
+    for registry in (REWARDS, METRICS):
+        monkeypatch.setattr(registry, "_table", dict(registry._table))
+        registry.add("words", NeedsWords)
+        registry.add("package", NeedsPackage)
+    blocks = run_blocks()
+    blocks["reward_fn"] = {"id": "words"}
+    blocks["train_evaluation"]["metrics"] = [
+        {"id": "length"}, {"id": "words"}, {"id": "package", "args": {"extra": "lexical"}},
+        {"id": "package", "args": {"extra": "semantic"}},
+    ]  # fmt: skip
+    return blocks
+
+
+def test_everything_that_is_missing_is_said_at_once_and_each_thing_once(lacking):
+    with pytest.raises(NotReadyError) as caught:
+        build_components(parse_config(lacking))
+    first, *lines = str(caught.value).splitlines()
+    assert first == "4 components cannot be built:"
+    assert lines == [
+        "  reward_fn, train_evaluation.metrics.1: needs the words, which is not here: get words. "
+        "Without a network: copy words",
+        "  train_evaluation.metrics.2: needs the package 'pack': pip install 'rl4lms_like[lexical]'",
+        "  train_evaluation.metrics.3: needs the package 'pack': pip install 'rl4lms_like[semantic]'",
+        "  all packages at once: pip install 'rl4lms_like[lexical,semantic]'",
+    ]
+
+
+def test_one_thing_is_said_by_its_own_error(lacking):
+    lacking["reward_fn"] = {"id": "sentiment"}
+    del lacking["train_evaluation"]["metrics"][2:]
+    with pytest.raises(MissingResourceError, match="the words"):
+        build_components(parse_config(lacking))
+
+
+def test_it_is_said_before_the_data_are_read(lacking):
+    lacking["datapool"] = {"id": "jsonl", "args": {"path": "none.jsonl", "prompt_column": "a"}}
+    with pytest.raises(NotReadyError):
+        assemble(parse_config(lacking))
+
+
+def test_an_evaluation_needs_no_reward(lacking):
+    del lacking["train_evaluation"]["metrics"][1:]
+    components = build_components(parse_config(lacking), with_reward=False)
+    assert components.reward_fn is None
+    assert [type(metric).__name__ for metric in components.metrics] == ["Length"]
+
+
+def test_check_says_it_after_everything_else(lacking, tmp_path, capsys):
+    config = tmp_path / "config.yml"
+    config.write_text(dump_yaml(json.loads(json.dumps(lacking))))
+    assert main(["check", str(config)]) == 1
+    written = capsys.readouterr()
+    assert "# resolved config" in written.out and "# batches" in written.out
+    assert "4 components cannot be built" in written.err and "Traceback" not in written.err
+
+
+def test_a_supervised_run_builds_its_metrics_and_post_processor():
+    blocks = supervised_blocks()
+    blocks["train_evaluation"]["metrics"] = [{"id": "length"}]
+    components = build_components(parse_config(blocks))
+    assert components.reward_fn is None and components.post_processor is None
+    assert len(components.metrics) == 1

@@ -1,0 +1,108 @@
+"""`post_processing_fn` of a supervised run: checked with the config, tried before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rl4lms_like.core.errors import ComponentError, ConfigError
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.training import assemble_supervised as assembling
+from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.inference import evaluate_run
+from rl4lms_like.training.run import train_config
+from tests.training.configs import run_blocks, supervised_blocks
+
+PLACE = "alg.generation_kwargs.post_processing_fn"
+
+
+def bracketed(text: str, width: int = 3) -> str:
+    """The first characters of a text, in brackets."""
+    return f"<{text[:width]}>"
+
+
+def broken(text: str) -> str:
+    raise ZeroDivisionError("no texts today")
+
+
+class Bracketed(BaseMetric):
+    """The share of texts in brackets, and the mean width inside."""
+
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        inside = [float(text[0] + text[-1] == "<>") for text in generated_texts]
+        widths = [float(len(text) - 2) for text in generated_texts]
+        return {
+            "test/in_brackets": (inside, sum(inside) / len(inside)),
+            "test/width": (widths, max(widths)),
+        }
+
+
+def blocks_with(post, model):
+    return {
+        "tokenizer": {"model_name": str(model), "max_length": 8},
+        "datapool": {"id": "film_opinions", "args": {"n_train": 4, "n_eval": 3}},
+        "alg": {
+            "id": "supervised",
+            "model_type": "causal",
+            "model_name": str(model),
+            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 6, "post_processing_fn": post},
+            "training_args": {"max_steps": 1},
+        },
+        "train_evaluation": {"eval_batch_size": 3, "metrics": [{"id": f"{__name__}:Bracketed"}]},
+    }
+
+
+def test_metrics_and_predictions_see_what_the_function_makes_of_the_texts(tiny_gpt2_dir, tmp_path):
+    blocks = blocks_with({"id": f"{__name__}:bracketed", "args": {"width": "2"}}, tiny_gpt2_dir)
+    folder = train_config(parse_config(blocks), base_path_to_store_results=tmp_path, quiet=True)
+    for line in (folder / "test_split_metrics.jsonl").read_text().splitlines():
+        assert json.loads(line)["metrics"] == {"test/in_brackets": 1.0, "test/width": 2.0}
+    predictions = json.loads((folder / "epoch_0_test_split_predictions.json").read_text())
+    assert all(line["generated_text"][0] + line["generated_text"][-1] == "<>" for line in predictions)
+    scores = evaluate_run(folder, split="val")
+    assert scores == {"test/in_brackets": 1.0, "test/width": 2.0}
+
+
+def test_a_function_that_fails_is_told_before_a_model_is_loaded(tiny_gpt2_dir, monkeypatch):
+    monkeypatch.setattr(assembling, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    blocks = blocks_with({"id": f"{__name__}:broken"}, tiny_gpt2_dir)
+    with pytest.raises(ComponentError, match=r"post-processor broken failed .*no texts today"):
+        assembling.assemble_supervised(parse_config(blocks))
+
+
+@pytest.mark.parametrize(
+    ("post", "said"),
+    [
+        (
+            {"id": "three_sentence_sumary"},
+            f"{PLACE}.id: unknown post-processor .*did you mean 'three_sentence_summary'",
+        ),
+        ({"id": "three_sentence_summary", "arg": {}}, f"{PLACE}.arg: unknown key; did you mean 'args'"),
+        ({"id": f"{__name__}:bracketed", "args": {"widht": 3}}, f"{PLACE}.args.widht: .*did you mean 'width'"),
+        ({"id": f"{__name__}:bracketed", "args": {"text": "x"}}, f"{PLACE}.args.text: unknown key"),
+        ({"id": f"{__name__}:PLACE"}, f"{PLACE}.id: .*is no post-processor"),
+        ({"args": {}}, f"{PLACE}: expected null or a mapping with id"),
+        ("three_sentence_summary", f"{PLACE}: expected null or a mapping with id"),
+    ],
+)
+def test_mistakes_are_found_with_the_config(post, said):
+    blocks = supervised_blocks()
+    blocks["alg"]["generation_kwargs"]["post_processing_fn"] = post
+    with pytest.raises(ConfigError, match=said):
+        parse_config(blocks)
+
+
+def test_the_catalogues_function_is_taken():
+    blocks = supervised_blocks()
+    blocks["alg"]["generation_kwargs"]["post_processing_fn"] = {"id": "three_sentence_summary"}
+    assert parse_config(blocks).alg.generation_kwargs["post_processing_fn"]["id"] == "three_sentence_summary"
+
+
+@pytest.mark.parametrize("place", ["policy", "evaluation"])
+def test_an_rl_run_has_none_and_says_so(place):
+    blocks = run_blocks()
+    holder = blocks["alg"]["policy"]["args"] if place == "policy" else blocks["train_evaluation"]
+    holder["generation_kwargs"] = {"do_sample": True, "post_processing_fn": {"id": "three_sentence_summary"}}
+    with pytest.raises(ConfigError, match=r"generation_kwargs\.post_processing_fn: is of supervised runs"):
+        parse_config(blocks)
