@@ -91,7 +91,7 @@ def article_and_highlights(story: str) -> dict[str, str]:
     article: list[str] = []
     highlights: list[str] = []
     target = article
-    for line in filter(None, (line.strip() for line in story.splitlines())):
+    for line in filter(None, (line.strip() for line in re.split(r"[\r\n]+", story))):
         if line.startswith(_HIGHLIGHT):
             target = highlights
         else:

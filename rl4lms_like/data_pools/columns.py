@@ -3,7 +3,8 @@
     row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
     sample  prompt from `prompt_column`, references from `reference_columns`, meta_data from `meta_columns`
 
-A dotted name reaches into nested values: `translation.en` is `row["translation"]["en"]`.
+A dotted name reaches into nested values: `translation.en` is `row["translation"]["en"]`. Half of a character, as JSON
+may have it (`"\\ud83d"`), is no text: no tokenizer takes it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import shown
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,9 @@ def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
         DataPoolError: there is no such column, or it does not hold text.
     """
     value = cell(row, name, where)
-    if not isinstance(value, str):
-        raise DataPoolError(f"{where}, column {name!r}: expected text, got {value!r}")
-    return value
+    if not _is_text(value):
+        raise DataPoolError(f"{where}, column {name!r}: expected text, got {shown(value)}")
+    return str(value)
 
 
 def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
@@ -87,9 +89,20 @@ def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
     if value is None:
         return []
     texts = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not all(isinstance(text, str) for text in texts):
-        raise DataPoolError(f"{where}, column {name!r}: expected text or a list of texts, got {value!r}")
+    if not all(_is_text(text) for text in texts):
+        raise DataPoolError(f"{where}, column {name!r}: expected text or a list of texts, got {shown(value)}")
     return texts
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def cell(row: Mapping[str, Any], name: str, where: str) -> Any:

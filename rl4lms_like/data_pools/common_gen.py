@@ -15,6 +15,7 @@ from typing import Any
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, texts_cell
 from rl4lms_like.data_pools.hub import CONVERTED, HubTable
@@ -80,14 +81,20 @@ def _one_by_one(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[st
     for where, row in rows:
         concepts, sentences = _pair(row, where)
         yield from ((concepts, [sentence]) for sentence in sentences)
+        if not sentences:
+            yield concepts, []
 
 
 def _by_set(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]:
-    """Sets in the order in which they first occur, each with its sentences in their order."""
+    """Sets in the order in which they first occur, each with its sentences in their order.
+
+    A row with `references` is a set already: `style` as a verb and as a noun are two sets of the published ones.
+    """
     sets: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
     for where, row in rows:
         concepts, sentences = _pair(row, where)
-        sets.setdefault(tuple(sorted(concepts)), (concepts, []))[1].extend(sentences)
+        key = (where,) if row.get("references") else tuple(sorted(concepts))
+        sets.setdefault(key, (concepts, []))[1].extend(sentences)
     yield from sets.values()
 
 
@@ -95,7 +102,7 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[list[str], list[str]]:
     """Concepts and sentences of a row; `references`, where there are any, hold `target` too."""
     concepts = texts_cell(row, "concepts", where)
     if not concepts:
-        raise DataPoolError(f"{where}, column 'concepts': expected the concepts, got {cell(row, 'concepts', where)!r}")
+        raise DataPoolError(f"{where}, column 'concepts': expected the concepts, got {shown(row['concepts'])}")
     column = "references" if row.get("references") else "target"
     return concepts, [sentence for sentence in texts_cell(row, column, where) if sentence.strip()]
 
@@ -109,7 +116,7 @@ def _of_scene(where: str, row: Mapping[str, Any]) -> LocatedRow:
     """`field_N#look_V` are the concepts field and look, a noun and a verb."""
     concept_set = cell(row, "concept_set", where)
     if not isinstance(concept_set, str):
-        raise DataPoolError(f"{where}, column 'concept_set': expected text, got {concept_set!r}")
+        raise DataPoolError(f"{where}, column 'concept_set': expected text, got {shown(concept_set)}")
     concepts = [concept.rpartition("_")[0] or concept for concept in concept_set.split("#")]
     return where, {"concepts": concepts, "references": texts_cell(row, "scene", where), "target": None}
 

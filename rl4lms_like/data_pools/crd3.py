@@ -19,8 +19,9 @@ from typing import Any
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool
-from rl4lms_like.data_pools.columns import cell
+from rl4lms_like.data_pools.columns import cell, texts_cell
 from rl4lms_like.data_pools.hub import downloaded
 from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
 from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
@@ -85,15 +86,18 @@ def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     """Who speaks, and what."""
     turns = cell(row, "turns", where)
     if isinstance(turns, Mapping):  # how `datasets` keeps a list of dicts: column by column
-        turns = [
-            {"names": names, "utterances": utterances}
-            for names, utterances in zip(cell(turns, "names", where), cell(turns, "utterances", where), strict=True)
-        ]
+        columns = (cell(turns, "names", where), cell(turns, "utterances", where))
+        turns = [{"names": names, "utterances": utterances} for names, utterances in zip(*columns, strict=True)]
+    if not isinstance(turns, list):
+        raise DataPoolError(f"{where}: expected a list of turns, got {shown(turns)}")
     for number, turn in enumerate(turns):
-        try:
-            yield turn["names"][0], " ".join(turn["utterances"])
-        except (IndexError, KeyError, TypeError) as error:
-            raise DataPoolError(f"{where}, turn {number}: expected names and utterances, got {turn!r}") from error
+        place = f"{where}, turn {number}"
+        if not isinstance(turn, Mapping):
+            raise DataPoolError(f"{place}: expected names and utterances, got {shown(turn)}")
+        names = texts_cell(turn, "names", place)
+        if not names:
+            raise DataPoolError(f"{place}: nobody speaks: {shown(turn)}")
+        yield names[0], " ".join(texts_cell(turn, "utterances", place))
 
 
 def _repository(folder: Path, split: str) -> Iterator[LocatedRow] | None:
@@ -115,8 +119,16 @@ def _episodes(folder: Path, listing: Path) -> Iterator[LocatedRow]:
                 episode = json.load(text)
             except json.JSONDecodeError as error:
                 raise DataPoolError(f"{file}, line {error.lineno}: not JSON: {error.msg}") from error
-        turns = cell(episode, "TURNS", str(file))
-        yield str(file), {"turns": [{key.lower(): value for key, value in turn.items()} for turn in turns]}
+        if not isinstance(episode, dict):
+            raise DataPoolError(f"{file}: expected an object with TURNS, got {shown(episode)}")
+        yield str(file), {"turns": _in_lower_case(cell(episode, "TURNS", str(file)))}
+
+
+def _in_lower_case(turns: Any) -> Any:
+    """Turns with the hub's names of columns; what is no turn stays as it is."""
+    if not isinstance(turns, list):
+        return turns
+    return [{name.lower(): turn[name] for name in turn} if isinstance(turn, dict) else turn for turn in turns]
 
 
 REPOSITORY = Layout(

@@ -16,6 +16,7 @@ from typing import Any
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, text_cell, texts_cell
 from rl4lms_like.data_pools.dialogues import ORIGINAL, PAIRS, utterances_of
@@ -102,6 +103,6 @@ def _labels(row: Mapping[str, Any], name: str, count: int, where: str) -> Sequen
     labels = cell(row, name, where)
     if not isinstance(labels, list) or len(labels) != count:
         raise DataPoolError(
-            f"{where}, column {name!r}: expected a number for each of {count} utterances, got {labels!r}"
+            f"{where}, column {name!r}: expected a number for each of {count} utterances, got {shown(labels)}"
         )
     return labels

@@ -16,7 +16,7 @@ from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.data_pools.published import Layout, first_file
-from rl4lms_like.data_pools.splits import names_of, open_text
+from rl4lms_like.data_pools.splits import names_of, text_lines
 from rl4lms_like.data_pools.tables import LocatedRow
 
 END_OF_UTTERANCE = "__eou__"
@@ -42,22 +42,22 @@ def _original(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 
 
 def _side_by_side(texts: Path, acts: Path, emotions: Path) -> Iterator[LocatedRow]:
-    with open_text(texts, "\n") as dialogues, open_text(acts, "\n") as act_lines, open_text(emotions, "\n") as moods:
-        for number, (text, act, emotion) in enumerate(zip_longest(dialogues, act_lines, moods, fillvalue=""), start=1):
-            if not text.strip() and not act.strip() and not emotion.strip():
-                continue
-            row: dict[str, list[Any]] = {
-                "dialog": utterances_of(text.rstrip("\r\n")),
-                "act": _numbers(act, f"{acts}, line {number}"),
-                "emotion": _numbers(emotion, f"{emotions}, line {number}"),
-            }
-            counts = {column: len(values) for column, values in row.items()}
-            if len(set(counts.values())) > 1:
-                raise DataPoolError(
-                    f"{texts}, line {number}: {counts['dialog']} utterances, but {counts['act']} acts and "
-                    f"{counts['emotion']} emotions in line {number} of the files beside"
-                )
-            yield f"{texts}, line {number}", row
+    files = (text_lines(file) for file in (texts, acts, emotions))
+    for number, (text, act, emotion) in enumerate(zip_longest(*files, fillvalue=""), start=1):
+        if not text.strip() and not act.strip() and not emotion.strip():
+            continue
+        row: dict[str, list[Any]] = {
+            "dialog": utterances_of(text.rstrip("\r\n")),
+            "act": _numbers(act, f"{acts}, line {number}"),
+            "emotion": _numbers(emotion, f"{emotions}, line {number}"),
+        }
+        counts = {column: len(values) for column, values in row.items()}
+        if len(set(counts.values())) > 1:
+            raise DataPoolError(
+                f"{texts}, line {number}: {counts['dialog']} utterances, but {counts['act']} acts and "
+                f"{counts['emotion']} emotions in line {number} of the files beside"
+            )
+        yield f"{texts}, line {number}", row
 
 
 def _numbers(line: str, where: str) -> list[int]:
@@ -73,12 +73,11 @@ def _pairs(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 
 
 def _cut_dialogues(file: Path) -> Iterator[LocatedRow]:
-    with open_text(file, "\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            text = line.rstrip("\r\n")
-            if text.strip() and (number, text) != (1, "context,response"):
-                context, response = _pair(text)
-                yield f"{file}, line {number}", {"context": context, "response": response}
+    for number, line in enumerate(text_lines(file), start=1):
+        text = line.rstrip("\r\n")
+        if text.strip() and (number, text) != (1, "context,response"):
+            context, response = _pair(text)
+            yield f"{file}, line {number}", {"context": context, "response": response}
 
 
 def _pair(line: str) -> tuple[str, str | None]:

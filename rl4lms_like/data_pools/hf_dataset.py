@@ -78,13 +78,22 @@ class HfDatasetPool(TextGenPool):
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:
     """Split name -> table."""
     datasets = import_extra("datasets", extra="data", needed_by=_NEEDED_BY)
-    saved = saved_tables(Path(path), _NEEDED_BY)
+    saved = saved_tables(Path(path).expanduser(), _NEEDED_BY)
     if saved is not None:
         return saved
+    files = data_files and {split: _home(file) for split, file in data_files.items()}
     try:
-        return as_tables(datasets.load_dataset(path, name, data_files=data_files))
+        return as_tables(datasets.load_dataset(_home(path), name, data_files=files))
     except Exception as error:
-        raise DataPoolError(f"cannot load the data set {path!r}: {type(error).__name__}: {error}") from error
+        raise DataPoolError(
+            f"cannot load the data set {path!r}: {type(error).__name__}: {error}. Without a network give the folder "
+            "that `save_to_disk` wrote, or files in `data_files`"
+        ) from error
+
+
+def _home(name: str) -> str:
+    """A path below `~` in full; hub ids and other paths as they are."""
+    return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def _split_of(

@@ -1,23 +1,25 @@
-"""Tables of the hub, and files of the web, through the `datasets` library, which keeps what it fetched.
+"""Tables of the hub, and files of the web; what was fetched once is read without a network from then on.
 
-    HubTable("stanfordnlp/imdb", "plain_text")             the parquet files that the repository has
+    HubTable("stanfordnlp/imdb", "plain_text")             as `datasets` loads it
     HubTable("GEM/common_gen", "default", CONVERTED)       default/<split>/*.parquet of the hub's own conversion
 
 Today's `datasets` runs no loading scripts. Of a repository that still is one, the hub keeps a conversion to parquet in
-the revision `refs/convert/parquet`; its files are named one by one, because folders such as `challenge_train_sample`
-would be taken for parts of `train`.
+the revision `refs/convert/parquet`. A split's files are fetched from there and read as they are: `datasets` would take
+folders such as `challenge_train_sample` for parts of `train`, and without a network it does not find again what it has
+loaded from files that were named one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError, import_extra
 from rl4lms_like.data_pools.splits import names_of
-from rl4lms_like.data_pools.tables import LocatedRow
+from rl4lms_like.data_pools.tables import LocatedRow, parquet_rows
 
 CONVERTED = "refs/convert/parquet"
 """The revision in which the hub keeps its conversions."""
@@ -44,22 +46,28 @@ class HubTable:
             DataPoolError: the data set cannot be loaded, or has no such split.
             MissingExtraError: `datasets` is not installed.
         """
-        name, table = table_of(split, self._tables(split, needed_by), self.path)
-        return ((f"{self.path}[{name}], row {number}", row) for number, row in enumerate(table))
-
-    def _tables(self, split: str, needed_by: str) -> Mapping[str, Any]:
         datasets = import_extra("datasets", extra="data", needed_by=needed_by)
         try:
-            if self.revision != CONVERTED:
-                return as_tables(datasets.load_dataset(self.path, self.config, revision=self.revision))
-            own = names_of(split)[0]
-            files = {own: f"{self.config or 'default'}/{own}/*.parquet"}
-            return as_tables(datasets.load_dataset(self.path, data_files=files, revision=self.revision))
+            if self.revision == CONVERTED:
+                return chain.from_iterable(map(parquet_rows, self._converted_files(names_of(split)[0])))
+            tables = as_tables(datasets.load_dataset(self.path, self.config, revision=self.revision))
         except Exception as error:  # of the network, the hub, the library or its files: all say it themselves
-            raise DataPoolError(
-                f"{needed_by}: cannot load {self.path!r} from the hub: {type(error).__name__}: {error}. "
-                "Without a network give a local copy in `data_dir`"
-            ) from error
+            raise _not_fetched(f"{needed_by}: cannot load {self.path!r} from the hub", error) from error
+        return table_rows_of(split, tables, self.path)
+
+    def _converted_files(self, name: str) -> list[Path]:
+        from huggingface_hub import snapshot_download
+
+        pattern = f"{self.config or 'default'}/{name}/*.parquet"
+        folder = snapshot_download(self.path, repo_type="dataset", revision=CONVERTED, allow_patterns=pattern)
+        if files := sorted(Path(folder).glob(pattern)):
+            return files
+        raise FileNotFoundError(f"{pattern} is not there in the revision {CONVERTED}")
+
+
+def _not_fetched(what: str, error: Exception) -> DataPoolError:
+    said = str(error).rstrip(".")
+    return DataPoolError(f"{what}: {type(error).__name__}: {said}. Without a network give a local copy in `data_dir`")
 
 
 def saved_tables(folder: Path, needed_by: str) -> Mapping[str, Any] | None:
@@ -83,16 +91,18 @@ def as_tables(loaded: Any) -> Mapping[str, Any]:
     return dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
 
 
-def table_of(split: str, tables: Mapping[str, Any], source: str) -> tuple[str, Any]:
-    """The data set's name for a split, and the table.
+def table_rows_of(split: str, tables: Mapping[str, Any], source: str) -> Iterator[LocatedRow]:
+    """The rows of a split among tables of `datasets`, as they are stored: nothing is decoded.
 
     Raises:
-        DataPoolError: it has no such split.
+        DataPoolError: there is no such split.
     """
-    for name in names_of(split):
-        if name in tables:
-            return name, tables[name]
-    raise DataPoolError(f"the data set {source!r} has no split for {split!r}; it has {', '.join(tables)}")
+    name = next((name for name in names_of(split) if name in tables), None)
+    if name is None:
+        raise DataPoolError(f"the data set {source!r} has no split for {split!r}; it has {', '.join(tables)}")
+    batches = tables[name].with_format("arrow").iter(batch_size=1024)
+    rows = (row for batch in batches for row in batch.to_pylist())  # three times as fast as the table's own rows
+    return ((f"{source}[{name}], row {number}", row) for number, row in enumerate(rows))
 
 
 def downloaded(url: str, needed_by: str, *, unpack: bool = False) -> Path:
@@ -103,11 +113,9 @@ def downloaded(url: str, needed_by: str, *, unpack: bool = False) -> Path:
         MissingExtraError: `datasets` is not installed.
     """
     datasets = import_extra("datasets", extra="data", needed_by=needed_by)
-    manager = datasets.DownloadManager(dataset_name=url.rsplit("/", 1)[-1])
+    settings = datasets.DownloadConfig(use_etag=False)  # with it, a server is asked each time, and must answer
+    manager = datasets.DownloadManager(dataset_name=url.rsplit("/", 1)[-1], download_config=settings)
     try:
         return Path(manager.download_and_extract(url) if unpack else manager.download(url))
     except Exception as error:
-        raise DataPoolError(
-            f"{needed_by}: cannot fetch {url}: {type(error).__name__}: {error}. "
-            "Without a network give a local copy in `data_dir`"
-        ) from error
+        raise _not_fetched(f"{needed_by}: cannot fetch {url}", error) from error

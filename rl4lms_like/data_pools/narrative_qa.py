@@ -17,11 +17,12 @@ from typing import Any
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, text_cell
 from rl4lms_like.data_pools.hub import downloaded
 from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
-from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
+from rl4lms_like.data_pools.splits import names_of, not_empty, text_lines
 from rl4lms_like.data_pools.tables import LocatedRow
 
 URL = "https://storage.googleapis.com/unifiedqa/data/narrativeqa/{name}.tsv"
@@ -92,7 +93,7 @@ def _prompt_and_answers(row: Mapping[str, Any], where: str) -> tuple[str, list[s
     if isinstance(answers, Mapping):  # how `datasets` keeps a list of dicts: column by column
         answers = cell(answers, "text", where)
     if not isinstance(answers, list):
-        raise DataPoolError(f"{where}, column 'answers': expected a list, got {answers!r}")
+        raise DataPoolError(f"{where}, column 'answers': expected a list, got {shown(answers)}")
     texts = [
         text_cell(answer if isinstance(answer, Mapping) else {"text": answer}, "text", where) for answer in answers
     ]
@@ -105,17 +106,14 @@ def _unified_qa(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 
 
 def _pairs(file: Path) -> Iterator[LocatedRow]:
-    with open_text(file, "\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            columns = line.rstrip("\r\n").split("\t")
-            where = f"{file}, line {number}"
-            if len(columns) != 2:
-                raise DataPoolError(
-                    f"{where}: expected prompt and answer with a tab between, got {len(columns)} columns"
-                )
-            yield where, dict(zip(("prompt", "answer"), columns, strict=True))
+    for number, line in enumerate(text_lines(file), start=1):
+        if not line.strip():
+            continue
+        columns = line.rstrip("\r\n").split("\t")
+        where = f"{file}, line {number}"
+        if len(columns) != 2:
+            raise DataPoolError(f"{where}: expected prompt and answer with a tab between, got {len(columns)} columns")
+        yield where, dict(zip(("prompt", "answer"), columns, strict=True))
 
 
 UNIFIED_QA = Layout("train.tsv, dev.tsv, test.tsv of UnifiedQA: prompt, tab, answer", _unified_qa)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
 from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.data_pools.hub import HubTable, saved_tables, table_of
+from rl4lms_like.data_pools.hub import HubTable, saved_tables, table_rows_of
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import FORMATS, LocatedRow, table_rows
 
@@ -90,16 +91,22 @@ class Published:
             default: the hub's table, if the user names none.
 
         Raises:
-            DataPoolError: unknown split, or it cannot be loaded or found.
+            DataPoolError: unknown split, or it cannot be loaded or found, or has no rows.
             MissingExtraError: `datasets` (hub, saved sets) or pyarrow (parquet) is needed and not installed.
         """
         names_of(split)
         if source.data_dir is not None:
-            return self.local_rows(Path(source.data_dir).expanduser(), split)
-        if default is None and source.hub_id is None:
+            place = str(Path(source.data_dir).expanduser())
+            rows = self.local_rows(Path(place), split)
+        elif default is None and source.hub_id is None:
             raise DataPoolError(f"{self.needed_by}: give `data_dir` or `hub_id`")
-        table = source.table(default or HubTable(str(source.hub_id)))
-        return table.rows(split, self.needed_by)
+        else:
+            table = source.table(default or HubTable(str(source.hub_id)))
+            place, rows = table.path, table.rows(split, self.needed_by)
+        first = next(rows, None)
+        if first is None:
+            raise DataPoolError(f"{self.needed_by}: the split {split!r} in {place!r} is empty")
+        return chain([first], rows)
 
     def local_rows(self, folder: Path, split: str) -> Iterator[LocatedRow]:
         """The rows of a split in a local folder.
@@ -122,10 +129,7 @@ class Published:
 
     def _saved_rows(self, folder: Path, split: str) -> Iterator[LocatedRow] | None:
         tables = saved_tables(folder, self.needed_by)
-        if tables is None:
-            return None
-        name, table = table_of(split, tables, str(folder))
-        return ((f"{folder}[{name}], row {number}", row) for number, row in enumerate(table))
+        return None if tables is None else table_rows_of(split, tables, str(folder))
 
     def _nothing_there(self, folder: Path, split: str) -> str:
         names = " or ".join(names_of(split))
@@ -134,7 +138,7 @@ class Published:
             f"(also below data/ or default/, also in shards) with the columns {self.columns}"
         ]
         lines = "".join(f"\n  - {files}" for files in expected)
-        return f"{self.needed_by} finds no files for the split {split!r} in {folder}. It reads{lines}"
+        return f"{self.needed_by} finds no files for the split {split!r} in {str(folder)!r}. It reads{lines}"
 
 
 def file_rows(folder: Path, split: str) -> Iterator[LocatedRow] | None:
@@ -144,16 +148,26 @@ def file_rows(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 
 
 def table_files(folder: Path, split: str) -> list[Path]:
-    """The table files of a split, in the order of their names; see the module's docstring for where they may be."""
+    """The table files of a split, in the order of their names; see the module's docstring for where they may be.
+
+    Raises:
+        DataPoolError: a shard is missing.
+    """
     for name in names_of(split):
         for ending in FORMATS:
-            pattern = re.compile(rf"{name}(-[\w-]+)?\.{ending}(\.gz)?")
             for place in (folder, folder / "data", folder / "default"):
-                if files := _matching(place, pattern):
-                    return files
-                if files := _matching(place / name, re.compile(rf".+\.{ending}(\.gz)?")):
-                    return files
+                for where, stem in ((place, name), (place, rf"{name}-[\w-]+"), (place / name, ".+")):
+                    if files := _matching(where, rf"{stem}\.{ending}"):
+                        return _complete(files)
     return []
+
+
+def _complete(shards: list[Path]) -> list[Path]:
+    """The files, if the number that their names promise (`train-00000-of-00002`) is there."""
+    promised = re.search(r"-of-(\d+)\b", shards[0].name)
+    if promised and len(shards) != int(promised[1]):
+        raise DataPoolError(f"{shards[0]}: {int(promised[1])} shards belong together, {len(shards)} are there")
+    return shards
 
 
 def first_file(folder: Path, *names: str) -> Path | None:
@@ -162,7 +176,10 @@ def first_file(folder: Path, *names: str) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """The files of such names, in upper or lower case; of one that is there as it is and packed, the former."""
     if not folder.is_dir():
         return []
-    return sorted(file for file in folder.iterdir() if pattern.fullmatch(file.name) and file.is_file())
+    name = re.compile(rf"({pattern})(\.gz)?", re.IGNORECASE)
+    found = ((name.fullmatch(file.name), file) for file in sorted(folder.iterdir(), reverse=True) if file.is_file())
+    return sorted({match[1]: file for match, file in found if match}.values())

@@ -59,11 +59,11 @@ def file_of(split: str, path: str | None, data_files: Mapping[str, str] | None) 
     if (path is None) == (data_files is None):
         raise DataPoolError("give either `path` (one file for all splits) or `data_files` (one file a split)")
     if path is not None:
-        return Path(path), False
+        return Path(path).expanduser(), False
     assert data_files is not None
     if split not in data_files:
         raise DataPoolError(f"data_files names no file for split {split!r}; it has {', '.join(data_files)}")
-    return Path(data_files[split]), True
+    return Path(data_files[split]).expanduser(), True
 
 
 def rows_of_split(
@@ -98,7 +98,7 @@ def not_empty(samples: list[T], split: str, source: str) -> list[T]:
 
 
 @contextmanager
-def open_text(file: Path, newline: str = "") -> Iterator[TextIO]:
+def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
     """A UTF-8 text file, also one packed by gzip, for as long as the context lasts.
 
     Args:
@@ -106,7 +106,8 @@ def open_text(file: Path, newline: str = "") -> Iterator[TextIO]:
         newline: what ends a line, as for Python's `open`; default: any of the usual, left as it is.
 
     Raises:
-        DataPoolError: it cannot be opened, unpacked or decoded.
+        DataPoolError: it cannot be opened, unpacked or decoded. Inside the context, errors of other files are taken
+            for its own: to read several at a time, see `text_lines`.
     """
     try:
         with _opened(file, newline) as lines:
@@ -117,8 +118,14 @@ def open_text(file: Path, newline: str = "") -> Iterator[TextIO]:
         raise DataPoolError(f"cannot read {file}: {error}") from error
 
 
-def _opened(file: Path, newline: str) -> TextIO:
-    if file.suffix == ".gz":
+def text_lines(file: Path, newline: str | None = "\n") -> Iterator[str]:
+    """The lines of a text file, with their ends; arguments and errors are those of `open_text`."""
+    with open_text(file, newline) as lines:
+        yield from lines
+
+
+def _opened(file: Path, newline: str | None) -> TextIO:
+    if file.suffix.lower() == ".gz":
         return gzip.open(file, "rt", encoding="utf-8-sig", newline=newline)
     return file.open(encoding="utf-8-sig", newline=newline)
 

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rl4lms_like.core.errors import DataPoolError, import_extra
-from rl4lms_like.data_pools.splits import open_text
+from rl4lms_like.data_pools.splits import open_text, text_lines
 
 LocatedRow: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """Where a row stands (file and line), and the row: column -> value."""
+
+_LONGEST_VALUE = 2**31 - 1  # Python's own limit, 131072 characters, is less than a long document has
 
 FORMATS = ("parquet", "jsonl", "json", "csv", "tsv")
 """Endings of the files that `table_rows` reads; the first that is there is read."""
@@ -34,7 +36,7 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
         DataPoolError: it cannot be read; the message names file and line.
         MissingExtraError: it is a parquet file and pyarrow is not installed.
     """
-    name = file.name.removesuffix(".gz")
+    name = file.name.lower().removesuffix(".gz")
     readers: dict[str, Callable[[Path], Iterator[LocatedRow]]] = {
         ".parquet": parquet_rows,
         ".jsonl": json_line_rows,
@@ -101,8 +103,10 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
     Raises:
         DataPoolError: the file cannot be read, or a row has more or fewer values than the header.
     """
+    csv.field_size_limit(_LONGEST_VALUE)
     with open_text(file) as lines:
-        table = csv.reader(lines, delimiter=delimiter or ("\t" if ".tsv" in file.suffixes else ","), strict=True)
+        is_tsv = file.name.lower().removesuffix(".gz").endswith(".tsv")
+        table = csv.reader(lines, delimiter=delimiter or ("\t" if is_tsv else ","), strict=True)
         try:
             header = next(table, [])
             for values in table:
@@ -140,11 +144,8 @@ def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
     Raises:
         DataPoolError: a file cannot be read, or one has fewer lines than the other.
     """
-    with open_text(left, "\n") as left_lines, open_text(right, "\n") as right_lines:
-        for number, (here, there) in enumerate(zip_longest(left_lines, right_lines), start=1):
-            if here is None or there is None:
-                shorter, longer = (left, right) if here is None else (right, left)
-                raise DataPoolError(
-                    f"{shorter} has {number - 1} lines, {longer} has more: their lines must be parallel"
-                )
-            yield f"{left}, line {number}", here.rstrip("\r\n"), there.rstrip("\r\n")
+    for number, (here, there) in enumerate(zip_longest(text_lines(left), text_lines(right)), start=1):
+        if here is None or there is None:
+            shorter, longer = (left, right) if here is None else (right, left)
+            raise DataPoolError(f"{shorter} has {number - 1} lines, {longer} has more: their lines must be parallel")
+        yield f"{left}, line {number}", here.rstrip("\r\n"), there.rstrip("\r\n")

@@ -73,7 +73,7 @@ class TextPool(TextGenPool):
 
 def _texts(file: Path, separator: str | None) -> Iterator[str]:
     """The texts of a file, stripped, empty ones left out."""
-    with open_text(file) as lines:
+    with open_text(file, newline=None) as lines:
         parts = lines if separator is None else lines.read().split(separator)
         yield from filter(None, (part.strip() for part in parts))
 

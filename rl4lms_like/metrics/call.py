@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl4lms_like.core.errors import MetricError
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
+from rl4lms_like.metrics.named import NamedMetric
 
 
 def compute_metric(
@@ -24,7 +25,7 @@ def compute_metric(
         MetricError: there is nothing to score, the metric failed, or its results are not a mapping of name to
             (one score per text or None, one score).
     """
-    name = type(metric).__name__
+    name = _name(metric)
     split = f"split {split_name!r}" if split_name else "the split"
     if not generated_texts:
         raise MetricError(f"{name}: {split} has no texts to score")
@@ -38,6 +39,33 @@ def compute_metric(
     return {key: _scores(f"{name}, result {key!r}", value, len(generated_texts)) for key, value in results.items()}
 
 
+def compute_metrics(
+    metrics: Sequence[BaseMetric],
+    prompt_texts: list[str],
+    generated_texts: list[str],
+    reference_texts: list[list[str]],
+    meta_infos: list[dict[str, Any] | None] | None = None,
+    model: Any = None,
+    split_name: str | None = None,
+) -> MetricResults:
+    """The results of all metrics.
+
+    Raises:
+        MetricError: a metric failed, or two report the same name.
+    """
+    results: MetricResults = {}
+    owners: dict[str, str] = {}
+    for metric in metrics:
+        name = _name(metric)
+        found = compute_metric(metric, prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
+        for key in found:
+            if key in owners:
+                raise MetricError(f"{owners[key]} and {name} both report {key!r}; give one a `name` in the config")
+            owners[key] = name
+        results |= found
+    return results
+
+
 def _scores(where: str, value: Any, n_texts: int) -> tuple[list[float] | None, float]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise MetricError(f"{where}: expected a pair (scores or None, score), got {value!r}")
@@ -49,6 +77,12 @@ def _scores(where: str, value: Any, n_texts: int) -> tuple[list[float] | None, f
     if len(per_text) != n_texts:
         raise MetricError(f"{where}: {len(per_text)} scores for {n_texts} texts")
     return [_number(where, score) for score in per_text], _number(where, overall)
+
+
+def _name(metric: BaseMetric) -> str:
+    if isinstance(metric, NamedMetric):
+        return f"{_name(metric.metric)} ({metric.name})"
+    return type(metric).__name__
 
 
 def _number(where: str, value: Any) -> float:

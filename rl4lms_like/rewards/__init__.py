@@ -81,14 +81,14 @@ REWARDS = Registry(
         "intent_accuracy": Entry(
             "rl4lms_like.rewards.dialog:IntentAccuracy",
             "whether a response has the asked-for intent, plus METEOR",
-            needs="the model rajkumarrrk/roberta-daily-dialog-intent-classifier; for METEOR extra 'lexical', NLTK's punkt_tab, "
-            "WordNet",
+            needs="the model rajkumarrrk/roberta-daily-dialog-intent-classifier; for METEOR extra 'lexical', "
+            "NLTK's punkt_tab, WordNet",
         ),
         "common_gen_preference_model": Entry(
             "rl4lms_like.rewards.preference:CommonGenPrefRM",
             "how likely people prefer a sentence made of concepts, by a tuned T5",
-            needs="weights of RL4LMs' T5-11B (a file) or a T5 of one's own; for METEOR extra 'lexical', NLTK's punkt_tab, "
-            "WordNet",
+            needs="weights of RL4LMs' T5-11B (a file) or a T5 of one's own; for METEOR extra 'lexical', "
+            "NLTK's punkt_tab, WordNet",
         ),
         "parent": Entry(
             "rl4lms_like.rewards.tables:PARENTRewardFunction",

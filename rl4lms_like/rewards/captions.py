@@ -16,7 +16,8 @@ class SpiderRewardFunction(TextReward):
     A part whose coefficient is 0 is neither computed nor needed. CIDEr needs to know how rare words are. With
     `references_file` it is told, and a text gets the same reward alone and in any batch. Without it the references of
     the batch decide, as in RL4LMs: rewards then depend on what else is scored, samples drawn twice count twice, and one
-    text alone would always get 0, which is an error here (a batch is what `env.n_envs` episodes end with).
+    text alone would always get 0, which is an error here (a batch is what `env.n_envs` episodes end with; with
+    `env.reward_workers`, a worker's share of it).
 
     Args:
         spice_coeff: weight of SPICE, which is from 0 to 1.
@@ -71,7 +72,7 @@ class SpiderRewardFunction(TextReward):
             raise ValueError(
                 "CIDEr of one text alone is always 0, since its own references are then all that is known of how rare "
                 "words are; name a file of references in `references_file`, or score several texts together "
-                "(env.n_envs above 1)"
+                "(env.n_envs above 1, env.reward_workers 0)"
             )
         return cider(gen_texts, ref_texts)
 

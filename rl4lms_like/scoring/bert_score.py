@@ -13,7 +13,9 @@ from typing import Any
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import ModelError, import_extra
 from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
-from rl4lms_like.scoring.frozen import longest_input, shared, version_of
+from rl4lms_like.scoring.frozen import longest_input, require_finite, shared, version_of
+
+_ROLE = "model of BERTScore"
 
 
 class BERTScoreModel:
@@ -55,7 +57,7 @@ class BERTScoreModel:
         package = import_extra("bert_score", extra="semantic", needed_by=needed_by)
         self.language = language.lower()
         self.model_type = model_type or package.lang2model[self.language]
-        require_folder("model of BERTScore", self.model_type)
+        require_folder(_ROLE, self.model_type)
         existing_device(device)
         known = package.model2layers.get(self.model_type)
         if num_layers is None and known is None:
@@ -78,13 +80,13 @@ class BERTScoreModel:
         An empty text, and an empty reference, have 0 (before rescaling), as in `bert-score`.
 
         Raises:
-            ModelError: the model cannot be loaded.
+            ModelError: the model cannot be loaded, or its hidden states are NaN.
         """
         pairs = [(text, ref) for text, each in zip(generated_texts, references, strict=True) for ref in each]
         comparable = [(text, ref) for text, ref in dict.fromkeys(pairs) if text.strip() and ref.strip()]
         if self.idf and comparable:
             self._scorer._idf_dict = None  # else a warning that it is replaced
-            self._scorer.compute_idf([ref for _, ref in pairs])
+            self._scorer.compute_idf([ref for _, ref in pairs if ref.strip()])
         score_of = dict(zip(comparable, self._scores(comparable), strict=True))
         score_of.update((pair, self._of_nothing) for pair in pairs if pair not in score_of)
         return [
@@ -95,7 +97,10 @@ class BERTScoreModel:
         if not pairs:
             return []
         texts, references = [text for text, _ in pairs], [ref for _, ref in pairs]
-        return self._scorer.score(texts, references, batch_size=self.batch_size)[2].tolist()
+        precision, _, f1 = self._scorer.score(texts, references, batch_size=self.batch_size)
+        if not self.idf:  # with idf, a text of words that all references have is 0 / 0, of which the package makes 0
+            require_finite(precision, _ROLE, self.model_type)
+        return f1.tolist()
 
     @cached_property
     def _of_nothing(self) -> float:
@@ -107,7 +112,8 @@ class BERTScoreModel:
 
     @cached_property
     def _scorer(self) -> Any:
-        setting = (self.language, self.model_type, self.num_layers, self.device, self.dtype, self.idf)
+        device = existing_device(self.device)
+        setting = (self.language, self.model_type, self.num_layers, device, self.dtype, self.idf)
         return shared((*setting, self.rescale_with_baseline, version_of(self.model_type)), self._load)
 
     def _load(self) -> Any:
@@ -126,7 +132,7 @@ class BERTScoreModel:
                     rescale_with_baseline=self.rescale_with_baseline,
                 )
         except Exception as error:
-            raise ModelError(cannot_load("model of BERTScore", self.model_type, error)) from error
+            raise ModelError(cannot_load(_ROLE, self.model_type, error)) from error
         scorer._model.to(getattr(torch, self.dtype)).requires_grad_(False)
         scorer._tokenizer.model_max_length = longest_input(scorer._model, scorer._tokenizer) or 10**6
         return scorer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ class Classifier:
             add_special_tokens: False where the texts have them already.
 
         Raises:
-            ModelError: the checkpoint cannot be loaded.
+            ModelError: the checkpoint cannot be loaded, or answers with NaN or infinity.
         """
         import torch
 
@@ -78,6 +78,7 @@ class Classifier:
             for chosen in batches_by_length(rows["input_ids"], self.batch_size):
                 batch = {name: [values[index] for index in chosen] for name, values in rows.items()}
                 results[chosen] = _forward(model, batch).float().cpu()
+        require_finite(results, self.frozen.role, self.frozen.model_name)
         return results
 
     def _limit(self) -> int | None:

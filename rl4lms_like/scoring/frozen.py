@@ -9,7 +9,8 @@ Two frozen models of one checkpoint, say a reward's and a metric's, hold the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,8 +92,8 @@ class FrozenModel:
         Raises:
             ModelError: they cannot be loaded; says which and why.
         """
-        setting = tuple(value for name, value in sorted(vars(self).items()) if name != "role")
-        return shared((*setting, version_of(self.model_name)), self._load)
+        setting = tuple(value for name, value in sorted(vars(self).items()) if name not in ("role", "device"))
+        return shared((*setting, existing_device(self.device), version_of(self.model_name)), self._load)
 
     def local_config(self) -> Any:
         """The config of a checkpoint in a local folder, without its weights; None for one of the hub.
@@ -143,6 +144,28 @@ def shared(key: Hashable, load: Callable[[], T]) -> T:
     if found is None:
         found = _ALIVE[key] = load()
     return found
+
+
+def require_finite(answers: Any, what: str, model_name: str, texts: Sequence[int] | None = None) -> None:
+    """Nothing, or an error if a model answered NaN or infinity, which comparisons would turn into numbers.
+
+    Args:
+        answers: tensor or array, a row for each text.
+        what: the role of the model, for the message.
+        model_name: its checkpoint.
+        texts: which texts the rows are of; None: the first ones.
+    """
+    import torch
+
+    rows = torch.as_tensor(answers).reshape(len(answers), -1)
+    broken = (~rows.isfinite()).any(dim=1).nonzero().flatten().tolist()
+    if broken:
+        culprit = next(value for value in rows[broken[0]].tolist() if not math.isfinite(value))
+        text = texts[broken[0]] if texts is not None else broken[0]
+        raise ModelError(
+            f"the {what} {model_name!r} answered {culprit} to text {text} and {len(broken) - 1} more; its weights are "
+            "broken, or its numbers too large for their precision (another dtype?)"
+        )
 
 
 def version_of(model_name: str) -> int:

@@ -34,9 +34,12 @@ def intent_matches(
         ValueError: a sample has no intent, or one that the classifier does not know.
     """
     targets = [_intent(meta, prompt) for meta, prompt in zip(meta_infos, prompt_texts, strict=True)]
-    unknown = next((target for target in targets if not 1 <= target <= scorer.n_labels), None)
-    if unknown is not None:
-        raise ValueError(f"a sample has the intent {unknown}, the classifier knows 1 to {scorer.n_labels}")
+    for target, prompt in zip(targets, prompt_texts, strict=True):
+        if not 1 <= target <= scorer.n_labels:
+            raise ValueError(
+                f"the sample with the prompt {prompt[:60]!r} has the intent {target}, the classifier knows 1 to "
+                f"{scorer.n_labels}"
+            )
     texts = [
         f"{last_utterance(prompt)}{END_OF_UTTERANCE}{text}"
         for prompt, text in zip(prompt_texts, generated_texts, strict=True)

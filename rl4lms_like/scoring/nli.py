@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class NliModel:
         batch_size: pairs per forward pass.
 
     Raises:
-        ModelError: the name can only be that of a local folder, and there is none.
+        ModelError: the name can only be that of a local folder, and there is none, or its labels say nothing.
         ValueError: there is no such device.
     """
 
@@ -66,6 +66,9 @@ class NliModel:
             truncation_side="right",
         )
         self.batch_size = batch_size
+        config = self.frozen.local_config() if self.labels is None else None
+        if config is not None:
+            self.labels = labels_of(config.id2label, checkpoint)
 
     def probabilities(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """How likely entailment, contradiction and neither are.
@@ -79,7 +82,7 @@ class NliModel:
             `[n, 3]` float64, in the order of `Labels`.
 
         Raises:
-            ModelError: the checkpoint cannot be loaded, or its labels are not these three.
+            ModelError: the checkpoint cannot be loaded, its labels are not these three, or it answers with NaN.
         """
         import numpy as np
         import torch
@@ -103,18 +106,19 @@ class NliModel:
                 ).to(model.device)
                 probabilities = torch.softmax(model(**inputs).logits.float(), dim=-1)
                 found[chosen] = probabilities[:, order].double().cpu().numpy()
+        require_finite(found, self.frozen.role, self.frozen.model_name)
         return found
 
 
 def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
-    """Which logit is which, by the names that a checkpoint's config gives.
+    """Which logit is which, by the names that a checkpoint's config gives; `SUPPORTS`, `REFUTES` are VitaminC's.
 
     Raises:
         ModelError: it has not three labels, or their names say nothing.
     """
     names = {int(index): label.lower() for index, label in id2label.items()}
-    entailment = [index for index, label in names.items() if label.startswith("entail")]
-    contradiction = [index for index, label in names.items() if label.startswith("contradict")]
+    entailment = [index for index, label in names.items() if label.startswith(("entail", "support"))]
+    contradiction = [index for index, label in names.items() if label.startswith(("contradict", "refute"))]
     if len(names) != 3 or len(entailment) != 1 or len(contradiction) != 1:
         raise ModelError(
             f"the NLI model {model_name!r} has the labels {list(id2label.values())}; expected three, of which "

@@ -14,7 +14,7 @@ from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.core.model_names import cannot_load, place_of
 from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, Loaded, longest_input
+from rl4lms_like.scoring.frozen import FrozenModel, Loaded, longest_input, require_finite
 
 BASE = "google-t5/t5-11b"
 """What the published weights were tuned from: config and tokenizer."""
@@ -102,7 +102,7 @@ class PreferenceScorer:
         """P(good) of each text, from 0 to 1.
 
         Raises:
-            ModelError: the model cannot be loaded, or its tokenizer cannot tell the two words apart.
+            ModelError: the model cannot be loaded, answers with NaN, or its tokenizer cannot tell the words apart.
         """
         import torch
 
@@ -120,6 +120,7 @@ class PreferenceScorer:
             for chosen in batches_by_length(rows, self.batch_size):
                 logits = _first_step(model, [rows[index] for index in chosen])
                 results[chosen] = (logits[:, good] - logits[:, bad]).sigmoid().cpu()
+        require_finite(results, self.frozen.role, self.frozen.model_name)
         return results.tolist()
 
 

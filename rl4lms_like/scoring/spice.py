@@ -9,7 +9,6 @@ One call of `spice` starts Java once, which then loads CoreNLP's models: seconds
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +102,9 @@ def _run(request: list[dict[str, Any]], java_memory: str, timeout: float) -> lis
         command = [_java() or "java", f"-Xmx{java_memory}", "-jar", str(folder / JAR), str(asked)]
         command += ["-out", str(answered), "-cache", _parses(), "-silent"]
         try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout
+            )
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"SPICE took more than {timeout:g} s for {len(request)} texts") from error
         if done.returncode or not answered.is_file():
@@ -112,9 +114,9 @@ def _run(request: list[dict[str, Any]], java_memory: str, timeout: float) -> lis
 
 @cache
 def _parses() -> str:
-    """Where the program keeps what it parsed, so that references are parsed once a process."""
+    """Where the program keeps what it parsed, so that references are parsed once a process; gone when it ends."""
     folder = tempfile.mkdtemp(prefix="spice_parses")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)  # `atexit` does not run in a pool's workers
     return folder
 
 
@@ -145,7 +147,7 @@ def _java_lack() -> _Lack | None:
 @cache
 def _java_version(java: str) -> int | None:
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+        said = subprocess.run([java, "-version"], capture_output=True, encoding="utf-8", errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = _VERSION.search(said.stderr + said.stdout)

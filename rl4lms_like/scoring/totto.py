@@ -64,7 +64,10 @@ def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str
                 "the data pool 'totto' gives it"
             )
         if id(table) not in read:
-            read[id(table)] = totto_sample(table)
+            try:
+                read[id(table)] = totto_sample(table)
+            except ValueError as error:
+                raise ValueError(f"text {index}: {error}") from error
         samples.append(read[id(table)])
     return samples
 
@@ -91,7 +94,7 @@ def totto_sample(raw_table: Mapping[str, Any]) -> TottoSample:
         n_written=len(written),
         precision_entries=precision_entries,
         recall_entries=recall_entries,
-        overlap=bool(raw_table.get("overlap_subset")),
+        overlap=raw_table.get("overlap_subset") in (True, "True"),  # the hub has it as text
     )
 
 

@@ -13,12 +13,13 @@ from typing import Any
 from rl4lms_like.core.errors import NotReadyError, RL4LMsLikeError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.metrics.named import NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.post_processors.call import try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.binding import POST_PROCESSING
 from rl4lms_like.training.building import build_component
-from rl4lms_like.training.config import AnyConfig, RunConfig
+from rl4lms_like.training.config import AnyConfig, MetricConfig, RunConfig
 
 REWARD, METRIC = "reward_fn", "train_evaluation.metrics"
 
@@ -79,10 +80,17 @@ def build_post_processor(config: AnyConfig) -> Callable[[str], str] | None:
     return function
 
 
+def _build_metric(config: MetricConfig) -> BaseMetric:
+    metric: BaseMetric = build_component(METRICS, config, "metric")
+    return metric if config.name is None else NamedMetric(metric, config.name)
+
+
 def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Where each component stands in the config, and what builds it."""
     if isinstance(config, RunConfig):
         yield REWARD, partial(build_component, REWARDS, config.reward_fn, "reward")
-    for index, metric in enumerate(config.train_evaluation.metrics):
-        yield f"{METRIC}.{index}", partial(build_component, METRICS, metric, "metric")
+    metrics = config.train_evaluation.metrics
+    for index, metric in enumerate(metrics):
+        if metric not in metrics[:index]:  # RL4LMs' files list some twice
+            yield f"{METRIC}.{index}", partial(_build_metric, metric)
     yield POST_PROCESSING, partial(build_post_processor, config)

@@ -43,6 +43,17 @@ class ComponentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricConfig(ComponentConfig):
+    """A metric by id.
+
+    Args:
+        name: put behind its keys, as `key/name`; needed where two metrics would report the same keys.
+    """
+
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """The `tokenizer` block.
 
@@ -141,7 +152,7 @@ class TrainEvaluationConfig:
         n_iters: iterations; each is one rollout and one update. 0 only evaluates.
         eval_every: iterations between evaluations on `val`.
         save_every: iterations between checkpoints.
-        metrics: list of `id` and `args`.
+        metrics: list of `id`, `args` and, where two would report the same keys, `name`.
         generation_kwargs: of evaluation, instead of the rollouts'; null takes the rollouts'.
         max_eval_samples: evaluate on the first so many samples of a split; null takes all.
         save_model: save the final model.
@@ -151,7 +162,7 @@ class TrainEvaluationConfig:
     n_iters: Whole
     eval_every: Count
     save_every: Count = 20
-    metrics: list[ComponentConfig] = field(default_factory=list)
+    metrics: list[MetricConfig] = field(default_factory=list)
     generation_kwargs: dict[str, Any] | None = None
     max_eval_samples: Count | None = None
     save_model: bool = True
@@ -235,13 +246,13 @@ class SupervisedEvaluationConfig:
 
     Args:
         eval_batch_size: prompts per generation call.
-        metrics: list of `id` and `args`.
+        metrics: list of `id`, `args` and, where two would report the same keys, `name`.
         max_eval_samples: evaluate on the first so many samples of a split; null takes all.
         save_model: save the final model; without it there are no checkpoints either, unless `training_args` asks.
     """
 
     eval_batch_size: Count
-    metrics: list[ComponentConfig] = field(default_factory=list)
+    metrics: list[MetricConfig] = field(default_factory=list)
     max_eval_samples: Count | None = None
     save_model: bool = True
 

@@ -13,6 +13,8 @@ from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, witho
 from rl4lms_like.core.errors import Mistake
 from rl4lms_like.core.schema import at, join, unknown_key
 from rl4lms_like.core.wording import shown
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.named import named_key
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
 from rl4lms_like.policies.lora_arguments import lora_mistakes
@@ -87,6 +89,30 @@ def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
     return found
 
 
+def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
+    """Two metrics that report the same keys: one would stand for both. The very same metric twice is computed once."""
+    metrics = at(blocks, "train_evaluation.metrics")
+    mistakes: list[Mistake] = []
+    owners: dict[str, int] = {}
+    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
+        for key in () if metric in metrics[:index] else _keys_of(metric):
+            if owners.setdefault(key, index) != index:
+                other = f"train_evaluation.metrics.{owners[key]} ({metrics[owners[key]]['id']})"
+                said = f"reports {key!r}, as {other} does; give one of them a name, which its keys then end in"
+                mistakes.append(Mistake(f"train_evaluation.metrics.{index}", said))
+                break
+    return mistakes
+
+
+def _keys_of(metric: Any) -> list[str]:
+    """What a metric of the table reports; without the keys that depend on its arguments."""
+    id = metric.get("id") if isinstance(metric, Mapping) else None
+    if not isinstance(id, str) or id not in METRICS:
+        return []
+    name = metric.get("name")
+    return [named_key(key, name) if name else key for key in METRICS.entry(id).keys if "{" not in key]
+
+
 def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
     """Arguments of the optimizer that have a key of their own."""
     own = {"weight_decay": "alg.policy.args.weight_decay", "lr": "alg.args.learning_rate"}
@@ -154,6 +180,7 @@ CROSS_CHECKS = (
     _embedded_models,
     _missing_folders,
     _post_processing,
+    _metric_keys,
     _optimizer_arguments,
     _adapters,
     _critic,

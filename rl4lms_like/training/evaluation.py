@@ -17,7 +17,7 @@ from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.metrics.call import compute_metric
+from rl4lms_like.metrics.call import compute_metrics
 from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.post_processors.call import post_process
 
@@ -138,9 +138,7 @@ def evaluate_on_samples(
     generated = time.perf_counter()
     references = [sample.references for sample in samples]
     meta_infos = [sample.meta_data for sample in samples]
-    results: dict[str, tuple[list[float] | None, float]] = {}
-    for metric in metrics:
-        results |= compute_metric(metric, prompts, responses, references, meta_infos, writer.model, split_name)
+    results = compute_metrics(metrics, prompts, responses, references, meta_infos, writer.model, split_name)
     predictions = [
         {
             "split_name": split_name,

@@ -46,7 +46,13 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     """Everything worth knowing about a config that has no mistakes."""
-    return [*_without_meaning(blocks), *_sampling(blocks), *_episodes(blocks), *_sizes(blocks)]
+    return [
+        *_without_meaning(blocks),
+        *_repeated_metrics(blocks),
+        *_sampling(blocks),
+        *_episodes(blocks),
+        *_sizes(blocks),
+    ]
 
 
 def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
@@ -60,6 +66,15 @@ def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
         message = "ignored: a causal model continues its prompt without a start token"
         notices.append(Notice("env.args.context_start_token", message))
     return notices
+
+
+def _repeated_metrics(blocks: Mapping[str, Any]) -> list[Notice]:
+    metrics = at(blocks, "train_evaluation.metrics") or []
+    return [
+        Notice(f"train_evaluation.metrics.{index}", f"the same as metrics.{metrics.index(metric)}; computed once")
+        for index, metric in enumerate(metrics)
+        if metric in metrics[:index]
+    ]
 
 
 def _sampling(blocks: Mapping[str, Any]) -> list[Notice]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
+import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +34,7 @@ class Scorer:
         self.asked: list[dict] = []
         self.headers: list[dict] = []
         self.paths: list[str] = []
+        self.clients: list[tuple[str, int]] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
         scorer = self
@@ -44,6 +48,7 @@ class Scorer:
                     scorer.asked.append(body)
                     scorer.headers.append(dict(self.headers))
                     scorer.paths.append(self.path)
+                    scorer.clients.append(self.client_address)
                     scorer.at_once += 1
                     scorer.most_at_once = max(scorer.most_at_once, scorer.at_once)
                 try:
@@ -124,6 +129,14 @@ def drips(handler, body) -> None:
         time.sleep(0.02)
 
 
+def drips_headers(handler, body) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for index in range(100):
+        handler.wfile.write(b"X-%d: y\r\n" % index)
+        handler.wfile.flush()
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def scorer(monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -194,7 +207,11 @@ def test_a_server_that_answers_late_is_tried_again(scorer, reward):
 
 def test_back_off_doubles_and_retry_after_is_honoured(scorer, reward, monkeypatch):
     slept: list[float] = []
-    monkeypatch.setattr("rl4lms_like.rewards.remote.time.sleep", slept.append)
+
+    async def pause(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr("rl4lms_like.rewards.remote._pause", pause)
     scorer.answer = first(status(500), status(500), status(500))
     assert scores(reward(retries=3, backoff_s=0.5)) == [1, 2, 3]
     assert slept == [0.5, 1.0, 2.0]
@@ -206,6 +223,51 @@ def test_back_off_doubles_and_retry_after_is_honoured(scorer, reward, monkeypatc
     assert slept[0] == 7.0 and 25 < slept[1] <= 30
     scorer.answer = status(429, Retry_After="3600")
     assert "it asks to wait 3600 s (max_wait_s)" in failure(reward())
+    scorer.answer = status(429, Retry_After="9" * 400)
+    assert "answered 429" in failure(reward(retries=1))
+
+
+def test_a_failure_does_not_wait_for_other_requests(scorer, reward):
+    scorer.answer = lambda handler, body: status(404 if "bad" in body["responses"] else 500)(handler, body)
+    start = time.monotonic()
+    said = failure(reward(batch_size=1, backoff_s=20.0), texts=["a", "b", "bad"])
+    assert "answered 404" in said and time.monotonic() - start < 10
+
+
+def test_an_interrupt_is_heard_between_retries(scorer, reward):
+    scorer.answer = status(500)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    start = time.monotonic()
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            scores(reward(batch_size=1, backoff_s=20.0))
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_was_forked_connects_for_itself(scorer, reward):
+    mine = reward()
+    assert scores(mine) == [1, 2, 3]
+    process = multiprocessing.get_context("fork").Process(target=scores, args=(mine,))
+    process.start()
+    process.join(20)
+    ended = process.exitcode
+    process.kill()
+    assert ended == 0 and len(scorer.asked) == 2
+    assert scores(mine) == [1, 2, 3]
+
+
+def test_a_connection_is_used_again(scorer, reward):
+    mine = reward()
+    for _ in range(3):
+        scores(mine)
+    assert len(set(scorer.clients)) == 1
 
 
 def test_a_server_that_stays_down_is_named_with_its_status(scorer, reward):
@@ -217,9 +279,12 @@ def test_a_server_that_stays_down_is_named_with_its_status(scorer, reward):
 def test_a_server_that_never_answers_is_given_up(scorer, reward):
     scorer.answer = hangs(1.0)
     assert failure(reward(timeout_s=0.1, retries=1)) == f"{scorer.url} did not answer within 0.1 s; attempts: 2"
-    scorer.answer = drips
-    said = failure(reward(timeout_s=0.2, retries=0))
-    assert said == f"{scorer.url} did not finish its answer within 0.2 s; attempts: 1"
+    for slow in (drips, drips_headers):
+        scorer.answer = slow
+        start = time.monotonic()
+        said = failure(reward(timeout_s=0.2, retries=0))
+        assert said == f"{scorer.url} did not answer within 0.2 s; attempts: 1"
+        assert time.monotonic() - start < 1.5
     scorer.answer = drops
     assert "could not be asked: RemoteProtocolError" in failure(reward(retries=0))
 
@@ -266,9 +331,13 @@ def test_an_answer_that_is_none_is_refused_at_once(scorer, reward, content, said
 def test_an_answer_that_is_too_large_is_refused_before_it_is_read_whole(scorer, reward):
     scorer.answer = lambda handler, body: send(handler, b" " * 5_000_000)
     assert "answered 200 with more than 1000 bytes (max_response_bytes)" in failure(reward(max_response_bytes=1000))
+
+
+def test_an_answer_is_never_unpacked(scorer, reward):
     packed = gzip.compress(b" " * 50_000_000)
     scorer.answer = lambda handler, body: send(handler, packed, Content_Encoding="gzip")
-    assert "more than 100000 bytes" in failure(reward(max_response_bytes=100_000))
+    assert "answered 200 in the encoding 'gzip', which was not asked for" in failure(reward(max_response_bytes=100_000))
+    assert scorer.headers[0]["Accept-Encoding"] == "identity"
 
 
 def test_only_redirects_within_the_server_are_followed(scorer, reward):
@@ -290,7 +359,19 @@ def test_secrets_come_from_the_environment_and_are_never_shown(scorer, reward, m
     assert b"s3cr3t" not in pickle.dumps(mine)
     scorer.answer = lambda handler, body: send(handler, f"not {handler.headers['Authorization']}".encode(), 403)
     assert failure(mine) == f"{scorer.url} answered 403: 'not ***'"
-    scorer.answer = lambda handler, body: send(handler, f"not {handler.headers['Authorization']}".encode(), 500)
+    echoes = [
+        lambda handler, secret: send(handler, f"not {secret}".encode(), 500),
+        lambda handler, secret: send(handler, {"rewards": [secret, 2, 3]}),
+        lambda handler, secret: send(handler, ("x" * 190 + secret).encode(), 403),
+        lambda handler, secret: send(handler, b"", 302, Location=f"/{secret.split()[-1]}/"),
+        lambda handler, secret: send(handler, b"", 307, Location=f"http://{secret.split()[-1]}.example/"),
+        lambda handler, secret: send(handler, b"", Content_Encoding=secret),
+    ]
+    for echo in echoes:
+        scorer.answer = lambda handler, body, echo=echo: echo(handler, handler.headers["Authorization"])
+        assert "s3cr3t" not in failure(mine)
+    monkeypatch.setenv("SCORER_TOKEN", "Bearer " + "s3cr3t" * 200)
+    scorer.answer = lambda handler, body: send(handler, f"no: {handler.headers['Authorization']}".encode(), 403)
     assert "s3cr3t" not in failure(mine)
 
 

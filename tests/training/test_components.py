@@ -7,8 +7,11 @@ import json
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import MissingExtraError, MissingResourceError, NotReadyError
+from rl4lms_like.core.errors import ConfigError, MetricError, MissingExtraError, MissingResourceError, NotReadyError
 from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.metrics.call import compute_metrics
+from rl4lms_like.metrics.named import NamedMetric
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.components import build_components
@@ -92,3 +95,55 @@ def test_a_supervised_run_builds_its_metrics_and_post_processor():
     components = build_components(parse_config(blocks))
     assert components.reward_fn is None and components.post_processor is None
     assert len(components.metrics) == 1
+
+
+def named(*metrics):
+    blocks = run_blocks()
+    blocks["train_evaluation"]["metrics"] = list(metrics)
+    return blocks
+
+
+def test_two_metrics_that_report_the_same_are_a_mistake_in_the_config():
+    with pytest.raises(ConfigError) as caught:
+        parse_config(named({"id": "distinct_n"}, {"id": "length"}, {"id": "diversity"}))
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == "train_evaluation.metrics.2"
+    assert "reports 'diversity_metrics/distinct-1', as train_evaluation.metrics.0 (distinct_n) does" in mistake.message
+
+
+def test_a_name_tells_them_apart():
+    shorter = {"id": "sentiment", "args": {"include_prompt": False}, "name": "response"}
+    components = build_components(parse_config(named({"id": "sentiment"}, shorter)))
+    results = compute_metrics(components.metrics, ["A great"], [" day."], [[]])
+    assert set(results) == {
+        "semantic/sentiment", "semantic/sentiment_positive",
+        "semantic/sentiment/response", "semantic/sentiment_positive/response",
+    }  # fmt: skip
+    assert results["semantic/sentiment"][1] > 0 == results["semantic/sentiment/response"][1]
+
+
+def test_two_metrics_of_one_name_are_a_mistake_too():
+    twice = [{"id": "sentiment", "args": {"include_prompt": value}, "name": "a"} for value in (True, False)]
+    with pytest.raises(ConfigError, match="semantic/sentiment/a"):
+        parse_config(named(*twice))
+
+
+def test_the_very_same_metric_twice_is_computed_once_and_said():
+    config = parse_config(named({"id": "length"}, {"id": "length", "args": {}}))
+    assert [str(notice) for notice in config.notices] == [
+        "train_evaluation.metrics.1: the same as metrics.0; computed once"
+    ]
+    assert len(build_components(config).metrics) == 1
+
+
+def test_metrics_of_ones_own_that_report_the_same_stop_the_evaluation():
+    class Mine(BaseMetric):
+        def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+            return {"mine/score": (None, 1.0)}
+
+    with pytest.raises(MetricError, match="Mine and Mine both report 'mine/score'"):
+        compute_metrics([Mine(), Mine()], ["a"], ["b"], [[]])
+    assert set(compute_metrics([Mine(), NamedMetric(Mine(), "b")], ["a"], ["b"], [[]])) == {
+        "mine/score",
+        "mine/score/b",
+    }

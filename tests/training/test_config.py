@@ -201,7 +201,7 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(run):
         r"train_evaluation\.metrics\.2\.args\.x: unknown key.*",
         r"train_evaluation\.metrics\.0\.idd: unknown key; did you mean 'id'\?",
         r"train_evaluation\.metrics\.0\.id: missing; expected text",
-        r"train_evaluation\.metrics\.1: expected a mapping with the keys id, args; got 3",
+        r"train_evaluation\.metrics\.1: expected a mapping with the keys id, args, name; got 3",
         r"train_evaluation\.n_iters: missing; expected a whole number of at least 0",
         r"seeed: unknown key; did you mean 'seed'\?",
     ]

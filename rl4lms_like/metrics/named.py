@@ -1,0 +1,41 @@
+"""The same metric twice, told apart by a name.
+
+{id: learned_reward, args: ..., name: toxicity}   reports `semantic/learned_automodel_metric/toxicity`
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl4lms_like.metrics.base import BaseMetric, MetricResults
+
+
+def named_key(key: str, name: str) -> str:
+    """`semantic/learned_automodel_metric` and `toxicity` -> `semantic/learned_automodel_metric/toxicity`."""
+    return f"{key}/{name}"
+
+
+class NamedMetric(BaseMetric):
+    """A metric whose keys end in a name.
+
+    Args:
+        metric: what computes.
+        name: put behind each of its keys, after a slash.
+    """
+
+    def __init__(self, metric: BaseMetric, name: str) -> None:
+        self.metric = metric
+        self.name = name
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """The metric's results, under the longer keys."""
+        results = self.metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
+        return {named_key(key, self.name): value for key, value in results.items()}
