@@ -3,8 +3,8 @@
     row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
     sample  prompt from `prompt_column`, references from `reference_columns`, meta_data from `meta_columns`
 
-A dotted name reaches into nested values: `translation.en` is `row["translation"]["en"]`. Half of a character, as JSON
-may have it (`"\\ud83d"`), is no text: no tokenizer takes it.
+A dotted name reaches into nested values: `translation.en` is `row["translation"]["en"]`. Half of a character, which
+JSON can hold (a lone surrogate), is no text: no tokenizer takes it.
 """
 
 from __future__ import annotations

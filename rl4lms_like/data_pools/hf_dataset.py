@@ -85,10 +85,9 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
     try:
         return as_tables(datasets.load_dataset(_home(path), name, data_files=files))
     except Exception as error:
-        raise DataPoolError(
-            f"cannot load the data set {path!r}: {type(error).__name__}: {error}. Without a network give the folder "
-            "that `save_to_disk` wrote, or files in `data_files`"
-        ) from error
+        said = f"cannot load the data set {path!r}: {type(error).__name__}: {str(error).rstrip('.')}"
+        way_out = "Without a network give the folder that `save_to_disk` wrote, or files in `data_files`"
+        raise DataPoolError(f"{said}. {way_out}") from error
 
 
 def _home(name: str) -> str:

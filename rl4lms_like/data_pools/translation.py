@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
@@ -21,7 +21,7 @@ from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import text_cell
 from rl4lms_like.data_pools.hub import CONVERTED, HubTable
 from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
-from rl4lms_like.data_pools.splits import names_of, not_empty
+from rl4lms_like.data_pools.splits import SPLITS, names_of, not_empty
 from rl4lms_like.data_pools.tables import LocatedRow, paired_lines
 
 PREPROCESSED_WMT14 = HubTable("stas/wmt14-en-de-pre-processed", "ende", CONVERTED)
@@ -109,111 +109,67 @@ class WMT(TextGenPool):
         return cls(pair.samples(split, source, HubTable(path, configs[-1]), max_size))
 
 
-class WMT14PreprocessedEnDe(TextGenPool):
+class EnglishToGerman(TextGenPool):
+    """English prompts, German references; a subclass says of which data set."""
+
+    pool: ClassVar[str]
+    """Its id."""
+    tables: ClassVar[Mapping[str, HubTable]]
+    """What each split is on the hub."""
+
+    @classmethod
+    def prepare(
+        cls,
+        split: str,
+        prompt_suffix: str = "",
+        prompt_prefix: str = "",
+        data_dir: str | None = None,
+        hub_id: str | None = None,
+        hub_config: str | None = None,
+        revision: str | None = None,
+        max_size: Count | None = None,
+    ) -> TextGenPool:
+        """Builds the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            prompt_suffix: put behind the English text.
+            prompt_prefix: put before it.
+            data_dir: a local copy of all three splits, in the files of `WMT`, or `train.source` beside `train.target`.
+            hub_id: another repository of the hub for all three splits, with the column translation.
+            hub_config: its configuration.
+            revision: branch, tag or commit there.
+            max_size: at most so many samples a split.
+
+        Raises:
+            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            MissingExtraError: `datasets` is needed and not installed.
+        """
+        names_of(split)
+        pair = _Pair(cls.pool, "en", "de", prompt_prefix, prompt_suffix)
+        source = Source(data_dir, hub_id, hub_config, revision)
+        return cls(pair.samples(split, source, cls.tables[split], max_size))
+
+
+class WMT14PreprocessedEnDe(EnglishToGerman):
     """English to German: the training data of WMT 14 as Ott et al. (2018) prepared it."""
 
-    @classmethod
-    def prepare(
-        cls,
-        split: str,
-        prompt_suffix: str = "",
-        prompt_prefix: str = "",
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> WMT14PreprocessedEnDe:
-        """Builds the pool of a split.
-
-        Args:
-            split: `train`, `val` or `test`.
-            prompt_suffix: put behind the English text.
-            prompt_prefix: put before it.
-            data_dir: a local copy: `train.source` beside `train.target`, `val...`, `test...`, or the files of `WMT`.
-            hub_id: another repository of the hub with the column translation.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
-            MissingExtraError: `datasets` is needed and not installed.
-        """
-        pair = _Pair("wmt14_processed_en_de", "en", "de", prompt_prefix, prompt_suffix)
-        source = Source(data_dir, hub_id, hub_config, revision)
-        return cls(pair.samples(split, source, PREPROCESSED_WMT14, max_size))
+    pool = "wmt14_processed_en_de"
+    tables = dict.fromkeys(SPLITS, PREPROCESSED_WMT14)
 
 
-class WMT16NewsOnlyDatasetEnDe(TextGenPool):
+class WMT16NewsOnlyDatasetEnDe(EnglishToGerman):
     """English to German: News Commentary to train on, the news of WMT 16 to validate and test with."""
 
-    @classmethod
-    def prepare(
-        cls,
-        split: str,
-        prompt_suffix: str = "",
-        prompt_prefix: str = "",
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> WMT16NewsOnlyDatasetEnDe:
-        """Builds the pool of a split.
-
-        Args:
-            split: `train`, `val` or `test`.
-            prompt_suffix: put behind the English text.
-            prompt_prefix: put before it.
-            data_dir: a local copy of all three splits, in the files of `WMT`.
-            hub_id: one other repository of the hub for all three splits, with the column translation.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
-            MissingExtraError: `datasets` is needed and not installed.
-        """
-        pair = _Pair("wmt16newsonly", "en", "de", prompt_prefix, prompt_suffix)
-        source = Source(data_dir, hub_id, hub_config, revision)
-        return cls(pair.samples(split, source, NEWS_COMMENTARY if split == "train" else WMT16, max_size))
+    pool = "wmt16newsonly"
+    tables: ClassVar = {"train": NEWS_COMMENTARY, "val": WMT16, "test": WMT16}
 
 
-class IWSLT2017EnDe(TextGenPool):
+class IWSLT2017EnDe(EnglishToGerman):
     """English to German: talks, from the campaign of IWSLT 2017."""
 
-    @classmethod
-    def prepare(
-        cls,
-        split: str,
-        prompt_suffix: str = "",
-        prompt_prefix: str = "",
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> IWSLT2017EnDe:
-        """Builds the pool of a split.
-
-        Args:
-            split: `train`, `val` or `test`.
-            prompt_suffix: put behind the English text.
-            prompt_prefix: put before it.
-            data_dir: a local copy, in the files of `WMT`.
-            hub_id: another repository of the hub with the column translation.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
-            MissingExtraError: `datasets` is needed and not installed.
-        """
-        pair = _Pair("iwslt2017en_de", "en", "de", prompt_prefix, prompt_suffix)
-        return cls(pair.samples(split, Source(data_dir, hub_id, hub_config, revision), IWSLT2017, max_size))
+    pool = "iwslt2017en_de"
+    tables = dict.fromkeys(SPLITS, IWSLT2017)
 
 
 def _text(row: Mapping[str, Any], language: str, where: str) -> str:

@@ -1,10 +1,8 @@
 """Any Python function as a reward, sync or async, for all texts at once or for each.
 
-    async def judge(*, prompt, response, references, meta_info, **kwargs) -> float        batched: false
+async def judge(*, prompt, response, references, meta_info, **kwargs) -> float        batched: false
 
-          scores ── texts ──> loop in a thread of its own ── at most max_concurrency at a time ──> numbers, in order
-
-The loop lives as long as the reward, so that what a function keeps between calls (a client, a semaphore) stays usable.
+      scores ── texts ──> `EventLoop` ── at most max_concurrency at a time ──> numbers, in order
 """
 
 from __future__ import annotations
@@ -13,11 +11,12 @@ import asyncio
 import importlib
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from rl4lms_like.core.numbers import Count, Positive
+from rl4lms_like.rewards.event_loop import EventLoop, gathered
 from rl4lms_like.rewards.text import TextReward
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class PythonReward(TextReward):
         self.kwargs = dict(kwargs or {})
         self.max_concurrency = max_concurrency
         self.timeout_s = timeout_s
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = EventLoop(self.__name__)
         imported_function(function)
 
     @property
@@ -79,19 +78,20 @@ class PythonReward(TextReward):
         rows = zip(prompt_texts, gen_texts, ref_texts, meta_infos, strict=True)
         calls = [partial(function, **dict(zip(names, row, strict=True)), **self.kwargs) for row in rows]
         if inspect.iscoroutinefunction(_unwrapped(function)):
-            return self._in_loop(self._all(calls, gen_texts))
+            waits = [partial(self._named, call, place, gen_texts[place]) for place, call in enumerate(calls)]
+            return self._loop.run(gathered(waits, self.max_concurrency))
         found = []
         for place, call in enumerate(calls):
             try:
                 found.append(self._one(call))
             except Exception as error:
-                raise _named(error, place, gen_texts[place]) from error
+                raise _failed_on(error, place, gen_texts[place]) from error
         return found
 
     def _one(self, call: Callable[[], Any]) -> Any:
         """One call, whatever it is: a result that is awaitable is awaited."""
         result = self._timed(call)
-        return self._in_loop(self._awaited(result)) if inspect.isawaitable(result) else result
+        return self._loop.run(self._awaited(result)) if inspect.isawaitable(result) else result
 
     async def _awaited(self, result: Awaitable[T]) -> T:
         try:
@@ -99,35 +99,11 @@ class PythonReward(TextReward):
         except asyncio.TimeoutError as error:
             raise TimeoutError(f"no answer within {self.timeout_s:g} s") from error
 
-    async def _all(self, calls: Sequence[Callable[[], Any]], texts: list[str]) -> list[Any]:
-        """All calls, some at a time; the first that fails ends the others."""
-        free = asyncio.Semaphore(self.max_concurrency)
-
-        async def one(place: int) -> Any:
-            async with free:
-                try:
-                    return await self._awaited(calls[place]())
-                except Exception as error:
-                    raise _named(error, place, texts[place]) from error
-
-        tasks = [asyncio.ensure_future(one(place)) for place in range(len(calls))]
+    async def _named(self, call: Callable[[], Awaitable[T]], place: int, text: str) -> T:
         try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name=self.__name__, daemon=True).start()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+            return await self._awaited(call())
+        except Exception as error:
+            raise _failed_on(error, place, text) from error
 
     def _timed(self, call: Callable[[], T]) -> T:
         """A call of a function that is not async, given up after `timeout_s`."""
@@ -150,15 +126,6 @@ class PythonReward(TextReward):
             raise outcome["error"]
         result: T = outcome["result"]
         return result
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the loop, which another process makes for itself."""
-        return self.__dict__ | {"_loop": None}
-
-    def __del__(self) -> None:
-        loop = self.__dict__.get("_loop")
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
 
 
 def imported_function(path: str) -> Callable[..., Any]:
@@ -189,6 +156,6 @@ def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:
     return call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
 
 
-def _named(error: Exception, place: int, text: str) -> Exception:
+def _failed_on(error: Exception, place: int, text: str) -> Exception:
     excerpt = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 3]}..."
     return ValueError(f"on text {place}, {excerpt!r}: {type(error).__name__}: {error}")

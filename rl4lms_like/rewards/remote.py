@@ -11,17 +11,20 @@ Headers with secrets are read from the environment, and never stand in a config,
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
+from rl4lms_like.rewards.event_loop import EventLoop, gathered
 from rl4lms_like.rewards.text import TextReward
 
 if TYPE_CHECKING:
@@ -77,7 +80,9 @@ class HttpReward(TextReward):
         self.retries, self.backoff_s, self.max_wait_s = retries, backoff_s, max_wait_s
         self.headers_from_env = dict(headers_from_env or {})
         self.max_response_bytes, self.max_connections = max_response_bytes, max_connections
-        self._client: httpx2.Client | None = None
+        self._loop = EventLoop("http reward")
+        self._client: httpx2.AsyncClient | None = None
+        self._client_loop: asyncio.AbstractEventLoop | None = None
         secret_headers(self.headers_from_env)
 
     def scores(
@@ -99,22 +104,15 @@ class HttpReward(TextReward):
             }
             for part in parts
         ]
-        if len(batches) == 1 or self.max_connections == 1:
-            return [reward for batch in batches for reward in self._rewards(batch)]
-        self._connected()
-        with ThreadPoolExecutor(self.max_connections) as pool:
-            try:
-                return [reward for rewards in pool.map(self._rewards, batches) for reward in rewards]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        waits = [partial(self._rewards, batch) for batch in batches]
+        return [reward for rewards in self._loop.run(gathered(waits, self.max_connections)) for reward in rewards]
 
-    def _rewards(self, batch: Mapping[str, list[Any]]) -> list[float]:
+    async def _rewards(self, batch: Mapping[str, list[Any]]) -> list[float]:
         try:
             body = json.dumps(batch, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise RemoteError(f"the samples' meta_data cannot be sent as JSON: {error}") from error
-        content = self._answer(body)
+        content = await self._answer(body)
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -126,69 +124,68 @@ class HttpReward(TextReward):
             raise self._error(f"answered 200 with {len(rewards)} rewards for {len(batch['responses'])} texts", content)
         for place, reward in enumerate(rewards):
             if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
-                raise self._error(f"answered 200 with {reward!r:.60} as reward {place}; expected a number", content)
+                said = self._without_secrets(repr(reward))[:60]
+                raise self._error(f"answered 200 with {said} as reward {place}; expected a number", content)
         return [float(reward) for reward in rewards]
 
-    def _answer(self, body: bytes) -> bytes:
+    async def _answer(self, body: bytes) -> bytes:
         """The answer to a request, made again as long as that may help."""
         for attempt in range(self.retries + 1):
             try:
-                return self._request(body)
-            except _Passing as error:
-                wait = self.backoff_s * 2**attempt if error.wait_s is None else error.wait_s
-                if error.wait_s is not None and wait > self.max_wait_s:
-                    raise RemoteError(f"{self._shown} {error}; it asks to wait {wait:g} s (max_wait_s)") from None
+                return await asyncio.wait_for(self._request(body), self.timeout_s)
+            except (_Passing, asyncio.TimeoutError) as error:
+                passing = (
+                    error if isinstance(error, _Passing) else _Passing(f"did not answer within {self.timeout_s:g} s")
+                )
+                asked = passing.wait_s
+                if asked is not None and asked > self.max_wait_s:
+                    raise self._error(f"{passing}; it asks to wait {asked:g} s (max_wait_s)") from None
                 if attempt == self.retries:
-                    raise RemoteError(f"{self._shown} {error}; attempts: {attempt + 1}") from None
-                time.sleep(min(wait, self.max_wait_s))
+                    raise self._error(f"{passing}; attempts: {attempt + 1}") from None
+                await _pause(min(self.backoff_s * 2**attempt, self.max_wait_s) if asked is None else asked)
         raise AssertionError("unreachable")
 
-    def _request(self, body: bytes) -> bytes:
+    async def _request(self, body: bytes) -> bytes:
         import httpx2
 
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         headers |= secret_headers(self.headers_from_env)
-        url, deadline = self.url, time.monotonic() + self.timeout_s
+        url = self.url
         try:
             for _ in range(_MAX_REDIRECTS + 1):
-                with self._connected().stream("POST", url, content=body, headers=headers) as response:
-                    content = self._content(response, deadline)
+                async with self._connected().stream("POST", url, content=body, headers=headers) as response:
+                    content = await self._content(response)
                     if response.status_code in (307, 308) and "location" in response.headers:
                         url = self._redirected(url, response.headers["location"], response.status_code)
                         continue
                     return self._checked(response, content)
-        except httpx2.TimeoutException as error:
-            raise _Passing(f"did not answer within {self.timeout_s:g} s") from error
         except httpx2.TransportError as error:
-            said = self._without_secrets(str(error))
-            raise _Passing(f"could not be asked: {type(error).__name__}: {said}") from error
+            raise _Passing(f"could not be asked: {type(error).__name__}: {error}") from error
         except httpx2.RequestError as error:
-            said = self._without_secrets(str(error))
-            raise RemoteError(f"{self._shown} gave no usable answer: {type(error).__name__}: {said}") from None
-        raise RemoteError(f"{self._shown} redirects more than {_MAX_REDIRECTS} times")
+            raise self._error(f"gave no usable answer: {type(error).__name__}: {error}") from None
+        raise self._error(f"redirects more than {_MAX_REDIRECTS} times")
 
-    def _content(self, response: httpx2.Response, deadline: float) -> bytes:
-        """The body, as far as it may reach in bytes and in time."""
+    async def _content(self, response: httpx2.Response) -> bytes:
+        """The body, as long as it may be; packed ones could be of any size, and are not unpacked."""
         content = bytearray()
-        for piece in response.iter_bytes():
+        async for piece in response.aiter_raw():
             content += piece
             if len(content) > self.max_response_bytes:
                 said = f"answered {response.status_code} with more than {self.max_response_bytes} bytes"
                 raise self._error(f"{said} (max_response_bytes)", bytes(content))
-            if time.monotonic() > deadline:
-                raise _Passing(f"did not finish its answer within {self.timeout_s:g} s")
         return bytes(content)
 
     def _checked(self, response: httpx2.Response, content: bytes) -> bytes:
-        status = response.status_code
+        status, headers = response.status_code, response.headers
         if status == 429 or status >= 500:
-            said = str(self._error(f"answered {status}", content, url=False))
-            raise _Passing(said, _retry_after(response.headers.get("retry-after")))
+            raise _Passing(f"answered {status}: {self._excerpt(content)}", _retry_after(headers.get("retry-after")))
         if 300 <= status < 400:
-            where = _without_query(response.headers.get("location", "nowhere"))
+            where = _without_query(headers.get("location", "nowhere"))
             raise self._error(f"answered {status}, a redirect to {where}, which is not followed", content)
         if status != 200:
             raise self._error(f"answered {status}", content)
+        if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
+            raise self._error(f"answered 200 in the encoding {encoding!r}, which was not asked for")
         return content
 
     def _redirected(self, url: str, location: str, status: int) -> str:
@@ -196,27 +193,34 @@ class HttpReward(TextReward):
         target = urljoin(url, location)
         if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
             where = _without_query(target)
-            raise RemoteError(f"{self._shown} answered {status}, a redirect to {where}; other servers are not followed")
+            raise self._error(f"answered {status}, a redirect to {where}; other servers are not followed")
         return target
 
-    def _connected(self) -> httpx2.Client:
-        if self._client is None:
+    def _connected(self) -> httpx2.AsyncClient:
+        """The client of the running loop; `timeout_s` bounds a request as a whole, not its steps."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client_loop is not loop:
             import httpx2
 
             limits = httpx2.Limits(max_connections=self.max_connections)
-            self._client = httpx2.Client(timeout=self.timeout_s, limits=limits, follow_redirects=False)
+            self._client = httpx2.AsyncClient(timeout=None, limits=limits, follow_redirects=False)
+            self._client_loop = loop
         return self._client
 
-    def _error(self, what: str, content: bytes, *, url: bool = True) -> RemoteError:
-        text = self._without_secrets(content[: 4 * _EXCERPT].decode(errors="replace"))
-        excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
-        return RemoteError(f"{f'{self._shown} ' if url else ''}{what}: {excerpt!r}")
+    def _error(self, what: str, content: bytes | None = None) -> RemoteError:
+        """An error that names the server, and shows no secret, wherever the server put it."""
+        said = self._without_secrets(f"{self._shown} {what}")
+        return RemoteError(said if content is None else f"{said}: {self._excerpt(content)}")
+
+    def _excerpt(self, content: bytes) -> str:
+        text = self._without_secrets(content.decode(errors="replace"))
+        return repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")
 
     def _without_secrets(self, text: str) -> str:
-        """A server may send back what it was sent."""
+        """A server may send back what it was sent, and errors quote it; names of servers are in small letters."""
         for value in secret_headers(self.headers_from_env).values():
             for secret in sorted({value, *value.split()}, key=len, reverse=True):
-                text = text.replace(secret, "***") if len(secret) > 3 else text
+                text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE) if len(secret) > 3 else text
         return text
 
     @property
@@ -225,7 +229,11 @@ class HttpReward(TextReward):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the connections."""
-        return self.__dict__ | {"_client": None}
+        return self.__dict__ | {"_client": None, "_client_loop": None}
+
+
+async def _pause(seconds: float) -> None:
+    await asyncio.sleep(seconds)
 
 
 def secret_headers(headers_from_env: Mapping[str, str]) -> dict[str, str]:
@@ -267,10 +275,8 @@ def _retry_after(header: str | None) -> float | None:
     """Seconds from a `Retry-After` header, which has seconds or a date; None if it says neither."""
     if header is None:
         return None
-    try:
-        return max(0.0, float(int(header)))
-    except ValueError:
-        pass
+    if header.strip().isdecimal():
+        return float(header)
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):

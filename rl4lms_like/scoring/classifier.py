@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.errors import ModelError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
+
+_ONE_AT_A_TIME = Lock()
+"""Of the batches of all threads: `_forward` may lend a config its padding token."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class Classifier:
         with torch.inference_mode():
             for chosen in batches_by_length(rows["input_ids"], self.batch_size):
                 batch = {name: [values[index] for index in chosen] for name, values in rows.items()}
-                results[chosen] = _forward(model, batch).float().cpu()
+                with _ONE_AT_A_TIME:
+                    results[chosen] = _forward(model, batch).float().cpu()
         require_finite(results, self.frozen.role, self.frozen.model_name)
         return results
 

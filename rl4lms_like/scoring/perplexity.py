@@ -96,11 +96,11 @@ def strided_perplexity(model: PreTrainedModel, ids: Sequence[int], *, stride: in
 
 
 def perplexity(total: float, n_tokens: int) -> float:
-    """`exp` of the mean of `n_tokens` negative log-probs; infinite where that is beyond a float, NaN for no tokens."""
+    """`exp` of the mean of `n_tokens` negative log-probs; infinite beyond a float, NaN of NaN and for no tokens."""
     if not n_tokens:
         return math.nan
     mean = total / n_tokens
-    return math.exp(mean) if mean < 700 else math.inf
+    return math.inf if mean >= 700 else math.exp(mean)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ OLDEST_JAVA, NEWEST_JAVA = 8, 14
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _DOWNLOAD = "python -c 'from pycocoevalcap.spice.get_stanford_models import get_stanford_models as get; get()'"
+_CORENLP = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
 _SHOWN = 2000
 
 
@@ -161,7 +162,7 @@ def _corenlp_lack(folder: Path) -> _Lack | None:
     return _Lack(
         f"CoreNLP 3.6.0 ({', '.join(missing)})",
         _DOWNLOAD,
-        f"copy {' and '.join(missing)} of stanford-corenlp-full-2015-12-09.zip to {folder / 'lib'}",
+        f"copy {' and '.join(missing)} of {_CORENLP} to {folder / 'lib'}",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rl4lms_like.core.errors import MissingExtraError
@@ -26,6 +27,10 @@ the tables, `rl4lms-like show meteor` one entry. A component of your own needs n
 """
 
 
+_KEYS_IN_ROW = 4
+"""Result keys in a row of the table; the entry has them all."""
+
+
 def page() -> str:
     """The whole page, Markdown."""
     tables = [_tables(kind, registry) for kind, registry in REGISTRIES.items()]
@@ -42,7 +47,7 @@ def _tables(kind: str, registry: Registry) -> str:
     for id in registry:
         entry = registry.entry(id)
         cells = [f"[`{id}`](#{_anchor(f'{id} ({registry.kind})')})", _escaped(entry.summary), _escaped(entry.needs)]
-        rows.append(" | ".join(cells + ([", ".join(f"`{key}`" for key in entry.keys)] if reports else [])))
+        rows.append(" | ".join(cells + ([_keys(entry.keys[:_KEYS_IN_ROW], len(entry.keys))] if reports else [])))
     titles = ["id", "what it is", "needs", *(["reports"] if reports else [])]
     lines = [" | ".join(titles), " | ".join(["---"] * len(titles)), *rows]
     notes = ["Every reward also takes `shaping_fn`: the id or `{id, args}` of a reward that is added to it.", ""]
@@ -72,7 +77,14 @@ def _entry(registry: Registry, id: str, *, heading: str) -> str:
     exclude = FILLED_IN.get(registry.kind, ()) if entry.arguments is None else ()
     if rows := table_rows(target, exclude=exclude):
         lines += ["| argument | values | default | meaning |", "|---|---|---|---|", *rows, ""]
+    if len(entry.keys) > _KEYS_IN_ROW:
+        lines += [f"Reports {_keys(entry.keys, len(entry.keys))}.", ""]
     return "\n".join(lines)
+
+
+def _keys(keys: Sequence[str], n_keys: int) -> str:
+    more = f" and {n_keys - len(keys)} more" if n_keys > len(keys) else ""
+    return ", ".join(f"`{key}`" for key in keys) + more
 
 
 def _anchor(heading: str) -> str:

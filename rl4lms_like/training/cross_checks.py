@@ -21,6 +21,8 @@ from rl4lms_like.policies.lora_arguments import lora_mistakes
 from rl4lms_like.training.binding import POST_PROCESSING, targets
 from rl4lms_like.training.embedded import NAMES, is_embedded, unknown_embedded_model
 
+_POOLS_OF_FILES = ("rl4lms_like.data_pools.files", "rl4lms_like.data_pools.text")
+
 
 def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
     """The mistakes that all checks find in a bound mapping."""
@@ -55,6 +57,27 @@ def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
         for path, name in names
         if isinstance(name, str) and names_folder(name) and not Path(name).expanduser().is_dir()
     ]
+
+
+def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
+    """Local copies and files that the library's own pools are to read, and that are not there."""
+    pool = targets(blocks).get("datapool")
+    module = str(getattr(pool, "__module__", ""))
+    args = at(blocks, "datapool.args")
+    if not module.startswith("rl4lms_like.data_pools.") or not isinstance(args, Mapping):
+        return []
+    mistakes = []
+    folder = args.get("data_dir")
+    if isinstance(folder, str) and not Path(folder).expanduser().is_dir():
+        mistakes = [Mistake("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
+    if module in _POOLS_OF_FILES:
+        files = _values({key: args.get(key) for key in ("path", "data_files")}, "datapool.args")
+        mistakes += [
+            Mistake(path, f"there is no file {name!r}" + _where_from(name))
+            for path, name in files
+            if isinstance(name, str) and not Path(name).expanduser().is_file()
+        ]
+    return mistakes
 
 
 def names_folder(name: str) -> bool:
@@ -179,6 +202,7 @@ def _is_kind(target: Any, kind: type) -> bool:
 CROSS_CHECKS = (
     _embedded_models,
     _missing_folders,
+    _missing_data,
     _post_processing,
     _metric_keys,
     _optimizer_arguments,

@@ -1,7 +1,7 @@
-"""A hub without a network: `datasets.load_dataset` and its downloads answer from what the test lays down.
+"""A hub without a network: loading, conversions and downloads answer from what the test lays down.
 
-hub.serve(path, train=rows, ...)     what a repository holds; real `Dataset` objects come back
-hub.asked                            how the repositories were asked for: arguments of `load_dataset`, and addresses
+hub.serve(path, train=rows, ...)     what a repository holds: real `Dataset` objects, and in conversions real files
+hub.asked                            how the repositories were asked for: arguments, and addresses
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import pytest
 
 
 class Hub:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.asked: list[Any] = []
         self.tables: dict[tuple[str, str | None], datasets.DatasetDict] = {}
         self.files: dict[str, Path] = {}
@@ -23,15 +25,25 @@ class Hub:
         tables = {name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}
         self.tables[path, config] = datasets.DatasetDict(tables)
 
-    def load_dataset(self, path, name=None, *, data_files=None, revision=None):
-        self.asked.append({"path": path, "name": name, "data_files": data_files, "revision": revision})
+    def load_dataset(self, path, name=None, *, revision=None):
+        self.asked.append({"path": path, "name": name, "revision": revision})
         configs = [config for known, config in self.tables if known == path]
         if not configs:
             raise datasets.exceptions.DatasetNotFoundError(f"Dataset '{path}' doesn't exist on the Hub")
         if name not in configs:
             raise ValueError(f"BuilderConfig {name!r} not found. Available: {configs}")
-        tables = self.tables[path, name]
-        return tables if data_files is None else datasets.DatasetDict({split: tables[split] for split in data_files})
+        return self.tables[path, name]
+
+    def snapshot_download(self, path, *, repo_type, revision, allow_patterns):
+        assert repo_type == "dataset" and revision == "refs/convert/parquet"
+        self.asked.append({"path": path, "files": allow_patterns})
+        if (path, None) not in self.tables:
+            raise FileNotFoundError(f"no repository {path}")
+        config = allow_patterns.split("/")[0]
+        for split, table in self.tables[path, None].items():
+            (self.folder / path / config / split).mkdir(parents=True, exist_ok=True)
+            table.to_parquet(str(self.folder / path / config / split / "0000.parquet"))
+        return str(self.folder / path)
 
     def download(self, url: str) -> str:
         self.asked.append(url)
@@ -41,15 +53,17 @@ class Hub:
 
 
 @pytest.fixture
-def hub(monkeypatch) -> Hub:
-    hub = Hub()
+def hub(monkeypatch, tmp_path_factory) -> Hub:
+    hub = Hub(tmp_path_factory.mktemp("hub"))
 
     class Downloads:
-        def __init__(self, dataset_name):
+        def __init__(self, dataset_name, download_config):
+            assert download_config.use_etag is False
             self.download = self.download_and_extract = hub.download
 
     monkeypatch.setattr(datasets, "load_dataset", hub.load_dataset)
     monkeypatch.setattr(datasets, "DownloadManager", Downloads)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     return hub
 
 

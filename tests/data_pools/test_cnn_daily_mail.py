@@ -25,7 +25,7 @@ def test_the_hub_s_articles(hub):
     assert pool.samples[1] == Sample(
         "train_1", "Summarize: Don't worry, it's 1 p.m. All is well. TL;DR:", ["It is 1 .\nWell ."]
     )
-    assert hub.asked == [{"path": "abisee/cnn_dailymail", "name": "3.0.0", "data_files": None, "revision": None}]
+    assert hub.asked == [{"path": "abisee/cnn_dailymail", "name": "3.0.0", "revision": None}]
     check_data_pool(CNNDailyMail)
     assert [len(CNNDailyMail.prepare(split, max_size=2)) for split in ("train", "val", "test")] == [2, 2, 2]
 
@@ -108,3 +108,8 @@ def test_the_real_file(shared_dir):
     assert len(samples) == 6
     assert samples[0].prompt_or_input_text.startswith("Summarize: ( cnn ) -- that chris smith made an inspiring ,")
     assert samples[0].references[0].splitlines()[0] == "pov video has gone viral on youtube"
+
+
+def test_only_line_ends_end_a_story_s_lines():
+    story = "One\u2028two\r\n\r\n@highlight\r\n\r\nThree\x85four\r\n"
+    assert article_and_highlights(story) == {"article": "One\u2028two .", "highlights": "Three\x85four ."}

@@ -39,10 +39,9 @@ def test_the_hub_s_pairs_in_train_and_sets_elsewhere(hub):
     assert [sample.references for sample in train] == [["He stood and looked."], ["A dog runs."], ["Look, a field!"]]
     assert val[0].references == ["A b.", "B a."]
     assert test[0].references == []
-    assert [call["data_files"] for call in hub.asked] == [
-        {split: f"default/{split}/*.parquet"} for split in ("train", "validation", "test")
+    assert hub.asked == [
+        {"path": "GEM/common_gen", "files": f"default/{split}/*.parquet"} for split in ("train", "validation", "test")
     ]
-    assert {call["path"]: call["revision"] for call in hub.asked} == {"GEM/common_gen": "refs/convert/parquet"}
 
 
 def test_a_set_is_evaluated_once_against_all_its_sentences(lay):
@@ -73,6 +72,22 @@ def test_the_published_lines_and_texts_give_the_same(lay, no_datasets):
     assert len(CommonGen.prepare("val", data_dir=right, max_size=1)) == 1
 
 
+def test_rows_that_are_sets_already_stay_apart(lay):
+    rows = [
+        {"concept_set": "cut_V#hair_N#style_V", "scene": ["She cut and styled her hair."]},
+        {"concept_set": "cut_V#hair_N#style_N", "scene": ["He cut the hair in a new style."]},
+    ]
+    val = CommonGen.prepare("val", data_dir=lay({"commongen.dev.jsonl": of_lines(rows)}))
+    assert [sample.references for sample in val.samples] == [row["scene"] for row in rows]
+
+
+@pytest.mark.parametrize("group_train", [True, False])
+def test_a_set_without_sentences_is_a_prompt_in_train_too(lay, group_train):
+    rows = [{"concepts": ["a", "b"], "target": ""}, {"concepts": ["c"], "target": "C."}]
+    train = CommonGen.prepare("train", data_dir=lay({"train.jsonl": of_lines(rows)}), group_train=group_train)
+    assert [sample.references for sample in train.samples] == [[], ["C."]]
+
+
 def test_what_is_wrong_is_named(lay):
     folder = lay(
         {"commongen.train.jsonl": '{"concept_set": 3, "scene": []}\n', "dev.jsonl": '{"concepts": [], "target": "x"}'}
@@ -89,7 +104,7 @@ def test_the_real_files(shared_dir):
     args = {"data_dir": str(shared_dir / "data/commongen"), **ARGS}
     check_data_pool(CommonGen, **args)
     train, val, test = (CommonGen.prepare(split, **args).samples for split in ("train", "val", "test"))
-    assert (len(val), len(test)) == (992, 1497)
+    assert (len(val), len(test)) == (993, 1497)
     assert len(train) > 39000 and all(len(sample.references) == 1 for sample in train)
     assert sum(len(sample.references) for sample in val) == 4018
     assert sum(len(sample.references) > 1 for sample in test) == len(test)

@@ -68,7 +68,29 @@ def test_what_is_wrong_is_named(lay):
             "data/aligned data/val_files": "C1E009\n",
         }
     )
-    with pytest.raises(DataPoolError, match=r"C1E001.json, turn 0: expected names and utterances, got {'names': \[\]"):
+    with pytest.raises(DataPoolError, match=r"C1E001.json, turn 0: nobody speaks: {'names': \[\]"):
         CRD3DialogueGeneration.prepare("train", max_context_size=2, data_dir=folder)
     with pytest.raises(DataPoolError, match=r"cannot read .*C1E009.json: No such file"):
         CRD3DialogueGeneration.prepare("val", max_context_size=2, data_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("episode", "said"),
+    [
+        ([1], r"C1E001.json: expected an object with TURNS, got \[1\]"),
+        ({"TURNS": None}, r"C1E001.json: expected a list of turns, got null"),
+        ({"TURNS": ["Hi."]}, r"C1E001.json, turn 0: expected names and utterances, got 'Hi.'"),
+        ({"TURNS": [{"NAMES": ["SAM"], "UTTERANCES": [1]}]}, r"turn 0, column 'utterances': expected text .*got \[1\]"),
+    ],
+)
+def test_an_episode_that_is_none_is_named(lay, episode, said):
+    files = {"data/aligned data/train_files": "C1E001\n", "data/cleaned data/C1E001.json": json.dumps(episode)}
+    with pytest.raises(DataPoolError, match=said):
+        CRD3DialogueGeneration.prepare("train", max_context_size=2, data_dir=lay(files))
+
+
+def test_one_name_without_a_list_is_a_name(lay):
+    turns = [{"names": "SAM", "utterances": "Hi."}] * 3
+    folder = lay({"train.jsonl": json.dumps({"turns": turns})})
+    (sample,) = CRD3DialogueGeneration.prepare("train", max_context_size=1, data_dir=folder).samples
+    assert (sample.prompt_or_input_text, sample.references) == ("SAM: Hi.\nSAM: ", ["Hi."])

@@ -33,14 +33,7 @@ def original(name):
 def test_the_hub_s_dialogues(hub):
     hub.serve("li2017dailydialog/daily_dialog", train=ROWS, validation=ROWS, test=ROWS)
     assert DailyDialog.prepare("train", context_size=1).samples == EXPECTED
-    assert hub.asked == [
-        {
-            "path": "li2017dailydialog/daily_dialog",
-            "name": None,
-            "data_files": {"train": "default/train/*.parquet"},
-            "revision": "refs/convert/parquet",
-        }
-    ]
+    assert hub.asked == [{"path": "li2017dailydialog/daily_dialog", "files": "default/train/*.parquet"}]
     (sample,) = DailyDialog.prepare("val", context_size=2).samples
     assert sample.prompt_or_input_text == f"a {DailyDialog.EOU_TOKEN} b {DailyDialog.EOU_TOKEN}"
     check_data_pool(DailyDialog, context_size=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -158,3 +159,24 @@ def test_a_real_file(shared_dir):
     )
     assert len(pool) > 900
     assert all("#" in sample.prompt_or_input_text and len(sample.references) >= 2 for sample in pool.samples)
+
+
+def test_files_below_the_home_folder_are_found(write, monkeypatch):
+    file = Path(write('{"q": "Why?"}\n', "a.jsonl"))
+    monkeypatch.setenv("HOME", str(file.parent))
+    args = {"prompt_column": "q", "split_ratios": (1, 0, 0)}
+    assert len(JsonlPool.prepare("train", path="~/a.jsonl", **args)) == 1
+    assert len(JsonlPool.prepare("train", data_files={"train": "~/a.jsonl"}, **args)) == 1
+
+
+def test_half_a_character_is_no_text(write):
+    path = write('{"q": "Why \\ud83d"}\n', "a.jsonl")
+    with pytest.raises(DataPoolError, match=r"a.jsonl, line 1, column 'q': expected text, got 'Why .ud83d'"):
+        JsonlPool.prepare("val", data_files={"val": path}, prompt_column="q")
+
+
+def test_a_long_value_is_shortened_in_messages(write):
+    path = write('{"q": [' + ", ".join(["1"] * 1000) + "]}", "a.jsonl")
+    with pytest.raises(DataPoolError) as raised:
+        JsonlPool.prepare("val", data_files={"val": path}, prompt_column="q")
+    assert len(str(raised.value)) < len(path) + 100

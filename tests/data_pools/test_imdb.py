@@ -32,7 +32,7 @@ def test_the_prompt_is_the_first_half_of_the_words_rounded_down(served):
     sample = IMDB.prepare("val").samples[0]
     assert sample.prompt_or_input_text + " " == sample.references[0][: len(sample.prompt_or_input_text) + 1]
     assert sample.references[0].startswith("Review ") and sample.meta_data is None
-    assert served.asked[0] == {"path": "stanfordnlp/imdb", "name": "plain_text", "data_files": None, "revision": None}
+    assert served.asked[0] == {"path": "stanfordnlp/imdb", "name": "plain_text", "revision": None}
 
 
 @pytest.mark.parametrize("seed", [0, 42])

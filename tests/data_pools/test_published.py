@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import json
+import threading
+import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import datasets
@@ -10,7 +15,7 @@ import pytest
 
 from rl4lms_like import DATA_POOLS
 from rl4lms_like.core.errors import DataPoolError, MissingExtraError
-from rl4lms_like.data_pools.hub import CONVERTED, HubTable
+from rl4lms_like.data_pools.hub import CONVERTED, HubTable, downloaded
 from rl4lms_like.data_pools.published import Layout, Published, Source, table_files
 
 SET = Published("my_pool", "text", (Layout("<split>.words", lambda folder, split: None),))
@@ -66,6 +71,61 @@ def test_shards_are_read_in_order(lay):
     ]
 
 
+def test_a_file_that_is_there_twice_is_read_once(lay):
+    packed = gzip.compress(lines("packed").encode())
+    both = {"train.jsonl": lines("plain"), "train.jsonl.gz": packed, "train-part.jsonl": lines("more")}
+    assert texts("train", Source(lay(both))) == ["plain"]
+    assert texts("train", Source(lay({"train-0.jsonl.gz": packed, "train-1.JSONL": lines("b")}, "shards"))) == [
+        "packed",
+        "b",
+    ]
+
+
+def test_a_missing_shard_is_named(lay):
+    folder = lay({"data/train-00000-of-00002.jsonl": lines("a")})
+    with pytest.raises(DataPoolError, match=r"train-00000-of-00002.jsonl: 2 shards belong together, 1 are there"):
+        texts("train", Source(folder))
+
+
+def test_an_empty_file_is_named_by_its_folder(lay):
+    with pytest.raises(DataPoolError, match=r"'my_pool': the split 'train' in '.*copy' is empty"):
+        texts("train", Source(lay({"train.jsonl": "\n"})))
+
+
+def test_a_home_folder_is_found(lay, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path(lay({"train.jsonl": lines("a")})).parent))
+    assert texts("train", Source("~/copy")) == ["a"]
+
+
+def test_rows_of_the_hub_are_those_that_datasets_gives(hub):
+    rows = [
+        {"text": f"{n}", "pair": {"en": "a", "de": "b"}, "turns": [{"names": ["x"]}] * (n % 3)} for n in range(2100)
+    ]
+    hub.serve("owner/set", train=rows)
+    found = list(HubTable("owner/set").rows("train", "a test"))
+    assert [row for _, row in found] == rows and found[2000][0] == "owner/set[train], row 2000"
+
+
+def test_what_was_fetched_once_needs_no_server_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "EXTRACTED_DATASETS_PATH", tmp_path / "cache/extracted")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    (tmp_path / "files").mkdir()
+    with zipfile.ZipFile(tmp_path / "files/set.zip", "w") as archive:
+        archive.writestr("../outside.txt", "no")
+        archive.writestr("set/a.txt", "yes")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "files"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/set.zip"
+        folder = downloaded(url, "a test", unpack=True)
+        server.shutdown()
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    assert downloaded(url, "a test", unpack=True) == folder
+    assert (folder / "set/a.txt").read_text() == "yes"
+    assert [file.parent for file in tmp_path.rglob("outside.txt")] == [folder]  # nothing is unpacked elsewhere
+
+
 def test_a_saved_set_is_read(tmp_path):
     tables = {split: datasets.Dataset.from_list([{"text": split}]) for split in ("train", "validation")}
     datasets.DatasetDict(tables).save_to_disk(str(tmp_path / "set"))
@@ -84,7 +144,7 @@ def test_an_empty_folder_is_told_what_is_read(tmp_path):
     with pytest.raises(DataPoolError) as raised:
         texts("val", Source(str(tmp_path)))
     message = str(raised.value)
-    assert message.startswith(f"the data pool 'my_pool' finds no files for the split 'val' in {tmp_path}. It reads\n")
+    assert message.startswith(f"the data pool 'my_pool' finds no files for the split 'val' in '{tmp_path}'. It reads\n")
     assert "- <split>.words" in message
     assert "validation or val or valid or dev as .parquet, .jsonl, .json, .csv, .tsv" in message
 
@@ -99,21 +159,16 @@ def test_what_is_no_folder_and_what_is_no_split_is_named(tmp_path):
 def test_a_conversion_is_asked_for_one_split_s_files_by_name(hub):
     hub.serve("owner/set", train=[{"text": "a"}], validation=[{"text": "b"}], challenge_train_sample=[{"text": "c"}])
     assert texts("val", default=HubTable("owner/set", "part", CONVERTED)) == ["b"]
-    assert hub.asked == [
-        {
-            "path": "owner/set",
-            "name": None,
-            "data_files": {"validation": "part/validation/*.parquet"},
-            "revision": "refs/convert/parquet",
-        }
-    ]
+    assert hub.asked == [{"path": "owner/set", "files": "part/validation/*.parquet"}]
+    with pytest.raises(DataPoolError, match=r"part/test/\*.parquet is not there .*`data_dir`"):
+        texts("test", default=HubTable("owner/set", "part", CONVERTED))
 
 
 def test_a_user_s_repository_takes_the_place_of_the_default_one(hub):
     hub.serve("me/mine", "small", train=[{"text": "mine"}])
     source = Source(hub_id="me/mine", hub_config="small", revision="v2")
     assert texts("train", source, HubTable("owner/set", "part", CONVERTED)) == ["mine"]
-    assert hub.asked == [{"path": "me/mine", "name": "small", "data_files": None, "revision": "v2"}]
+    assert hub.asked == [{"path": "me/mine", "name": "small", "revision": "v2"}]
 
 
 def test_what_the_hub_says_is_passed_on_with_the_way_out(hub):

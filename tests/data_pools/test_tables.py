@@ -75,3 +75,20 @@ def test_parallel_lines_are_paired_and_must_be_as_many(lay):
     right.write_text("Eins.\n")
     with pytest.raises(DataPoolError, match=r"a.de has 1 lines, .*a.en has more"):
         list(paired_lines(left, right))
+
+
+@pytest.mark.parametrize("broken", ["a.en.gz", "a.de.gz"])
+def test_of_two_files_the_broken_one_is_named(lay, broken):
+    packed = gzip.compress(b"One.\n" * 1000)
+    folder = Path(lay({name: packed[:-8] if name == broken else packed for name in ("a.en.gz", "a.de.gz")}))
+    with pytest.raises(DataPoolError, match=rf"cannot read .*{broken}: "):
+        list(paired_lines(folder / "a.en.gz", folder / "a.de.gz"))
+
+
+def test_a_value_may_be_long(lay):
+    text = "word " * 40_000
+    folder = Path(lay({"A.CSV": f"q\n{text}\n", "a.TSV.GZ": gzip.compress(f"q\tr\n{text}\tb\n".encode())}))
+    assert [[row for _, row in table_rows(folder / name)] for name in ("A.CSV", "a.TSV.GZ")] == [
+        [{"q": text}],
+        [{"q": text, "r": "b"}],
+    ]

@@ -66,3 +66,9 @@ def test_passes_the_checker_on_real_stories(shared_dir):
     check_data_pool(TextPool, **args)
     pool = TextPool.prepare("train", **args)
     assert len(pool) > 50 and all(sample.references for sample in pool.samples[:20])
+
+
+def test_a_separator_of_line_ends_is_found_in_files_of_any_system(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"One.\r\nTwo.\r\n\r\nThree.\r\n")
+    pool = TextPool.prepare("val", data_files={"val": str(tmp_path / "a.txt")}, separator="\n\n")
+    assert [sample.prompt_or_input_text for sample in pool.samples] == ["One.\nTwo.", "Three."]

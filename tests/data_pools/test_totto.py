@@ -54,8 +54,7 @@ def test_the_hub_s_columns_become_the_published_form(hub):
         test=[row("")],
     )
     val = ToTTo.prepare("val").samples
-    assert hub.asked[0]["data_files"] == {"validation": "default/validation/*.parquet"}
-    assert hub.asked[0]["revision"] == "refs/convert/parquet"
+    assert hub.asked[0]["files"] == "default/validation/*.parquet"
     assert [sample.meta_data["raw_table"]["overlap_subset"] for sample in val] == [True, False, False]
     assert val[0].meta_data["raw_table"]["sentence_annotations"] == row("A.", "B.")["sentence_annotations"]
     assert val[0].references == ["A.", "B."]

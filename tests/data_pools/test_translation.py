@@ -34,19 +34,14 @@ def test_the_hub_s_pairs_with_what_stands_around_them(hub):
     assert IWSLT2017EnDe.prepare("train", **args).samples[1] == Sample(
         "train_1", "translate English to German: b =", ["B"]
     )
-    assert hub.asked[0] == {
-        "path": "IWSLT/iwslt2017",
-        "name": None,
-        "data_files": {"train": "iwslt2017-de-en/train/*.parquet"},
-        "revision": "refs/convert/parquet",
-    }
+    assert hub.asked[0] == {"path": "IWSLT/iwslt2017", "files": "iwslt2017-de-en/train/*.parquet"}
     check_data_pool(IWSLT2017EnDe, **args)
 
 
 def test_wmt_14_comes_from_the_hub_s_conversion(hub):
     hub.serve("stas/wmt14-en-de-pre-processed", train=pairs("a"), validation=pairs("c"), test=pairs("d"))
     assert prompts(WMT14PreprocessedEnDe, "val") == ["c"]
-    assert hub.asked[0]["data_files"] == {"validation": "ende/validation/*.parquet"}
+    assert hub.asked[0]["files"] == "ende/validation/*.parquet"
 
 
 def test_news_train_on_one_set_and_are_tested_with_another(hub):

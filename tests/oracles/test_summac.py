@@ -1,6 +1,10 @@
 """SummaC's scores are those of the package `summac` 0.0.4 with the NLI model and the pairs made here.
 
-`summac_golden.json` was written by that package. The model's weights are a formula: the same ones everywhere.
+The models' weights are a formula, the same ones everywhere. `summac_golden.json` holds, with 9 digits and on a CPU:
+
+    model_map["vitc"]["model_card"] = make_nli(folder)       its tokenizer called as `tokenizer(premises, hypotheses, ...)`
+    zs      SummaCZS(model_name="vitc", **SETTINGS[name]).score_one(document, summary)["score"]
+    conv    SummaCConv(models=["vitc"], start_file=make_head(file, columns), **HEADS[name]).score([document], [summary])
 """
 
 from __future__ import annotations
@@ -116,7 +120,7 @@ def test_zero_shot_scores_are_those_of_the_package(setting, nli, shared_dir):
     expected = json.loads(GOLDEN.read_text())["zs"][setting]
     some = pairs(shared_dir)[: len(expected)]
     found = scored(SummaCZSMetric(str(nli), device="cpu", **SETTINGS[setting]), some)
-    assert found == pytest.approx(expected, abs=2e-5)
+    assert found == pytest.approx(expected, abs=1e-5)
     assert max(found) - min(found) > 0.1
     assert setting != "sentence" or len(some) == len(pairs(shared_dir)) > 200
 
@@ -130,5 +134,6 @@ def test_scores_of_a_head_are_those_of_the_package(head, nli, shared_dir, tmp_pa
     found = scored(metric, pairs(shared_dir)[: len(expected)])
     # A probability within rounding of a bin's edge may fall on either side of it.
     distances = sorted(abs(mine - theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert distances[-3] < 2e-5
+    assert distances[-3] < 1e-6
+    assert distances[-1] < 0.02
     assert max(found) - min(found) > 0.01

@@ -1,6 +1,14 @@
 """PARENT and BLEU of ToTTo equal the numbers of its published scripts, Perl detokenizer included.
 
-`totto_golden.json` was written by those scripts (google-research/language, language/totto) for the pairs made here.
+`totto_golden.json` holds what the scripts of google-research/language (commit 09b33d1, language/totto) print for the
+pairs made here, as shares of 1 with 13 digits:
+
+    files           one line a pair, lower-cased: the text (`<null>` if blank, line breaks as spaces), three references
+                    (`<null>` where there are fewer), the two tables of `table_to_text_utils.get_*_parent_format`
+    all of them     detokenizer.perl -q -l en          (moses-smt/mosesdecoder, commit 07de444)
+    parent          totto_parent_eval.py, without `lambda_weight`, pair by pair: precision, recall, F
+    bleu            sacrebleu r0 r1 r2 -w 14 < texts   (2.6.0), a text for all tables: all, overlap, no overlap
+    sample_bleu     the same of `output_sample.txt` for the five tables of `dev_sample.jsonl`
 """
 
 from __future__ import annotations

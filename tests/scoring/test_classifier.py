@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -142,3 +144,13 @@ def test_a_model_that_breaks_down_is_an_error_that_names_it(tmp_path, value):
         scorer.frozen.model.classifier.bias.fill_(value)
     with pytest.raises(ModelError, match=rf"the judge '{tmp_path}' answered .*(nan|inf).*text 0 .*another dtype"):
         scorer.logits(TEXTS)
+
+
+def test_threads_do_not_disturb_each_other(tmp_path):
+    """Batches of a decoder without a padding token choose one each."""
+    scorer = classifier(decoder(tmp_path, None), batch_size=3)
+    texts = [text for text in TEXTS if text]
+    expected = scorer.logits(texts)
+    with ThreadPoolExecutor(8) as pool:
+        for got in pool.map(scorer.logits, [texts] * 40):
+            assert torch.allclose(got, expected, atol=1e-5)

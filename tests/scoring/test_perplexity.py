@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from rl4lms_like.scoring.perplexity import response_surprisals
+from rl4lms_like.scoring.perplexity import perplexity, response_surprisals, strided_perplexity
 from rl4lms_like.testing import models
 
 PROMPTS = ["The film", "Nobody knew, and nobody asked!", "", "A", "The film"]
@@ -36,3 +38,14 @@ def test_long_texts_lose_the_beginning_of_their_prompt(tiny_tokenizer):
     )
     assert n_scored == len(tiny_tokenizer(" good")["input_ids"])
     assert total == pytest.approx(same, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_a_model_that_breaks_down_has_no_perplexity_and_a_bad_one_an_infinite_one(tiny_tokenizer, size):
+    model = models.make_causal_lm("gpt2", tiny_tokenizer)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(float("nan") if size == 1 else size)
+    ids = tiny_tokenizer("The film was good.")["input_ids"]
+    (total, n_scored), *_ = response_surprisals(model, tiny_tokenizer, [""], ["The film was good."], batch_size=1)
+    found = (strided_perplexity(model, ids, stride=4, window=16), perplexity(total, n_scored))
+    assert all(math.isnan(value) if size == 1 else value == math.inf for value in found)

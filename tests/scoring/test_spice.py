@@ -117,7 +117,8 @@ def test_everything_missing_is_said_at_once_with_the_offline_way(monkeypatch, tm
     said = str(caught.value)
     assert "the metric 'spice' needs Java 8 to 14 (none is found) and CoreNLP 3.6.0" in said
     assert "get_stanford_models" in said
-    assert f"copy {' and '.join(CORENLP_JARS)} of stanford-corenlp-full-2015-12-09.zip to {tmp_path / 'lib'}" in said
+    zip_file = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
+    assert f"copy {' and '.join(CORENLP_JARS)} of {zip_file} to {tmp_path / 'lib'}" in said
 
 
 def test_without_the_extra_it_is_named(monkeypatch):

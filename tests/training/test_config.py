@@ -249,6 +249,29 @@ def test_a_folder_that_is_not_there_is_named(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("id", "args", "mistakes"),
+    [
+        ("imdb", {"data_dir": "here"}, []),
+        ("imdb", {"data_dir": "nowhere"}, ["datapool.args.data_dir: there is no folder 'nowhere' below {}"]),
+        ("jsonl", {"path": "here/a.jsonl", "prompt_column": "q"}, []),
+        ("text", {"path": "/no/a.txt"}, ["datapool.args.path: there is no file '/no/a.txt'"]),
+        (
+            "csv",
+            {"data_files": {"train": "here/a.jsonl", "val": "b.csv"}, "prompt_column": "q"},
+            ["datapool.args.data_files.val: there is no file 'b.csv' below {}"],
+        ),
+        ("hf_dataset", {"path": "owner/set", "prompt_column": "q"}, []),
+    ],
+)
+def test_data_that_is_not_there_is_named(run, tmp_path, monkeypatch, id, args, mistakes):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/a.jsonl").write_text('{"q": "Why?"}')
+    run["datapool"] = {"id": id, "args": args}
+    assert mistakes_of(run) == [mistake.format(tmp_path) for mistake in mistakes]
+
+
+@pytest.mark.parametrize(
     ("name", "folder"),
     [("gpt2", False), ("no-such-owner/gpt2", False), ("a/b/c", True), ("./gpt2", True), ("/gpt2", True), ("~/m", True)],
 )
