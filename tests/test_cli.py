@@ -13,7 +13,7 @@ import pytest
 
 from rl4lms_like.cli import KINDS, build_parser, main
 from rl4lms_like.core.errors import RewardError
-from rl4lms_like.training.binding import REGISTRIES
+from rl4lms_like.training.places import REGISTRIES
 from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml
 
 RUN = {

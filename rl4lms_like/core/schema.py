@@ -89,6 +89,7 @@ def check_arguments(
     path: str,
     *,
     exclude: Collection[str] = (),
+    also: Collection[str] = (),
     first: Check | None = None,
 ) -> tuple[dict[str, Any], list[Mistake]]:
     """Holds `args` against the signature of `target`.
@@ -98,6 +99,7 @@ def check_arguments(
         args: what the config gives.
         path: where in the config, `reward_fn.args`; empty for the top level.
         exclude: parameters that the library fills in itself; a config must not.
+        also: what could be given besides, and is checked elsewhere: named where another key is unknown.
         first: is asked about each argument before its type is.
 
     Returns:
@@ -112,21 +114,28 @@ def check_arguments(
         if name in exclude:
             mistakes.append(Mistake(where, "is filled in by the library and cannot be set here"))
         elif name in known:
-            answer = first(value, known[name].annotation, where) if first else None
-            coerced, wrong = answer or check_value(value, known[name].annotation, where)
+            coerced, wrong = _checked(value, known[name], where, first)
             mistakes += wrong
             if not wrong:
                 bound[name] = coerced
         elif signature.open and isinstance(name, str):
             bound[name] = value
         else:
-            mistakes.append(Mistake(where, unknown_key(name, known)))
+            mistakes.append(Mistake(where, unknown_key(name, [*known, *also])))
     mistakes += [
         Mistake(join(path, argument.name), f"missing; expected {argument.type_text}")
         for argument in signature.arguments
         if argument.required and argument.name not in args
     ]
     return bound, mistakes
+
+
+def _checked(value: Any, argument: Argument, path: str, first: Check | None) -> tuple[Any, list[Mistake]]:
+    """One argument's value; null is always right where it is the default, whatever the type says."""
+    if value is None and argument.default is None:
+        return None, []
+    answer = first(value, argument.annotation, path) if first else None
+    return answer or check_value(value, argument.annotation, path)
 
 
 def check_value(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mistake]]:
@@ -149,7 +158,7 @@ def check_value(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mista
         return _coerced(value, annotation), []
     except ValidationError:
         if origin is dict and isinstance(value, Mapping) and (others := [k for k in value if not isinstance(k, str)]):
-            return None, [Mistake(path, f"keys are text: put {', '.join(map(shown, others))} in quotes")]
+            return None, [Mistake(path, keys_are_text(others))]
         return None, [Mistake(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
@@ -160,6 +169,11 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
     if near:
         return f"unknown key; did you mean {near[0]!r}?"
     return f"unknown key; known: {', '.join(names)}" if names else "unknown key; nothing can be set here"
+
+
+def keys_are_text(others: Iterable[Any]) -> str:
+    """What to say of keys that YAML reads as something else."""
+    return f"keys are text: put {', '.join(map(shown, others))} in quotes"
 
 
 def join(path: str, key: Any) -> str:

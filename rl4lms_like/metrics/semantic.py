@@ -75,6 +75,8 @@ class BLEURTMetric(BaseMetric):
         batch_size: pairs per forward pass.
         device: of the model; `auto` is a GPU if there is one.
         dtype: of its weights.
+        max_length: tokens of a pair; default: what a published checkpoint was tuned with. A local copy does not say:
+            give 128 for one of `bleurt-base-128`.
     """
 
     def __init__(
@@ -83,8 +85,11 @@ class BLEURTMetric(BaseMetric):
         batch_size: Count = 32,
         device: Device = "auto",
         dtype: Dtype = "float32",
+        max_length: Count | None = None,
     ) -> None:
-        self.classifier = bleurt_classifier(config_name, batch_size=batch_size, device=device, dtype=dtype)
+        self.classifier = bleurt_classifier(
+            config_name, batch_size=batch_size, device=device, dtype=dtype, max_length=max_length
+        )
 
     def compute(
         self,

@@ -22,6 +22,8 @@ from rl4lms_like.scoring.math_numbers import Percent
 class RegexReward(TextReward):
     """`reward` where the response fits a regular expression of Python, else `penalty`.
 
+    A pattern that repeats repetitions, as `(a+)+$`, can take for ever on a long response; nothing ends it.
+
     Args:
         pattern: the regular expression.
         group: the group, by number or name, that has to take part in the match; 0 is the whole.
@@ -105,7 +107,8 @@ class MathEqualReward(TextReward):
     r"""`reward` where the response ends in the number, or the LaTeX, of a reference, else `penalty`.
 
     The answer is in the last `\boxed{}`, else behind the last `####`, else the last number. Fractions, percent signs,
-    thousands separators, exponents, `\frac`, `\sqrt`, units and tuples are read; nothing is run as code.
+    thousands separators, exponents, `\frac`, `\sqrt`, units, tuples and sets are read; nothing is run as code. Where a
+    response goes on after its answer, `extract` finds it: `answer is ([^ ]+)`.
 
     Args:
         rel_tol: numbers are equal if they differ by at most this share of the larger one.

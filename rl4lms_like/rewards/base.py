@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
 
+from annotated_types import MinLen
+
 from rl4lms_like.core.nested import Inline
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.observation import Observation
@@ -87,7 +89,7 @@ class RewardPart:
 
     reward: Annotated[AnyReward, Inline("name")]
     weight: Finite = 1.0
-    name: str | None = None
+    name: Annotated[str, MinLen(1)] | None = None
 
     @property
     def label(self) -> str:

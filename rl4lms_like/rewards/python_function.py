@@ -11,7 +11,7 @@ import asyncio
 import importlib
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,9 @@ from rl4lms_like.rewards.text import TextReward
 T = TypeVar("T")
 
 _EXCERPT = 60
+_OF_ALL = ("prompts", "responses", "references", "meta_infos")
+_OF_ONE = ("prompt", "response", "references", "meta_info")
+"""What a function gets by name."""
 
 
 class PythonReward(TextReward):
@@ -54,7 +57,7 @@ class PythonReward(TextReward):
         self.max_concurrency = max_concurrency
         self.timeout_s = timeout_s
         self._loop = EventLoop(self.__name__)
-        imported_function(function)
+        _check_takes(imported_function(function), function, {*(_OF_ALL if batched else _OF_ONE), *self.kwargs})
 
     @property
     def __name__(self) -> str:
@@ -71,12 +74,11 @@ class PythonReward(TextReward):
         """What the function returns."""
         function = imported_function(self.function)
         if self.batched:
-            named = {"prompts": prompt_texts, "responses": gen_texts, "references": ref_texts, "meta_infos": meta_infos}
+            named = dict(zip(_OF_ALL, (prompt_texts, gen_texts, ref_texts, meta_infos), strict=True))
             found: Sequence[float] = self._one(partial(function, **named, **self.kwargs))
             return found
-        names = ("prompt", "response", "references", "meta_info")
         rows = zip(prompt_texts, gen_texts, ref_texts, meta_infos, strict=True)
-        calls = [partial(function, **dict(zip(names, row, strict=True)), **self.kwargs) for row in rows]
+        calls = [partial(function, **dict(zip(_OF_ONE, row, strict=True)), **self.kwargs) for row in rows]
         if inspect.iscoroutinefunction(_unwrapped(function)):
             waits = [partial(self._named, call, place, gen_texts[place]) for place, call in enumerate(calls)]
             return self._loop.run(gathered(waits, self.max_concurrency))
@@ -97,6 +99,8 @@ class PythonReward(TextReward):
         try:
             return await asyncio.wait_for(result, self.timeout_s)
         except asyncio.TimeoutError as error:
+            if not isinstance(error.__cause__, asyncio.CancelledError):  # one of the function's own
+                raise
             raise TimeoutError(f"no answer within {self.timeout_s:g} s") from error
 
     async def _named(self, call: Callable[[], Awaitable[T]], place: int, text: str) -> T:
@@ -147,6 +151,18 @@ def imported_function(path: str) -> Callable[..., Any]:
         raise ValueError(f"function: {path!r} is {found!r}, which cannot be called")
     function: Callable[..., Any] = found
     return function
+
+
+def _check_takes(function: Callable[..., Any], path: str, names: Collection[str]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions do not say
+        return
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        said = ", ".join(sorted(names))
+        raise ValueError(f"function: {path!r} cannot be called with {said}: {error}") from error
 
 
 def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:

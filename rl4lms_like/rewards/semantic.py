@@ -68,6 +68,8 @@ class BLEURTRewardFunction(TextReward):
         batch_size: pairs per forward pass.
         device: of the model; `auto` is a GPU if there is one.
         dtype: of its weights.
+        max_length: tokens of a pair; default: what a published checkpoint was tuned with. A local copy does not say:
+            give 128 for one of `bleurt-base-128`.
     """
 
     def __init__(
@@ -76,8 +78,11 @@ class BLEURTRewardFunction(TextReward):
         batch_size: Count = 32,
         device: Device = "auto",
         dtype: Dtype = "float32",
+        max_length: Count | None = None,
     ) -> None:
-        self.classifier = bleurt_classifier(checkpoint, batch_size=batch_size, device=device, dtype=dtype)
+        self.classifier = bleurt_classifier(
+            checkpoint, batch_size=batch_size, device=device, dtype=dtype, max_length=max_length
+        )
 
     def scores(
         self,

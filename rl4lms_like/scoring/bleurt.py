@@ -23,7 +23,9 @@ CHECKPOINTS = MappingProxyType(
 """Published name -> where the hub has it as plain BERT, and the most tokens of a pair."""
 
 
-def bleurt_classifier(checkpoint: str | None, *, batch_size: int, device: str, dtype: str) -> Classifier:
+def bleurt_classifier(
+    checkpoint: str | None, *, batch_size: int, device: str, dtype: str, max_length: int | None = None
+) -> Classifier:
     """The checkpoint as a classifier of pairs.
 
     Args:
@@ -31,6 +33,7 @@ def bleurt_classifier(checkpoint: str | None, *, batch_size: int, device: str, d
         batch_size: pairs per forward pass.
         device: `auto`, `cpu`, `cuda:1` ...
         dtype: of the weights.
+        max_length: tokens of a pair; None: what a published checkpoint was tuned with, of others what they take.
 
     Raises:
         ModelError: it can only be a local folder, and there is none, or one of a model with several logits.
@@ -39,7 +42,7 @@ def bleurt_classifier(checkpoint: str | None, *, batch_size: int, device: str, d
     name = checkpoint or DEFAULT
     if name.startswith("BLEURT-20"):
         raise ValueError(f"{name} is not plain BERT and cannot be loaded; there are {', '.join(CHECKPOINTS)}")
-    hub_id, max_length = CHECKPOINTS.get(name, (name, None))
+    hub_id, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
     scorer = classifier(
         hub_id,
         batch_size=batch_size,
@@ -47,7 +50,7 @@ def bleurt_classifier(checkpoint: str | None, *, batch_size: int, device: str, d
         dtype=dtype,
         role="BLEURT checkpoint",
         truncation_side="right",
-        max_length=max_length,
+        max_length=max_length or tuned_with,
     )
     scorer.check_label(None)
     return scorer

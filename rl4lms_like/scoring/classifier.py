@@ -79,7 +79,7 @@ class Classifier:
                     values[index] = [_some_token(tokenizer) if name == "input_ids" else 0]
         results = torch.zeros(len(texts), self.n_labels)
         with torch.inference_mode():
-            for chosen in batches_by_length(rows["input_ids"], self.batch_size):
+            for chosen in _batches(rows["input_ids"], self.batch_size, model.config):
                 batch = {name: [values[index] for index in chosen] for name, values in rows.items()}
                 with _ONE_AT_A_TIME:
                     results[chosen] = _forward(model, batch).float().cpu()
@@ -158,6 +158,17 @@ def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterato
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
+
+
+def _batches(rows: Sequence[list[int]], batch_size: int, config: Any) -> Iterator[list[int]]:
+    """As `batches_by_length`; encoder-decoders want rows with as many ends of text each, which texts may spell."""
+    end = config.eos_token_id if config.is_encoder_decoder else None
+    by_ends: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_ends.setdefault(row.count(end) if end is not None else 0, []).append(index)
+    for indices in by_ends.values():
+        for chosen in batches_by_length([rows[index] for index in indices], batch_size):
+            yield [indices[place] for place in chosen]
 
 
 def _index_of(label: int | str | None, config: Any, model_name: str, *, single: bool) -> int:

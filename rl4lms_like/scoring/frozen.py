@@ -9,8 +9,7 @@ Two frozen models of one checkpoint, say a reward's and a metric's, hold the sam
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,25 +145,26 @@ def shared(key: Hashable, load: Callable[[], T]) -> T:
     return found
 
 
-def require_finite(answers: Any, what: str, model_name: str, texts: Sequence[int] | None = None) -> None:
+def require_finite(answers: Any, what: str, model_name: str) -> None:
     """Nothing, or an error if a model answered NaN or infinity, which comparisons would turn into numbers.
 
     Args:
-        answers: tensor or array, a row for each text.
+        answers: tensor or array, an entry for each input, or a row.
         what: the role of the model, for the message.
         model_name: its checkpoint.
-        texts: which texts the rows are of; None: the first ones.
+
+    Raises:
+        ModelError: not all of them are finite; names the first and how many inputs there are.
     """
     import torch
 
-    rows = torch.as_tensor(answers).reshape(len(answers), -1)
-    broken = (~rows.isfinite()).any(dim=1).nonzero().flatten().tolist()
-    if broken:
-        culprit = next(value for value in rows[broken[0]].tolist() if not math.isfinite(value))
-        text = texts[broken[0]] if texts is not None else broken[0]
+    answers = torch.as_tensor(answers)
+    broken = (~answers.isfinite()).nonzero()
+    if len(broken):
+        culprit, n_inputs = answers[tuple(broken[0])].item(), broken[:, 0].unique().numel()
         raise ModelError(
-            f"the {what} {model_name!r} answered {culprit} to text {text} and {len(broken) - 1} more; its weights are "
-            "broken, or its numbers too large for their precision (another dtype?)"
+            f"the {what} {model_name!r} answered {culprit} to input {int(broken[0, 0])}, the first of {n_inputs} of "
+            f"{len(answers)}: its weights are broken, or its numbers too large for their precision (another dtype?)"
         )
 
 

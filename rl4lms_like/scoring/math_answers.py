@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from rl4lms_like.scoring.answers import extracted
 from rl4lms_like.scoring.math_numbers import NUMBER, NotANumber, Percent, read_number
@@ -71,14 +72,21 @@ def math_equal(
         extract: finds the answer instead; its first group is what counts.
     """
     tolerance = (Fraction(rel_tol), Fraction(abs_tol))
-    found: list[bool | None] = []
-    for response, texts in zip(responses, references, strict=True):
-        wanted = [answer_of_reference(text, extract) for text in texts]
-        given = [answer_of_response(response, extract, numeric=_is_number(each, percent)) for each in wanted]
-        pairs = zip(given, wanted, strict=True)
-        right = any(one is not None and equal(one, other, tolerance, percent) for one, other in pairs)
-        found.append(right if len(texts) else None)
-    return found
+    known: dict[str, tuple[str, bool]] = {}
+
+    def wanted(reference: str) -> tuple[str, bool]:
+        if reference not in known:
+            answer = answer_of_reference(reference, extract)
+            known[reference] = (answer, _is_number(answer, percent))
+        return known[reference]
+
+    def is_right(response: str, reference: str) -> bool:
+        answer, numeric = wanted(reference)
+        given = answer_of_response(response, extract, numeric=numeric)
+        return given is not None and equal(given, answer, tolerance, percent)
+
+    pairs = zip(responses, references, strict=True)
+    return [any(is_right(response, text) for text in texts) if len(texts) else None for response, texts in pairs]
 
 
 def answer_of_response(text: str, extract: re.Pattern[str] | None = None, *, numeric: bool = True) -> str | None:
@@ -117,7 +125,7 @@ def last_number(text: str) -> str | None:
 
 def equal(one: str, other: str, tolerance: tuple[Fraction, Fraction], percent: Percent = "hundredth") -> bool:
     """Whether two answers are the same number, the same tuple or set of answers, or the same text."""
-    if _as_text(one) == _as_text(other):
+    if one == other or _as_text(one) == _as_text(other):
         return True
     mine, theirs = _parts(one), _parts(other)
     if mine is not None and theirs is not None:
@@ -157,6 +165,7 @@ def _is_number(text: str, percent: Percent) -> bool:
     return True
 
 
+@lru_cache(maxsize=2048)
 def _plain(text: str) -> str:
     """The text without what LaTeX adds for the eye, in one spelling."""
     if len(text) > 4 * MAX_LETTERS:

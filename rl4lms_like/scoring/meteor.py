@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from rl4lms_like.scoring.nltk_data import require_sentences, require_wordnet, wordnet, words
+from rl4lms_like.scoring.nltk_data import require_sentences_and_wordnet, wordnet, words
 from rl4lms_like.scoring.references import readings
 from rl4lms_like.scoring.stems import REMEMBERED, porter
 
@@ -23,10 +23,9 @@ def require_meteor(needed_by: str) -> None:
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` or WordNet is not there.
+        MissingResourceError: `punkt_tab`, WordNet or both are not there.
     """
-    require_sentences(needed_by)
-    require_wordnet(needed_by)
+    require_sentences_and_wordnet(needed_by)
 
 
 def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
+from rl4lms_like.scoring.classifier import classifier
+from rl4lms_like.scoring.frozen import FrozenModel
 
 if TYPE_CHECKING:
     import numpy as np
 
 MAX_LENGTH = 500
 """Tokens of both texts together; SummaC's own limit."""
+
+_TOKENIZED_AT_ONCE = 4096
+"""Pairs; the tokens of all pairs of a split's chunks would fill the memory."""
 
 
 class Labels(NamedTuple):
@@ -57,18 +61,23 @@ class NliModel:
         checkpoint = CARDS[name][0] if name in CARDS else name
         self.labels = next((labels for card, labels in CARDS.values() if card == checkpoint), None)
         dtype = "float16" if existing_device(device).startswith("cuda") else "float32"
-        self.frozen = FrozenModel(
+        self.classifier = classifier(
             checkpoint,
-            "AutoModelForSequenceClassification",
-            role="NLI model",
+            batch_size=batch_size,
             device=device,
             dtype=dtype,
+            role="NLI model",
             truncation_side="right",
+            max_length=MAX_LENGTH,
         )
-        self.batch_size = batch_size
         config = self.frozen.local_config() if self.labels is None else None
         if config is not None:
             self.labels = labels_of(config.id2label, checkpoint)
+
+    @property
+    def frozen(self) -> FrozenModel:
+        """The checkpoint."""
+        return self.classifier.frozen
 
     def probabilities(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """How likely entailment, contradiction and neither are.
@@ -85,28 +94,13 @@ class NliModel:
             ModelError: the checkpoint cannot be loaded, its labels are not these three, or it answers with NaN.
         """
         import numpy as np
-        import torch
 
-        model, tokenizer = self.frozen.model, self.frozen.tokenizer
-        order = list(self.labels or labels_of(model.config.id2label, self.frozen.model_name))
-        limit = min(MAX_LENGTH, longest_input(model, tokenizer) or MAX_LENGTH)
+        order = list(self.labels or labels_of(self.frozen.model.config.id2label, self.frozen.model_name))
         found = np.zeros((len(pairs), 3))
-        by_length = sorted(range(len(pairs)), key=lambda index: len(pairs[index][0]) + len(pairs[index][1]))
-        with torch.inference_mode():
-            for start in range(0, len(pairs), self.batch_size):
-                chosen = by_length[start : start + self.batch_size]
-                premises, hypotheses = zip(*(pairs[index] for index in chosen), strict=True)
-                inputs = tokenizer(
-                    list(premises),
-                    list(hypotheses),
-                    padding=True,
-                    truncation=True,
-                    max_length=limit,
-                    return_tensors="pt",
-                ).to(model.device)
-                probabilities = torch.softmax(model(**inputs).logits.float(), dim=-1)
-                found[chosen] = probabilities[:, order].double().cpu().numpy()
-        require_finite(found, self.frozen.role, self.frozen.model_name)
+        for start in range(0, len(pairs), _TOKENIZED_AT_ONCE):
+            premises, hypotheses = zip(*pairs[start : start + _TOKENIZED_AT_ONCE], strict=True)
+            logits = self.classifier.logits(premises, hypotheses)
+            found[start : start + _TOKENIZED_AT_ONCE] = logits.softmax(dim=1)[:, order].double().numpy()
         return found
 
 

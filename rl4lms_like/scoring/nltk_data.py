@@ -1,7 +1,7 @@
 """Sentences, words and synonyms as NLTK sees them, and where its word lists are found.
 
 punkt_tab   where sentences end       `tokenizers/punkt_tab` in a folder of `nltk.data.path`
-WordNet     which words mean the same `corpora/wordnet` there; else the `dict` folder of an installed WordNet:
+WordNet     which words mean the same `corpora/wordnet` there, or its zip; else the `dict` folder of an installed one:
             $WNSEARCHDIR, $WNHOME/dict, /usr/share/wordnet (Debian's packages)
 
 What is not there is a `MissingResourceError` with the command that brings it; nothing is downloaded unasked.
@@ -41,7 +41,11 @@ _LEXICOGRAPHER_FILES = (
 
 _PART_OF_SPEECH = {"noun": 1, "verb": 2, "adj": 3, "adv": 4}
 
-_OFFLINE = "copy the folder to nltk_data/{folder} in your home, or name its nltk_data folder in NLTK_DATA"
+_NAMES_AND_PLACES = {
+    "punkt_tab": ("NLTK's word list punkt_tab", "nltk_data/tokenizers/punkt_tab"),
+    "wordnet": ("WordNet", "nltk_data/corpora/wordnet"),
+}
+"""By NLTK's name."""
 
 
 def sentences(text: str, needed_by: str = "NLTK's sentence splitter") -> list[str]:
@@ -65,7 +69,7 @@ def words(text: str, needed_by: str = "NLTK's word tokenizer") -> list[str]:
     try:
         return tokenize(text)
     except LookupError as error:
-        raise _missing_punkt(needed_by) from error
+        raise _missing(needed_by, "punkt_tab") from error
 
 
 def three_sentence_summary(text: str) -> str:
@@ -99,6 +103,23 @@ def require_wordnet(needed_by: str) -> None:
         _installed_folder(needed_by)
 
 
+def require_sentences_and_wordnet(needed_by: str) -> None:
+    """Nothing, or one error that names all of both that is not there.
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: `punkt_tab`, WordNet or both are not there.
+    """
+    missing = []
+    for name, require in (("punkt_tab", require_sentences), ("wordnet", require_wordnet)):
+        try:
+            require(needed_by)
+        except MissingResourceError:
+            missing.append(name)
+    if missing:
+        raise _missing(needed_by, *missing)
+
+
 def wordnet(needed_by: str = "WordNet's reader") -> Any:
     """NLTK's reader of WordNet, loaded once a process (a second or two).
 
@@ -115,16 +136,18 @@ def _split_sentences(text: str, needed_by: str) -> list[str]:
     try:
         return _nltk(needed_by).tokenize.sent_tokenize(text)
     except LookupError as error:
-        raise _missing_punkt(needed_by) from error
+        raise _missing(needed_by, "punkt_tab") from error
 
 
-def _missing_punkt(needed_by: str) -> MissingResourceError:
-    return MissingResourceError(
-        "NLTK's word list punkt_tab",
-        needed_by=needed_by,
-        command="python -m nltk.downloader punkt_tab",
-        offline=_OFFLINE.format(folder="tokenizers/punkt_tab"),
-    )
+def _missing(needed_by: str, *names: str) -> MissingResourceError:
+    titles, places = zip(*(_NAMES_AND_PLACES[name] for name in names), strict=True)
+    folder = "the folder" if len(names) == 1 else "the folders"
+    command = f"python -m nltk.downloader {' '.join(names)}"
+    offline = f"copy {folder} to {' and '.join(places)} in your home, or name its nltk_data folder in NLTK_DATA"
+    if "wordnet" in names:
+        command += " (WordNet on Debian also: apt-get install wordnet-base wordnet-sense-index)"
+        offline += ", or name a WordNet's dict folder in WNSEARCHDIR"
+    return MissingResourceError(" and ".join(titles), needed_by=needed_by, command=command, offline=offline)
 
 
 def _nltk(needed_by: str) -> Any:
@@ -133,13 +156,12 @@ def _nltk(needed_by: str) -> Any:
 
 def _in_nltk_data(needed_by: str) -> bool:
     find = _nltk(needed_by).data.find
-    for resource in ("corpora/wordnet", "corpora/wordnet.zip"):
-        try:
-            find(resource)
-        except LookupError:
-            continue
-        return True
-    return False
+    try:
+        for file in ("lexnames", "index.noun", "data.noun"):
+            find(f"corpora/wordnet/{file}")
+    except LookupError:
+        return False
+    return True
 
 
 def _installed_folder(needed_by: str) -> Path:
@@ -150,12 +172,7 @@ def _installed_folder(needed_by: str) -> Path:
     for folder in (*places, DEBIAN_FOLDER):
         if (folder / "index.noun").is_file() and (folder / "data.noun").is_file():
             return folder
-    raise MissingResourceError(
-        "WordNet",
-        needed_by=needed_by,
-        command="python -m nltk.downloader wordnet (or on Debian: apt-get install wordnet-base wordnet-sense-index)",
-        offline=f"{_OFFLINE.format(folder='corpora/wordnet')}, or name a WordNet's dict folder in WNSEARCHDIR",
-    )
+    raise _missing(needed_by, "wordnet")
 
 
 @cache

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
-from rl4lms_like.scoring.nltk_data import require_sentences, require_wordnet, sentences, wordnet
+from rl4lms_like.scoring.nltk_data import (
+    require_sentences,
+    require_sentences_and_wordnet,
+    require_wordnet,
+    sentences,
+    wordnet,
+)
 from rl4lms_like.scoring.references import readings
 from rl4lms_like.scoring.rouge import lcs_length, require_rouge
 from rl4lms_like.scoring.stems import REMEMBERED, porter
@@ -57,9 +63,11 @@ def require_rouge_l_max(settings: RougeLSettings, needed_by: str) -> None:
         MissingResourceError: WordNet (for stems) or `punkt_tab` (for NLTK's sentences) is not there.
     """
     require_rouge(needed_by)
-    if settings.stemming:
+    if settings.stemming and not settings.ensure_compatibility:
+        require_sentences_and_wordnet(needed_by)
+    elif settings.stemming:
         require_wordnet(needed_by)
-    if not settings.ensure_compatibility:
+    elif not settings.ensure_compatibility:
         require_sentences(needed_by)
 
 

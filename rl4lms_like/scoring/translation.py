@@ -4,8 +4,8 @@
     text       -> statistics -> score of the text
                   summed     -> score of the corpus
 
-sacrebleu's own public calls give one or the other, and read every reference anew. Samples may have different numbers of
-references.
+sacrebleu's own public calls give one or the other, and read every reference anew; and its TER takes seconds for a text
+of a hundred words, which `edit_rate` does not. Samples may have different numbers of references.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import add
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.errors import import_extra
+from rl4lms_like.core.errors import MissingResourceError, import_extra
+from rl4lms_like.scoring.edit_rate import edits
 from rl4lms_like.scoring.nltk_data import EXTRA
 from rl4lms_like.scoring.references import readings
 
@@ -57,7 +59,7 @@ class TranslationScores:
     @property
     def texts(self) -> list[float]:
         """Of each text alone."""
-        return [float(self._metric._aggregate_and_compute([each]).score) for each in self._statistics]
+        return [float(self._metric._compute_score_from_stats(each).score) for each in self._statistics]
 
     @property
     def corpus(self) -> float:
@@ -93,6 +95,7 @@ def require_sacrebleu(needed_by: str, settings: SacreBleuSettings | None = None)
 
     Raises:
         MissingExtraError: sacrebleu is not installed.
+        MissingResourceError: the tokenizer's model is not here and cannot be fetched.
         ValueError: there is no such tokenizer.
         RuntimeError: sacrebleu's, for a tokenizer that needs a package of its own.
     """
@@ -102,7 +105,15 @@ def require_sacrebleu(needed_by: str, settings: SacreBleuSettings | None = None)
     known = list(sacrebleu.BLEU.TOKENIZERS)
     if settings.tokenize is not None and settings.tokenize not in known:
         raise ValueError(f"sacrebleu has no tokenizer {settings.tokenize!r}; it has {', '.join(known)}")
-    _bleu(settings)
+    try:
+        _bleu(settings)
+    except OSError as error:
+        raise MissingResourceError(
+            f"the model of sacrebleu's tokenizer {settings.tokenize!r}",
+            needed_by=needed_by,
+            command=f"python -c \"import sacrebleu; sacrebleu.BLEU(tokenize='{settings.tokenize}')\"",
+            offline="copy the folder models of ~/.sacrebleu, or name the folder that holds it in SACREBLEU",
+        ) from error
 
 
 @cache
@@ -123,7 +134,15 @@ def _bleu(settings: SacreBleuSettings) -> Any:
 def _ter() -> Any:
     from sacrebleu.metrics.ter import TER
 
-    return TER()
+    class Ter(TER):
+        """sacrebleu's, whose edits are counted in a fraction of the time."""
+
+        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
+            references, words = ref_kwargs["ref_words"], hypothesis.split()
+            fewest = min(edits(words, reference) for reference in references)
+            return [fewest, sum(map(len, references)) / len(references)]
+
+    return Ter()
 
 
 @cache
@@ -131,15 +150,36 @@ def _chrf() -> Any:
     from sacrebleu.metrics.chrf import CHRF
 
     class Chrf(CHRF):
-        """sacrebleu's, whose counts of common n-grams are made without a loop in Python."""
+        """sacrebleu's, which counts of a reference only the n-grams that the text has too."""
 
-        @staticmethod
-        def _get_match_statistics(hyp_ngrams: Counter[str], ref_ngrams: Counter[str]) -> list[int]:
-            common = hyp_ngrams.keys() & ref_ngrams.keys()
-            matches = sum(map(min, map(hyp_ngrams.__getitem__, common), map(ref_ngrams.__getitem__, common)))
-            return [hyp_ngrams.total() if ref_ngrams else 0, ref_ngrams.total(), matches]
+        def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+            return {"ref_ngrams": [_runs_of_letters(text, self.char_order) for text in refs]}
+
+        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+            counts = [Counter(runs) for runs in _runs_of_letters(hypothesis, self.char_order)]
+            statistics = [_matches(counts, reference) for reference in ref_kwargs["ref_ngrams"]]
+            return max(statistics, key=self._compute_f_score)
 
     return Chrf()
+
+
+def _runs_of_letters(text: str, longest: int) -> list[list[str]]:
+    """All runs of 1 letter, of 2, up to the longest; white space left out."""
+    line = "".join(text.split())
+    by_length = [list(line)]
+    for length in range(1, longest):
+        by_length.append(list(map(add, by_length[-1], line[length:])))
+    return by_length
+
+
+def _matches(counts: list[Counter[str]], reference: list[list[str]]) -> list[int]:
+    """For each length of runs: those of the text (none where the reference has none), of the reference, of both."""
+    statistics = []
+    for ours, theirs in zip(counts, reference, strict=True):
+        both = Counter(filter(ours.__contains__, theirs))
+        common = sum(map(min, both.values(), map(ours.__getitem__, both)))
+        statistics += [ours.total() if theirs else 0, len(theirs), common]
+    return statistics
 
 
 def _scores(metric: Any, generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> TranslationScores:
@@ -151,4 +191,13 @@ def _scores(metric: Any, generated_texts: Sequence[str], references: Sequence[Se
         metric._compute_segment_statistics(metric._preprocess_segment(generated), info)
         for generated, info in zip(generated_texts, infos, strict=True)
     ]
+    _forget_texts(metric)
     return TranslationScores(metric, statistics)
+
+
+def _forget_texts(metric: Any) -> None:
+    """Empties the memories of sacrebleu's tokenizers, which would keep the last 65,536 texts of a training."""
+    tokenizer = getattr(metric, "tokenizer", None)
+    for each in (tokenizer, getattr(tokenizer, "_post_tokenizer", None)):
+        if forget := getattr(type(each).__call__, "cache_clear", None):
+            forget()

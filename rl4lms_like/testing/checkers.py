@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,9 @@ EDGE_TEXTS = ("", " ", "\n", ".", "...", "Привет, 世界! 😀 نص", "1",
 """What a model may write, however good: nothing, white space, punctuation, other scripts, no end."""
 
 
+_GENERATED_TEXTS = (" good.", "", " seen on 2022-10-04, and it was a wonderful, sad story!")
+
+
 def check_reward_function(
     reward_fn: AnyReward,
     samples: Sequence[Sample] = SAMPLES,
@@ -101,7 +105,7 @@ def check_reward_function(
 def check_metric(
     metric: BaseMetric,
     samples: Sequence[Sample] = SAMPLES,
-    generated_texts: Sequence[str] = (" good.", "", " seen on 2022-10-04, and it was a wonderful, sad story!"),
+    generated_texts: Sequence[str] | None = None,
     *,
     model: Any = None,
     keys: Sequence[str] | None = None,
@@ -111,7 +115,7 @@ def check_metric(
     Args:
         metric: the metric, built.
         samples: give your own where it needs particular references or `meta_data`.
-        generated_texts: one for each sample.
+        generated_texts: one for each sample; default: a short text, an empty one and a sentence, in turn.
         model: handed on to the metric.
         keys: the names that it must report, no others; `{n}` stands for any text. Default: any names.
 
@@ -123,14 +127,18 @@ def check_metric(
     references = [list(sample.references) for sample in samples]
     metas = [copy.deepcopy(sample.meta_data) for sample in samples]
     given = copy.deepcopy((prompts, references, metas))
-    generated = list(generated_texts)
+    generated = list(itertools.islice(itertools.cycle(_GENERATED_TEXTS), len(samples)))
+    if generated_texts is not None:
+        assert len(generated_texts) == len(samples), f"{len(generated_texts)} texts for {len(samples)} samples"
+        generated = list(generated_texts)
+    as_given = list(generated)
     try:
         first = compute_metric(metric, prompts, generated, references, metas, model, "val")
         second = compute_metric(metric, prompts, generated, references, metas, model, "val")
         alone = compute_metric(metric, prompts[:1], generated[:1], references[:1], metas[:1], model, "val")
     except ComponentError as error:
         raise AssertionError(str(error)) from error
-    unchanged = given == (prompts, references, metas) and generated == list(generated_texts)
+    unchanged = given == (prompts, references, metas) and generated == as_given
     assert unchanged, f"{name} changes the lists it is given"
     assert first.keys() == second.keys() == alone.keys(), f"{name} does not always report the same names"
     _check_edges(metric, samples, model, first.keys())

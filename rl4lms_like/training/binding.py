@@ -1,12 +1,5 @@
 """The components of a config, looked up and their `args` held against their signatures. Loads no model, no torch.
 
-    reward_fn                  REWARDS
-    datapool                   DATA_POOLS
-    train_evaluation.metrics   METRICS
-    env                        TextGenEnv
-    alg, alg.policy            ALGORITHMS, POLICIES
-    post_processing_fn         POST_PROCESSORS, of a supervised run
-
 What their signatures type as rewards is `{id, args}` as well, and is bound in the same way, at any depth; so is the
 `shaping_fn` that every reward takes. Works on the raw mapping, so that a block that is wrong in one place is still
 checked in all others.
@@ -15,21 +8,14 @@ checked in all others.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
 from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.schema import at, check_arguments, join, signature_of, unknown_key
+from rl4lms_like.core.schema import check_arguments, join, keys_are_text, signature_of, unknown_key
 from rl4lms_like.core.wording import shown
-from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.arguments import EnvArguments
-from rl4lms_like.metrics import METRICS
-from rl4lms_like.policies import POLICIES
-from rl4lms_like.post_processors import POST_PROCESSORS
-from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.nested import (
     ANY_REWARD,
     SHAPING,
@@ -47,66 +33,7 @@ from rl4lms_like.training.nested import (
     takes_shaping,
     wrong_kind,
 )
-
-REGISTRIES: dict[str, Registry] = {
-    "data_pools": DATA_POOLS,
-    "rewards": REWARDS,
-    "metrics": METRICS,
-    "post_processors": POST_PROCESSORS,
-    "policies": POLICIES,
-    "algorithms": ALGORITHMS,
-}
-"""Every registry, by the name that the command line gives it."""
-
-POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
-"""Where a supervised run names what is done to its texts."""
-
-FILLED_IN: dict[str, tuple[str, ...]] = {
-    "data pool": ("split",),
-    "policy": (
-        "observation_space",
-        "action_space",
-        "lr_schedule",
-        "tokenizer",
-        "optimizer_class",
-        "use_sde",
-        "use_reference",
-        "device",
-        "special_token_ids",
-        "state_dict",
-    ),
-    "algorithm": (
-        "policy",
-        "env",
-        "policy_kwargs",
-        "kl_controller",
-        "norm_reward",
-        "tracker",
-        "_init_setup_model",
-    ),
-}
-"""Arguments that the library gives its components itself, by the registry's kind."""
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """A place in the config that holds a component.
-
-    Args:
-        path: where.
-        block: its `id` and `args`.
-        registry: what kind it is of.
-        id_path: where the id stands, if not at `path.id`.
-    """
-
-    path: str
-    block: dict[str, Any]
-    registry: Registry
-    id_path: str | None = None
-
-    def wrong_id(self, message: str) -> Mistake:
-        """What is wrong with the id."""
-        return Mistake(self.id_path or join(self.path, "id"), message)
+from rl4lms_like.training.places import FILLED_IN, Slot, slots
 
 
 def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
@@ -116,26 +43,27 @@ def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
     """
     blocks = copy.deepcopy(dict(mapping))
     mistakes = []
-    for slot in _slots(blocks):
+    for slot in slots(blocks):
         mistakes += _bind(slot)
     mistakes += _bind_env(blocks)
     return blocks, mistakes
 
 
-def _bind(slot: _Slot) -> list[Mistake]:
+def _bind(slot: Slot) -> list[Mistake]:
     id, args = slot.block.get("id"), slot.block.get("args") or {}
     if not isinstance(id, str) or not isinstance(args, Mapping):
         return []
     try:
-        target = _takes(slot)
+        target = slot.takes()
     except ConfigError as error:
         return [slot.wrong_id(mistake.message) for mistake in error.mistakes]
     except MissingExtraError:  # nothing is wrong with the config; building the component says what to install
         return []
     where, args = join(slot.path, "args"), dict(args)
-    shaping = args.pop(SHAPING, None) if takes_shaping(slot.registry, target) else None
+    also = (SHAPING,) if takes_shaping(slot.registry, target) else ()
+    shaping = args.pop(SHAPING, None) if also else None
     exclude = FILLED_IN.get(slot.registry.kind, ())
-    bound, mistakes = check_arguments(target, args, where, exclude=exclude, first=_nested)
+    bound, mistakes = check_arguments(target, args, where, exclude=exclude, also=also, first=_nested)
     if shaping is not None:
         bound[SHAPING], wrong = _bind_inner(shaping, ANY_REWARD, join(where, SHAPING))
         mistakes += wrong
@@ -159,6 +87,8 @@ def _bind_shape(value: Any, shape: Shape, path: str) -> tuple[Any, list[Mistake]
     if isinstance(shape, Named):
         if not isinstance(value, Mapping):
             return None, [Mistake(path, f"expected a mapping from names to components, got {shown(value)}")]
+        if others := [name for name in value if not isinstance(name, str)]:
+            return None, [Mistake(path, keys_are_text(others))]
         bound = {name: _bind_shape(item, shape.item, join(path, name)) for name, item in value.items()}
         return {name: item for name, (item, _) in bound.items()}, [one for _, wrong in bound.values() for one in wrong]
     if not isinstance(value, list):
@@ -182,7 +112,7 @@ def _bind_inner(value: Any, shape: Inner, path: str) -> tuple[Any, list[Mistake]
     if not isinstance(block.get("args") or {}, Mapping):
         return None, [*mistakes, Mistake(join(path, "args"), f"expected a mapping, got {shown(block['args'])}")]
     block["args"] = dict(block.get("args") or {})
-    slot = _Slot(path, block, shape.registry, path if isinstance(value, str) else None)
+    slot = Slot(path, block, shape.registry, path if isinstance(value, str) else None)
     if (misfit := wrong_kind(block, shape)) is not None:
         mistakes.append(slot.wrong_id(misfit))
     return block, mistakes + _bind(slot)
@@ -231,9 +161,9 @@ def _same_names(value: list[Any], shape: Many, path: str) -> list[Mistake]:
 def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a bound mapping in which the `args` of every component hold all arguments, defaults included."""
     blocks = copy.deepcopy(dict(mapping))
-    for slot in _slots(blocks):
+    for slot in slots(blocks):
         try:
-            target = _takes(slot)
+            target = slot.takes()
         except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
             continue
         exclude = FILLED_IN.get(slot.registry.kind, ())
@@ -243,30 +173,15 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return blocks
 
 
-def _takes(slot: _Slot) -> Callable[..., Any]:
-    """What a component's `args` go to; an algorithm of the user may name its `arguments_class`, as ours do."""
-    target = slot.registry.signature(slot.block["id"])
-    return getattr(target, "arguments_class", target)
-
-
-def targets(blocks: dict[str, Any]) -> dict[str, Any]:
-    """What the `args` of each component go to, by its path; without those of which that cannot be said."""
-    found = {}
-    for slot in _slots(blocks):
-        if not isinstance(slot.block.get("id"), str):
-            continue
-        try:
-            found[slot.path] = _takes(slot)
-        except (ConfigError, MissingExtraError):  # reported where its `args` are bound, or where it is built
-            continue
-    return found
-
-
 def _complete(
     target: Callable[..., Any], args: Mapping[str, Any], exclude: Sequence[str] = (), registry: Registry | None = None
 ) -> dict[str, Any]:
-    """All arguments in the order of the signature, then those it takes by `**kwargs`; inner components in full too."""
-    everything = signature_of(target).defaults | dict(args)
+    """All arguments in the order of the signature, then those it takes by `**kwargs`; inner components in full too.
+
+    Without defaults that are objects: no config can say them.
+    """
+    defaults = signature_of(target).defaults.items()
+    everything = {name: value for name, value in defaults if _can_be_written(value)} | dict(args)
     everything = {name: value for name, value in everything.items() if name not in exclude}
     ordered = [argument.name for argument in signature_of(target).arguments if argument.name in everything]
     complete = {name: everything[name] for name in [*ordered, *(name for name in everything if name not in ordered)]}
@@ -288,7 +203,17 @@ def _complete_inner(component: dict[str, Any], shape: Inner, path: str) -> dict[
 
 
 def _complete_block(block: Block, fields: dict[str, Any]) -> dict[str, Any]:
-    return joined_block(block, signature_of(block.kind).defaults | fields)
+    everything = signature_of(block.kind).defaults | fields
+    in_order = [argument.name for argument in signature_of(block.kind).arguments if argument.name in everything]
+    return joined_block(block, {name: everything[name] for name in in_order})
+
+
+def _can_be_written(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_can_be_written, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_can_be_written, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
@@ -297,20 +222,3 @@ def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
         return []
     env["args"], mistakes = check_arguments(EnvArguments, env.get("args") or {}, "env.args")
     return mistakes
-
-
-def _slots(blocks: dict[str, Any]) -> Iterator[_Slot]:
-    alg = blocks.get("alg")
-    is_supervised = isinstance(alg, dict) and "supervised" in str(alg.get("id"))
-    places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
-    if is_supervised:
-        places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
-    elif isinstance(alg, dict):
-        places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
-    evaluation = blocks.get("train_evaluation")
-    metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None
-    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
-        places.append((f"train_evaluation.metrics.{index}", metric, METRICS))
-    for path, block, registry in places:
-        if isinstance(block, dict):
-            yield _Slot(path, block, registry)

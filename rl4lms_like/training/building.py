@@ -16,6 +16,9 @@ from rl4lms_like.core.schema import signature_of
 from rl4lms_like.rewards.combine import shaped
 from rl4lms_like.training.nested import ANY_REWARD, SHAPING, Block, Inner, mapped, name_of, shape_of, takes_shaping
 
+_METHODS = {"reward": "__call__", "metric": "compute"}
+"""What a component is asked for, by its registry's kind."""
+
 
 class _Component(Protocol):
     """A config's `id` and `args`."""
@@ -56,6 +59,9 @@ def _build(registry: Registry, id: str, args: Mapping[str, Any], what: str) -> A
         raise
     except Exception as error:
         raise ComponentError(f"{what} could not be built: {type(error).__name__}: {error}") from error
+    if not callable(getattr(component, _METHODS[registry.kind], None)):
+        said = f"it is a {type(component).__name__}, which has no method {_METHODS[registry.kind]!r}"
+        raise ComponentError(f"{what} is no {registry.kind}: {said}")
     if shaping is None:
         return component
     return shaped(component, name_of(id), inner, _shaping_name(shaping))

@@ -18,10 +18,8 @@ from rl4lms_like.metrics.named import named_key
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
 from rl4lms_like.policies.lora_arguments import lora_mistakes
-from rl4lms_like.training.binding import POST_PROCESSING, targets
 from rl4lms_like.training.embedded import NAMES, is_embedded, unknown_embedded_model
-
-_POOLS_OF_FILES = ("rl4lms_like.data_pools.files", "rl4lms_like.data_pools.text")
+from rl4lms_like.training.places import POST_PROCESSING, targets
 
 
 def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
@@ -60,24 +58,14 @@ def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
-    """Local copies and files that the library's own pools are to read, and that are not there."""
-    pool = targets(blocks).get("datapool")
-    module = str(getattr(pool, "__module__", ""))
-    args = at(blocks, "datapool.args")
-    if not module.startswith("rl4lms_like.data_pools.") or not isinstance(args, Mapping):
+    """A `data_dir` that one of the library's own pools is to read, and that is not there."""
+    module = str(getattr(targets(blocks).get("datapool"), "__module__", ""))
+    folder = at(blocks, "datapool.args.data_dir")
+    if not module.startswith("rl4lms_like.data_pools.") or not isinstance(folder, str):
         return []
-    mistakes = []
-    folder = args.get("data_dir")
-    if isinstance(folder, str) and not Path(folder).expanduser().is_dir():
-        mistakes = [Mistake("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
-    if module in _POOLS_OF_FILES:
-        files = _values({key: args.get(key) for key in ("path", "data_files")}, "datapool.args")
-        mistakes += [
-            Mistake(path, f"there is no file {name!r}" + _where_from(name))
-            for path, name in files
-            if isinstance(name, str) and not Path(name).expanduser().is_file()
-        ]
-    return mistakes
+    if Path(folder).expanduser().is_dir():
+        return []
+    return [Mistake("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
 
 
 def names_folder(name: str) -> bool:

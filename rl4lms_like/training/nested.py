@@ -95,7 +95,8 @@ def shape_of(annotation: Any) -> Shape | None:
     if origin is dict or (inspect.isclass(origin) and issubclass(origin, Mapping)):
         return Named(item) if len(args) == 2 and (item := shape_of(args[1])) else None
     if origin in (list, tuple) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
-        return Many(item) if args and (item := shape_of(args[0])) else None
+        items = set(args) - {Ellipsis}  # a tuple of different types is none of ours
+        return Many(item) if len(items) == 1 and (item := shape_of(args[0])) else None
     if inspect.isclass(annotation) and issubclass(annotation, (RewardFunction, BatchedRewardFunction)):
         return Inner(REWARDS, (annotation,))
     return _shape_of_block(annotation) if inspect.isclass(annotation) and dataclasses.is_dataclass(annotation) else None

@@ -27,8 +27,8 @@ import pytest
 
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli import build_parser
-from rl4lms_like.training.binding import REGISTRIES
 from rl4lms_like.training.config import is_supervised, parse_config
+from rl4lms_like.training.places import REGISTRIES
 from rl4lms_like.training.quickstart import _parser as quickstart_parser
 from rl4lms_like.training.run import train_config
 from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml

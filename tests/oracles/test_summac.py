@@ -2,7 +2,7 @@
 
 The models' weights are a formula, the same ones everywhere. `summac_golden.json` holds, with 9 digits and on a CPU:
 
-    model_map["vitc"]["model_card"] = make_nli(folder)       its tokenizer called as `tokenizer(premises, hypotheses, ...)`
+    model_map["vitc"]["model_card"] = make_nli(folder)     its tokenizer called as tokenizer(premises, hypotheses, ...)
     zs      SummaCZS(model_name="vitc", **SETTINGS[name]).score_one(document, summary)["score"]
     conv    SummaCConv(models=["vitc"], start_file=make_head(file, columns), **HEADS[name]).score([document], [summary])
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import RewardError
+from rl4lms_like.core.errors import MissingResourceError, RewardError
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards import REWARDS
@@ -86,3 +86,17 @@ def test_ter_goes_below_zero_for_more_edits_than_the_reference_has_words():
 def test_sacre_bleu_names_tokenizers_that_there_are():
     with pytest.raises(ValueError, match=r"no tokenizer 'words'; it has none, zh, 13a"):
         REWARDS.get("sacre_bleu", {"tokenize": "words"})
+
+
+def test_sacre_bleu_says_how_to_get_the_model_of_a_tokenizer(monkeypatch):
+    """sacrebleu fetches it when it is built; without a network it only said that some name is not known."""
+
+    def no_network(*_, **__):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", no_network)
+    with pytest.raises(
+        MissingResourceError, match=r"model of sacrebleu's tokenizer 'flores200'.*\.sacrebleu"
+    ) as caught:
+        REWARDS.get("sacre_bleu", {"tokenize": "flores200"})
+    assert "sacrebleu.BLEU(tokenize='flores200')" in str(caught.value)

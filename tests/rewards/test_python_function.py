@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import pickle
 import sys
 import time
@@ -77,6 +78,10 @@ def too_few(prompts, responses, references, meta_infos):
 
 def nothing(prompt, response, references, meta_info):
     return None
+
+
+async def times_out_itself(prompt, response, references, meta_info):
+    raise asyncio.TimeoutError("the judge is away")
 
 
 def by_text(prompts, responses, references, meta_infos):
@@ -186,12 +191,39 @@ def test_what_it_returns_is_checked(mine, episodes):
         ("my_functions", "expected an import path 'package.module:name', got 'my_functions'"),
         ("my_functions:lenghts", "cannot import 'my_functions:lenghts': AttributeError"),
         ("no_such_module:f", "cannot import 'no_such_module:f': ModuleNotFoundError"),
+        ("my_functions:length", "cannot be called with meta_infos, prompts, references, responses: missing a required"),
+        ("my_functions:Judge", "cannot be called with meta_infos, prompts, references, responses: got an unexpected"),
         ("my_functions:number", "'my_functions:number' is 3, which cannot be called"),
     ],
 )
 def test_what_is_no_function_is_refused_when_the_reward_is_built(mine, path, said):
     with pytest.raises(ValueError, match=said):
         PythonReward(path)
+
+
+def test_arguments_that_the_function_does_not_take_are_told_when_it_is_built(mine):
+    with pytest.raises(ValueError, match=r"cannot be called with .*scal: got an unexpected keyword argument 'scal'"):
+        PythonReward(f"{mine}:lengths", kwargs={"scal": 2})
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_a_time_out_of_the_functions_own_is_its_failure(mine, episodes, timeout_s):
+    with pytest.raises(RewardError, match=r"on text 0, 'a': TimeoutError: the judge is away"):
+        score_episodes(PythonReward(f"{mine}:times_out_itself", batched=False, timeout_s=timeout_s), episodes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_was_forked_waits_for_itself(mine, episodes):
+    reward = PythonReward(f"{mine}:length_later", batched=False)
+    assert paid(reward, episodes) == [1, 2, 3]
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork here")
+    process = multiprocessing.get_context("fork").Process(target=paid, args=(reward, episodes))
+    process.start()
+    process.join(20)
+    ended = process.exitcode
+    process.kill()
+    assert ended == 0 and paid(reward, episodes) == [1, 2, 3]
 
 
 def test_it_travels_after_use(mine, episodes):

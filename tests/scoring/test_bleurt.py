@@ -9,6 +9,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.rewards import REWARDS
 from rl4lms_like.scoring.bleurt import CHECKPOINTS, bleurt_classifier, bleurt_scores
 from tests.local_models import LOCAL_MODELS
 
@@ -67,6 +69,15 @@ def test_published_names_are_those_of_the_hub():
     assert (default.frozen.model_name, default.max_length) == ("Elron/bleurt-base-128", 128)
     assert bleurt_classifier("bleurt-tiny-512", **OPTIONS).frozen.model_name == "Elron/bleurt-tiny-512"
     assert bleurt_classifier("someone/a-bleurt", **OPTIONS).frozen.model_name == "someone/a-bleurt"
+
+
+def test_a_copy_of_a_published_checkpoint_cuts_pairs_where_it_does(folder):
+    """Its BERT takes 512 tokens, whatever the length it was tuned with."""
+    for args in ({"checkpoint": "Elron/bleurt-base-128"}, {"checkpoint": folder, "max_length": 128}):
+        assert REWARDS.get("bleurt", args).classifier.max_length == 128
+    assert METRICS.get("bleurt", {"config_name": folder, "max_length": 32}).classifier.max_length == 32
+    assert bleurt_classifier("bleurt-base-512", max_length=64, **OPTIONS).max_length == 64
+    assert bleurt_classifier(folder, **OPTIONS).max_length is None
 
 
 def test_the_length_that_a_published_checkpoint_was_trained_with_is_kept(folder):

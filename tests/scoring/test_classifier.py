@@ -142,7 +142,9 @@ def test_a_model_that_breaks_down_is_an_error_that_names_it(tmp_path, value):
     scorer = classifier(str(tmp_path), batch_size=2, role="judge")
     with torch.no_grad():
         scorer.frozen.model.classifier.bias.fill_(value)
-    with pytest.raises(ModelError, match=rf"the judge '{tmp_path}' answered .*(nan|inf).*text 0 .*another dtype"):
+    with pytest.raises(
+        ModelError, match=rf"the judge '{tmp_path}' answered (nan|inf) to input 0, the first of 6 of 6: .*dtype"
+    ):
         scorer.logits(TEXTS)
 
 
@@ -154,3 +156,16 @@ def test_threads_do_not_disturb_each_other(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         for got in pool.map(scorer.logits, [texts] * 40):
             assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_a_text_that_spells_an_end_of_text_is_scored_beside_others(tmp_path):
+    """Encoder-decoders of transformers want as many in each row of a batch, and policies of other tokens write them."""
+    tokenizer = make_tokenizer(append_eos=True)
+    size = {"d_model": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1, "d_ff": 32, "decoder_start_token_id": 0}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = AutoConfig.for_model("t5", vocab_size=len(tokenizer), num_labels=3, **size, **ids)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    scorer = classifier(str(save_model(tmp_path, model, tokenizer)), batch_size=4)
+    texts = ["a joy", f"the film{tokenizer.eos_token} was good", "1 2 3"]
+    alone = torch.cat([scorer.logits([text]) for text in texts])
+    assert torch.allclose(scorer.logits(texts), alone, atol=1e-5)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
 import pytest
 
 from rl4lms_like.core.errors import MissingResourceError
+from rl4lms_like.rewards import REWARDS
 from rl4lms_like.scoring import nltk_data
 from rl4lms_like.scoring.nltk_data import sentences, three_sentence_summary, wordnet, words
 
@@ -88,5 +95,38 @@ def test_an_installed_wordnet_is_found_by_its_own_variables(nowhere, monkeypatch
 
 
 def test_wordnet_in_nltks_own_folder_comes_first(nowhere):
-    (nowhere / "corpora" / "wordnet").mkdir(parents=True)
+    folder = nowhere / "corpora" / "wordnet"
+    folder.mkdir(parents=True)
+    with pytest.raises(MissingResourceError):  # an empty folder is no WordNet
+        nltk_data.require_wordnet("the test")
+    for name in ("lexnames", "index.noun", "data.noun"):
+        (folder / name).touch()
     nltk_data.require_wordnet("the test")
+
+
+@pytest.mark.parametrize(("id", "args"), [("meteor", {}), ("rouge_l_max", {"ensure_compatibility": False})])
+def test_all_that_is_missing_is_named_at_once(nowhere, id, args):
+    with pytest.raises(MissingResourceError, match=r"needs NLTK's word list punkt_tab and WordNet") as caught:
+        REWARDS.get(id, args)
+    assert "python -m nltk.downloader punkt_tab wordnet" in str(caught.value)
+    assert "nltk_data/tokenizers/punkt_tab and nltk_data/corpora/wordnet" in str(caught.value)
+
+
+def test_a_zipped_wordnet_of_nltk_is_read_as_it_is(nowhere):
+    """NLTK's downloader leaves `corpora/wordnet.zip`, without a folder beside it."""
+    installed = Path("/usr/share/wordnet")
+    if not (installed / "index.noun").is_file():
+        pytest.skip("needs the files of an installed WordNet")
+    (nowhere / "corpora").mkdir()
+    with zipfile.ZipFile(nowhere / "corpora" / "wordnet.zip", "w") as archive:
+        archive.writestr("wordnet/lexnames", nltk_data._lexnames_table())
+        for file in (*installed.glob("index.*"), *installed.glob("data.*"), *installed.glob("*.exc")):
+            archive.write(file, f"wordnet/{file.name}")
+    nltk_data.require_wordnet("the test")
+    code = (
+        "from rl4lms_like.scoring.nltk_data import wordnet; "
+        "print({lemma.name() for synset in wordnet().synsets('quick') for lemma in synset.lemmas()})"
+    )
+    environment = {**os.environ, "NLTK_DATA": str(nowhere), "WNSEARCHDIR": "", "HOME": str(nowhere)}
+    outcome = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "'fast'" in outcome.stdout, outcome.stderr

@@ -118,6 +118,15 @@ def test_good_components_pass():
     check_post_processor(shortened, limit=3)
 
 
+def test_a_metric_is_checked_on_any_number_of_samples_of_ones_own():
+    """The default texts are as many as the samples."""
+    samples = [Sample(str(index), "a prompt", ["a reference"]) for index in range(5)]
+    check_metric(Mean(), samples[:1])
+    check_metric(Mean(), samples)
+    with pytest.raises(AssertionError, match="2 texts for 1 samples"):
+        check_metric(Mean(), samples[:1], ["one", "two"])
+
+
 def shortened(text: str, limit: int) -> str:
     return text[:limit]
 

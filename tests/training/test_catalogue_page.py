@@ -8,8 +8,8 @@ import pytest
 
 from rl4lms_like.cli import main
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.training.binding import REGISTRIES
 from rl4lms_like.training.catalogue_page import page
+from rl4lms_like.training.places import REGISTRIES
 from tests.conftest import REPOSITORY
 
 

@@ -1,7 +1,8 @@
 """Every task of RL4LMs, trained by the main script from its own file, with local paths put in by `--set`.
 
-Models are tiny, and speak the commonest words of the task's references, so that scores are not all 0; data are excerpts
-of the published sets. What is computed is everything that the file names, but for `NOT_HERE`.
+Models are tiny, and speak the commonest words of the task's references (numbers and dates where it has none), so that
+scores are not all 0; data are excerpts of the published sets. What is computed is everything that the file names, but
+for `NOT_HERE`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_wor
 from rl4lms_like.training.yaml_file import read_yaml
 from tests.catalogue import Places
 from tests.conftest import REPOSITORY
+from tests.local_data import LOCAL_DATA
 
 SCRIPT = REPOSITORY / "scripts" / "training" / "train_text_generation.py"
 N_WORDS = 40
@@ -35,6 +37,8 @@ TASKS = {
     "iwslt2017": ("t5_ppo", "t5_nlpo", "t5_supervised"),
     "narrative_qa": ("t5_ppo", "t5_nlpo"),
     "summarization": ("t5_ppo", "t5_nlpo", "t5_supervised"),
+    "synthetic_generate_dates": ("gpt2_ppo",),
+    "synthetic_generate_increasing_numbers": ("gpt2_ppo", "gpt2_nlpo", "gpt2_a2c", "gpt2_trpo", "t5_ppo", "bart_ppo"),
     "totto": ("t5_ppo", "t5_nlpo", "t5_supervised"),
 }
 FILES = [f"{task}/{name}.yml" for task, names in TASKS.items() for name in names]
@@ -87,18 +91,24 @@ def places(shared_dir, language_data, tmp_path_factory) -> Places:
 
 
 def policy_of(places: Places, blocks) -> str:
-    """A tiny model whose vocabulary are the commonest words of the task's references."""
-    pool, seq2seq = blocks["datapool"]["id"], "t5" in blocks["tokenizer"]["model_name"]
-    folder = places.root / f"policy_{pool}"
+    """A tiny model whose vocabulary are the commonest words of the task's references, else numbers and dates."""
+    pool, seq2seq = blocks["datapool"]["id"], "gpt2" not in blocks["tokenizer"]["model_name"]
+    folder = places.root / f"policy_{pool}_{'seq2seq' if seq2seq else 'causal'}"
     if not folder.is_dir():
-        args = {**blocks["datapool"].get("args", {}), "data_dir": places.data(pool)}
+        args = {**blocks["datapool"].get("args", {}), **data_of(places, pool)}
         samples = DATA_POOLS.get(pool, {"split": "train", **args}).samples
         references = " ".join(reference for sample in samples for reference in sample.references)
         words = [word for word, _ in collections.Counter(references.split()).most_common(N_WORDS)]
+        words = words or [*(f"2022-10-0{day}" for day in range(1, 6)), *map(str, range(N_WORDS))]
         tokenizer = make_word_tokenizer(words, append_eos=seq2seq)
         make = make_seq2seq_lm if seq2seq else make_causal_lm
         save_model(folder, make("t5" if seq2seq else "gpt2", tokenizer), tokenizer)
     return str(folder)
+
+
+def data_of(places: Places, pool: str) -> dict:
+    """Where the pool finds its texts; a dummy needs none."""
+    return {"data_dir": places.data(pool)} if pool in LOCAL_DATA else {}
 
 
 def local_arguments(places: Places, id: str, policy: str) -> dict:
@@ -111,7 +121,8 @@ def local_arguments(places: Places, id: str, policy: str) -> dict:
 def overrides(places: Places, blocks) -> dict:
     """What is put in by `--set`: folders, and sizes that make the run short."""
     policy = policy_of(places, blocks)
-    changes = {"datapool.args.data_dir": places.data(blocks["datapool"]["id"]), "tokenizer.model_name": policy}
+    data = data_of(places, blocks["datapool"]["id"])
+    changes = {f"datapool.args.{key}": value for key, value in data.items()} | {"tokenizer.model_name": policy}
     if "reward_fn" in blocks:
         changes |= {"alg.policy.args.model_name": policy, **RL}
         if "batch_size" in blocks["alg"]["args"]:

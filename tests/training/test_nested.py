@@ -59,6 +59,32 @@ class Rules(RewardFunction):
         return 0.0
 
 
+class Defaults(RewardFunction):
+    """Null is its default, though its types do not say so."""
+
+    def __init__(
+        self, inner: AnyReward = None, limit: int = None, pair: tuple[AnyReward, float] | None = None
+    ) -> None:
+        self.inner, self.limit, self.pair = inner, limit, pair
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+
+
+class DefaultObject(RewardFunction):
+    """A reward unless another is given."""
+
+    def __init__(self, inner: AnyReward = Rules([]), by: float = 2.0) -> None:
+        self.inner, self.by = inner, by
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+
+
+class NoReward:
+    """Cannot be called."""
+
+
 class OwnShaping(RewardFunction):
     """Does with its shaping_fn what it likes."""
 
@@ -285,3 +311,43 @@ def test_a_missing_extra_of_an_inner_reward_says_what_to_install(tmp_path, monke
     assert parsed("combine", args).reward_fn.args["rewards"][0]["args"] == {"x": 1}
     with pytest.raises(MissingExtraError, match=r"pip install 'rl4lms_like\[lexical\]'"):
         built("combine", args)
+
+
+def test_a_default_of_null_may_be_said_whatever_the_type_says(own):
+    config = parsed("own_rewards:Defaults", {"limit": None})
+    complete = with_defaults(config.to_dict())
+    assert complete["reward_fn"]["args"] == {"inner": None, "limit": None, "pair": None}
+    assert with_defaults(parse_config(complete).to_dict()) == complete
+    assert built("own_rewards:Defaults", {"inner": None}).inner is None
+
+
+def test_names_of_rewards_are_text(own):
+    told = mistakes_of("own_rewards:Rules", {"rules": [], "more": {1: "sentiment"}})
+    assert told == ["reward_fn.args.more: keys are text: put 1 in quotes"]
+    (told,) = mistakes_of("combine", {"rewards": [{"id": "sentiment", "name": ""}]})
+    assert told == "reward_fn.args.rewards.0.name: expected text or null, got ''"
+
+
+def test_a_misspelt_shaping_fn_is_recognised(own):
+    assert mistakes_of("sentiment", {"shaping": "sentiment"}) == [
+        "reward_fn.args.shaping: unknown key; did you mean 'shaping_fn'?"
+    ]
+    assert mistakes_of("own_rewards:OwnShaping", {"x": 1}) == ["reward_fn.args.x: unknown key; known: shaping_fn"]
+
+
+def test_what_is_no_reward_or_metric_is_told_when_it_is_built(own):
+    with pytest.raises(ComponentError, match="reward 'own_rewards:NoReward' is no reward: it is a NoReward, which has"):
+        built("own_rewards:NoReward")
+    with pytest.raises(ComponentError, match=r"reward 'own_rewards:NoReward' \(args.rewards.0 of the .* is no reward"):
+        built("combine", {"rewards": ["own_rewards:NoReward"]})
+    blocks = run_blocks()
+    blocks["train_evaluation"]["metrics"] = [{"id": "own_rewards:TakesAnything"}]
+    with pytest.raises(ComponentError, match="is no metric: it is a TakesAnything, which has no method 'compute'"):
+        build_component(METRICS, parse_config(blocks).train_evaluation.metrics[0], "metric")
+
+
+def test_a_default_that_is_an_object_is_left_to_the_class(own):
+    complete = with_defaults(parsed("own_rewards:DefaultObject").to_dict())
+    assert complete["reward_fn"]["args"] == {"by": 2.0}
+    assert with_defaults(parse_config(parse_yaml(dump_yaml(complete), "again")[0]).to_dict()) == complete
+    assert type(built("own_rewards:DefaultObject").inner).__name__ == "Rules"

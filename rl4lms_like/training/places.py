@@ -1,0 +1,127 @@
+"""The places in a config that hold a component, and what the `args` there go to. Loads no model, no torch.
+
+    reward_fn                  REWARDS
+    datapool                   DATA_POOLS
+    train_evaluation.metrics   METRICS
+    alg, alg.policy            ALGORITHMS, POLICIES
+    post_processing_fn         POST_PROCESSORS, of a supervised run
+
+Works on the raw mapping: a place whose block is no mapping is left to the check of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+from rl4lms_like.core.registry import Registry
+from rl4lms_like.core.schema import at, join
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.policies import POLICIES
+from rl4lms_like.post_processors import POST_PROCESSORS
+from rl4lms_like.rewards import REWARDS
+
+REGISTRIES: dict[str, Registry] = {
+    "data_pools": DATA_POOLS,
+    "rewards": REWARDS,
+    "metrics": METRICS,
+    "post_processors": POST_PROCESSORS,
+    "policies": POLICIES,
+    "algorithms": ALGORITHMS,
+}
+"""Every registry, by the name that the command line gives it."""
+
+POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
+"""Where a supervised run names what is done to its texts."""
+
+FILLED_IN: dict[str, tuple[str, ...]] = {
+    "data pool": ("split",),
+    "policy": (
+        "observation_space",
+        "action_space",
+        "lr_schedule",
+        "tokenizer",
+        "optimizer_class",
+        "use_sde",
+        "use_reference",
+        "device",
+        "special_token_ids",
+        "state_dict",
+    ),
+    "algorithm": (
+        "policy",
+        "env",
+        "policy_kwargs",
+        "kl_controller",
+        "norm_reward",
+        "tracker",
+        "_init_setup_model",
+    ),
+}
+"""Arguments that the library gives its components itself, by the registry's kind."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the config that holds a component.
+
+    Args:
+        path: where.
+        block: its `id` and `args`.
+        registry: what kind it is of.
+        id_path: where the id stands, if not at `path.id`.
+    """
+
+    path: str
+    block: dict[str, Any]
+    registry: Registry
+    id_path: str | None = None
+
+    def wrong_id(self, message: str) -> Mistake:
+        """What is wrong with the id."""
+        return Mistake(self.id_path or join(self.path, "id"), message)
+
+    def takes(self) -> Callable[..., Any]:
+        """What the `args` go to; an algorithm of the user may name its `arguments_class`, as ours do.
+
+        Raises:
+            ConfigError: the id is unknown, or its import path leads nowhere.
+            MissingExtraError: the component's module needs a package that is not installed.
+        """
+        target = self.registry.signature(self.block["id"])
+        return getattr(target, "arguments_class", target)
+
+
+def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
+    """The places of a raw mapping, but for the environment, which is always `TextGenEnv`."""
+    alg = blocks.get("alg")
+    is_supervised = isinstance(alg, dict) and "supervised" in str(alg.get("id"))
+    places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
+    if is_supervised:
+        places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
+    elif isinstance(alg, dict):
+        places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
+    evaluation = blocks.get("train_evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None
+    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
+        places.append((f"train_evaluation.metrics.{index}", metric, METRICS))
+    for path, block, registry in places:
+        if isinstance(block, dict):
+            yield Slot(path, block, registry)
+
+
+def targets(blocks: dict[str, Any]) -> dict[str, Any]:
+    """What the `args` of each component go to, by its path; without those of which that cannot be said."""
+    found = {}
+    for slot in slots(blocks):
+        if not isinstance(slot.block.get("id"), str):
+            continue
+        try:
+            found[slot.path] = slot.takes()
+        except (ConfigError, MissingExtraError):  # reported where its `args` are bound, or where it is built
+            continue
+    return found
