@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -192,13 +193,15 @@ def _find_modules_here() -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from rl4lms_like.training.run import resume, train
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as by Ctrl-C
-
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as by Ctrl-C
     if options.resume is not None:
+        from rl4lms_like.training.run import resume
+
         resume(options.resume, overrides=options.overrides, log_to_wandb=options.log_to_wandb)
         return 0
+    from rl4lms_like.training.run import train
+
     train(
         options.config or options.config_path,
         project_name=options.project_name,
