@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,14 +108,17 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
+def _add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     config = parser.add_mutually_exclusive_group(required=True)
     config.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file")
     config.add_argument("--config_path", help="YAML file (RL4LMs' spelling)")
+    return config
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
-    _add_config(parser)
+    _add_config(parser).add_argument(
+        "--resume", metavar="PATH", help="go on with a run that ended early: its folder, or one of its checkpoints"
+    )
     add_run_options(parser)
 
 
@@ -188,6 +193,13 @@ def _find_modules_here() -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as by Ctrl-C
+    if options.resume is not None:
+        from rl4lms_like.training.run import resume
+
+        resume(options.resume, overrides=options.overrides, log_to_wandb=options.log_to_wandb)
+        return 0
     from rl4lms_like.training.run import train
 
     train(

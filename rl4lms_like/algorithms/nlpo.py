@@ -48,6 +48,15 @@ class NLPO(PPO):
             self.policy.update_mask_model()
         self.logger.record("nlpo/mask_updates", self.n_iterations // interval)
 
+    def training_state(self) -> dict[str, Any]:
+        """As of every algorithm, and how many updates count towards the next refresh."""
+        return {**super().training_state(), "n_iterations": self.n_iterations}
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `training_state` gave."""
+        super().load_training_state(state)
+        self.n_iterations = state["n_iterations"]
+
 
 def special_tokens(env: VecEnv) -> list[int]:
     """The special tokens of an environment's tokenizer, and what ends its episodes."""

@@ -201,6 +201,15 @@ class TRPO(OnPolicyTextAlgorithm):
                 yield info
         self.policy.optimizer.zero_grad()
 
+    def training_state(self) -> dict[str, Any]:
+        """As of every algorithm, and which episodes the next Fisher products see."""
+        return {**super().training_state(), "share_seeds": self.share_seeds.state_dict()}
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `training_state` gave."""
+        super().load_training_state(state)
+        self.share_seeds.load_state_dict(state["share_seeds"])
+
     def _parameters_of(self, role: str) -> list[torch.nn.Parameter]:
         groups = self.policy.optimizer.param_groups
         return [parameter for group in groups if group["role"] == role for parameter in group["params"]]

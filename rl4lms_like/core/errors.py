@@ -5,6 +5,7 @@ RL4LMsLikeError
 ├── MissingExtraError       an optional dependency is needed; names the extra to install
 ├── MissingResourceError    a word list, program or model file is needed; has the command, and the way without a network
 ├── NotReadyError           several of a run's components lack something; all of it at once
+├── CheckpointError         a checkpoint is damaged, or of another run
 ├── ModelError              a model or tokenizer cannot be loaded or used
 │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
 └── ComponentError          a user's component failed; says which, chained from the original exception
@@ -93,6 +94,10 @@ class NotReadyError(RL4LMsLikeError):
         if len(extras) > 1:
             lines.append(f"  all packages at once: pip install 'rl4lms_like[{','.join(sorted(extras))}]'")
         super().__init__("\n".join(lines))
+
+
+class CheckpointError(RL4LMsLikeError):
+    """A run cannot go on from a checkpoint; says why, and what can be done instead."""
 
 
 class ModelError(RL4LMsLikeError):

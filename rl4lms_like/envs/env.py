@@ -156,6 +156,14 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             info[REWARD_PARTS] = parts
         return current.to_dict(), reward, terminated, truncated, info
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sequence of prompts stands, in JSON's types."""
+        return {"sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with the prompts from a saved state; takes effect at the next `reset`."""
+        self.sampler.load_state_dict(state["sampler"])
+
     def leave(self) -> None:
         """Ends the episode from outside: it was played elsewhere, `reset` starts the next."""
         self._over = True

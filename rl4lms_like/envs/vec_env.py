@@ -149,11 +149,11 @@ class TextVecEnv(DummyVecEnv):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the sequence of prompts stands, in JSON's types."""
-        return {"sampler": self.envs[0].sampler.state_dict()}
+        return self.envs[0].state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the prompts from a saved state; takes effect at the next `reset`."""
-        self.envs[0].sampler.load_state_dict(state["sampler"])
+        self.envs[0].load_state_dict(state)
 
     def close(self) -> None:
         """Ends the reward's processes, if there are any."""

@@ -325,6 +325,13 @@ class LMActorCriticPolicy(BasePolicy):
         """Logits `[n, vocab]` that a single step chooses by."""
         return self.reader.next_token_logits(observation)
 
+    # --- what changes during a run ------------------------------------------------------------------------------
+
+    def training_state(self) -> dict[str, Tensor]:
+        """Trained parameters and buffers by name, each once: the tensors themselves, not copies."""
+        named = {name: parameter.data for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return named | {name: buffer for name, buffer in self.named_buffers() if not name.startswith("ref_model.")}
+
     # --- saving -------------------------------------------------------------------------------------------------
 
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:

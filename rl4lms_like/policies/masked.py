@@ -116,6 +116,15 @@ class MaskablePolicy(LMActorCriticPolicy):
         for buffer, other in zip(self.mask_model.buffers(), policy.buffers(), strict=True):
             buffer.copy_(other)
 
+    def training_state(self) -> dict[str, Tensor]:
+        """As in `LMActorCriticPolicy`, and the mask model's own weights, which refreshes change."""
+        named = super().training_state()
+        if self.mask_model is None:
+            return named
+        shared = {parameter.data_ptr() for parameter in self.policy_model.parameters()}
+        own = {f"mask_model.{name}": each.data for name, each in self.mask_model.named_parameters()}
+        return named | {name: weight for name, weight in own.items() if weight.data_ptr() not in shared}
+
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """As in `LMActorCriticPolicy`, the mask model in `mask_model/`; a policy loaded from there goes on with it."""
         folder = super().save_model(folder, tokenizer)

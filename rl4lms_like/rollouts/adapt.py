@@ -113,6 +113,21 @@ class TextRollouts:
             self._iteration = None
         self._custom_logger = True  # the next iteration goes on with this logger, instead of a new one in a new folder
 
+    def training_state(self: Any) -> dict[str, Any]:
+        """What changes during a run besides the policy, in JSON's types."""
+        return {
+            "num_timesteps": self.num_timesteps,
+            "n_updates": self._n_updates,
+            "collector": self.collector.state_dict(),
+            "buffer": self.rollout_buffer.state_dict(),
+        }
+
+    def load_training_state(self: Any, state: dict[str, Any]) -> None:
+        """Takes over what `training_state` gave."""
+        self.num_timesteps, self._n_updates = state["num_timesteps"], state["n_updates"]
+        self.collector.load_state_dict(state["collector"])
+        self.rollout_buffer.load_state_dict(state["buffer"])
+
     def _excluded_save_params(self: Any) -> list[str]:
         return [*super()._excluded_save_params(), "collector"]  # type: ignore[misc]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder
+from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder, hold
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Tracker:
 
     Raises:
         MissingExtraError: a service was asked for whose package is not installed.
+        RL4LMsLikeError: another process is writing to the folder that is to be resumed.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Tracker:
         services = _services(wandb_log, tensorboard_log)
         wanted = Path(base_path_to_store_results) / project_name / experiment_name
         self.run_path = claim_folder(wanted, run_config, resume=resume)
+        self._lock = hold(self.run_path)
         self._folder = RunFolder(self.run_path)
         self._handlers = _listen(log_level, logging.FileHandler(self.run_path / LOG_FILE, encoding="utf-8"))
         self._handlers += _listen(logging.WARNING if quiet else log_level, ConsoleHandler(self._console))
@@ -89,6 +91,18 @@ class Tracker:
         path = self.run_path / "checkpoints"
         path.mkdir(exist_ok=True)
         return path
+
+    def file_sizes(self) -> dict[str, int]:
+        """How far the run's files have got, in bytes; what `cut_files` goes back to."""
+        return self._folder.file_sizes()
+
+    def cut_files(self, sizes: Mapping[str, int]) -> None:
+        """Takes away the lines that were written after a checkpoint.
+
+        Raises:
+            CheckpointError: a file has less than it had then.
+        """
+        self._folder.cut(sizes)
 
     def start(self, n_iters: int, *, completed: int = 0) -> None:
         """Training begins: `n_iters` iterations in all, `completed` of which a resumed run has behind it."""
@@ -173,6 +187,7 @@ class Tracker:
         for handler in self._handlers:
             logging.getLogger(LIBRARY).removeHandler(handler)
             handler.close()
+        self._lock.release()
 
     def __enter__(self) -> Tracker:
         return self

@@ -8,6 +8,7 @@
         {val,test}_split_metrics.jsonl                {"epoch": ..., "metrics": {...}}
         epoch_<epoch>_<split>_split_predictions.json  the texts and their scores
         checkpoints/  model/                          written by the trainer
+        .lock                                         held by the process that writes here
 
 A line is on disk as soon as it is logged. Numbers that JSON cannot say (NaN, infinities) are written as `null`.
 """
@@ -22,6 +23,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
 
 ROLLOUT_GROUPS = ("rollout_info/", "rollout/")
@@ -29,6 +33,7 @@ ROLLOUT_FILE = "rollout_info.jsonl"
 TRAINING_FILE = "training_info.jsonl"
 CONFIG_FILE = "config.json"
 LOG_FILE = "log.txt"
+LOCK_FILE = ".lock"
 
 
 class RunFolder(Sink):
@@ -61,6 +66,22 @@ class RunFolder(Sink):
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
         file = self.path / f"epoch_{epoch}_{split_name}_split_predictions.json"
         _write_whole(file, json.dumps(to_json(list(predictions)), indent=1, ensure_ascii=False))
+
+    def file_sizes(self) -> dict[str, int]:
+        """Bytes of every file that grows line by line."""
+        return {file.name: file.stat().st_size for file in sorted(self.path.glob("*.jsonl"))}
+
+    def cut(self, sizes: Mapping[str, int]) -> None:
+        """Takes away what was written after a checkpoint, which had these sizes.
+
+        Raises:
+            CheckpointError: a file has less than it had then.
+        """
+        for file in sorted({*sizes, *self.file_sizes()}):
+            path, size = self.path / file, sizes.get(file, 0)
+            if size > (path.stat().st_size if path.is_file() else 0):
+                raise CheckpointError(f"{path} has less than the {size} bytes it had at the checkpoint")
+            os.truncate(path, size)
 
     def _append(self, file: str, line: Mapping[str, Any]) -> None:
         with (self.path / file).open("a", encoding="utf-8") as stream:
@@ -96,6 +117,20 @@ def claim_folder(wanted: Path, config: Mapping[str, Any], *, resume: bool = Fals
             continue
         return path
     raise AssertionError("unreachable: count() never ends")
+
+
+def hold(path: Path) -> FileLock:
+    """The folder's lock, held until it is released or the process ends, however it ends.
+
+    Raises:
+        RL4LMsLikeError: another process holds it.
+    """
+    lock = FileLock(path / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RL4LMsLikeError(f"another process is writing to {path}; wait until it has ended") from None
+    return lock
 
 
 def to_json(value: Any) -> Any:

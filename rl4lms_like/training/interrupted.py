@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.checkpoints import newest_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -27,3 +28,12 @@ def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int
         logger.warning("interrupted after %d %s, and the model is lost: %s", n_done, unit, error)
     else:
         tracker.log_info(f"interrupted after {n_done} {unit}; the model so far: {folder}")
+
+
+def tell_the_way_on(tracker: Tracker) -> None:
+    """Says how an RL run that ended early goes on, if it can."""
+    try:
+        checkpoint = newest_checkpoint(tracker.run_path)
+    except CheckpointError:
+        return
+    tracker.log_info(f"it goes on after {checkpoint.name}: rl4lms-like train --resume {tracker.run_path}")

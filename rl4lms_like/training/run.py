@@ -45,6 +45,31 @@ def train(
     )
 
 
+def resume(path: str | Path, *, overrides: Sequence[str] = (), log_to_wandb: bool = False, quiet: bool = False) -> Path:
+    """Goes on with a run that ended early, from its newest checkpoint or the one named.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        CheckpointError: there is nothing intact to go on from.
+        RL4LMsLikeError: whatever else went wrong, by name.
+    """
+    from rl4lms_like.training.resume import resumption
+
+    found = resumption(path, overrides)
+    folder = found.run_folder.resolve()
+    return train_config(
+        found.config,
+        project_name=folder.parent.name,
+        experiment_name=folder.name,
+        base_path_to_store_results=folder.parent.parent,
+        log_to_wandb=log_to_wandb,
+        quiet=quiet,
+        resume_from=found.checkpoint,
+    )
+
+
 def train_config(
     config: AnyConfig,
     *,
@@ -54,8 +79,9 @@ def train_config(
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
     quiet: bool = False,
+    resume_from: Path | None = None,
 ) -> Path:
-    """Trains as a config says; see `train`."""
+    """Trains as a config says; see `train`. `resume_from` is a checkpoint of the run in that very folder."""
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.tracking.report import write_report
 
@@ -71,11 +97,12 @@ def train_config(
             log_to_wandb,
             tensorboard_log=config.alg.args.get("tensorboard_log") if isinstance(config, RunConfig) else None,
             quiet=quiet,
+            resume=resume_from is not None,
         ) as tracker:
             for notice in config.notices:
                 tracker.log_info(str(notice))
             try:
-                make_trainer(tracker).train_and_eval()
+                make_trainer(tracker, resume_from).train_and_eval()
             except BaseException:
                 try:
                     tracker.log_info(f"report: {write_report(tracker.run_path)}")
@@ -88,19 +115,19 @@ def train_config(
     return tracker.run_path
 
 
-def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker], Any], Callable[[], None]]:
+def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker, Path | None], Any], Callable[[], None]]:
     """What makes the run's trainer, its objects built already, and what closes them."""
     if isinstance(config, RunConfig):
         from rl4lms_like.training.assemble import assemble
         from rl4lms_like.training.trainer import OnPolicyTrainer
 
         run = assemble(config)
-        return lambda tracker: OnPolicyTrainer(run, tracker), run.env.close
+        return lambda tracker, resume_from: OnPolicyTrainer(run, tracker, resume_from=resume_from), run.env.close
     from rl4lms_like.training.assemble_supervised import assemble_supervised
     from rl4lms_like.training.supervised import SupervisedTrainer
 
     supervised = assemble_supervised(config)
-    return lambda tracker: SupervisedTrainer(supervised, tracker), lambda: None
+    return lambda tracker, _: SupervisedTrainer(supervised, tracker), lambda: None
 
 
 def calm_libraries() -> None:

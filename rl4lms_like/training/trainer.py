@@ -6,13 +6,16 @@ An epoch in the files is a number of completed iterations: 0 before training, `n
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from pathlib import Path
 
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training import snapshot
 from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.checkpoints import read_checkpoint, write_checkpoint
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
-from rl4lms_like.training.interrupted import save_interrupted
+from rl4lms_like.training.interrupted import save_interrupted, tell_the_way_on
 
 
 class OnPolicyTrainer:
@@ -21,27 +24,34 @@ class OnPolicyTrainer:
     Args:
         run: what `assemble` built.
         tracker: where numbers and files go.
+        resume_from: a checkpoint of the same run, to go on from.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another run.
     """
 
-    def __init__(self, run: Run, tracker: Tracker) -> None:
+    def __init__(self, run: Run, tracker: Tracker, *, resume_from: Path | None = None) -> None:
         self.run = run
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
         self.current_iter = 0
         self._evaluated: set[tuple[int, str]] = set()
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
+        if resume_from is not None:
+            self._resume(resume_from)
 
     def train_and_eval(self) -> None:
         """The whole run; if it ends early, it saves the model as it stands."""
-        self.evaluate(("val", "test"))
+        if self.current_iter == 0:
+            self.evaluate(("val", "test"))
         self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
         try:
             while self.current_iter < self.schedule.n_iters:
                 self._iterate(self.schedule.n_iters)
-                if self.current_iter % self.schedule.save_every == 0 and self.schedule.save_model:
-                    self.save(self.tracker.checkpoint_base_path / f"iteration_{self.current_iter:05d}")
                 if self.current_iter % self.schedule.eval_every == 0:
                     self.evaluate(("val",))
+                if self.current_iter % self.schedule.save_every == 0 and self.schedule.save_model:
+                    self.checkpoint()
         except BaseException:
             self._rescue()
             raise
@@ -53,6 +63,7 @@ class OnPolicyTrainer:
         """Saves the model of a run that ends early."""
         if self.current_iter and self.schedule.save_model:
             save_interrupted(self.tracker, self.save, self.current_iter, "iterations")
+        tell_the_way_on(self.tracker)
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm
@@ -89,6 +100,33 @@ class OnPolicyTrainer:
             self.tracker.log_predictions(self.current_iter, split, evaluation.predictions)
             evaluations[split] = evaluation
         return evaluations
+
+    def checkpoint(self) -> Path:
+        """Writes everything that the run can go on from, and the model, ready for `from_pretrained`.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        state = snapshot.take(self.run, self._frozen)
+        state.numbers["trainer"] = {"iteration": self.current_iter, "evaluated": sorted(self._evaluated)}
+        state.numbers["files"] = self.tracker.file_sizes()
+        base = self.tracker.checkpoint_base_path
+        try:
+            return write_checkpoint(base, self.current_iter, state, self.save)
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot write the checkpoint of iteration {self.current_iter}: {error}") from error
+
+    def _resume(self, checkpoint: Path) -> None:
+        state = read_checkpoint(checkpoint)
+        snapshot.put_back(self.run, state, self._frozen)
+        self.current_iter = state.numbers["trainer"]["iteration"]
+        self._evaluated = {(epoch, split) for epoch, split in state.numbers["trainer"]["evaluated"]}
+        self.tracker.cut_files(state.numbers["files"])
+        self.tracker.log_info(f"going on after iteration {self.current_iter}, from {checkpoint}")
+
+    @cached_property
+    def _frozen(self) -> str:
+        return snapshot.frozen_digest(self.run.policy)
 
     def save(self, folder: Path) -> Path:
         """Writes the language model and the tokenizer, ready for `from_pretrained`.

@@ -88,6 +88,7 @@ def test_a_resumed_run_appends_and_drops_the_line_a_crash_left_half_written(trac
     tracker.log_rollout_infos({"rollout_info/ep_rew": 1.0})
     with (tracker.run_path / "rollout_info.jsonl").open("a") as stream:
         stream.write('{"iteration": 2, "rollout_inf')
+    tracker._lock.release()  # as a process that ends does
     with Tracker(tmp_path, CONFIG, "project", "experiment", quiet=True, resume=True) as resumed:
         resumed.start(5, completed=1)
         resumed.log_rollout_infos({"rollout_info/ep_rew": 2.0})

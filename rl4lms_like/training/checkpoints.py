@@ -1,0 +1,208 @@
+"""Checkpoints on disk: all of it or nothing, and what is damaged says so.
+
+    checkpoints/iteration_00020/
+        config.json  model.safetensors  tokenizer ...     the language model, as `from_pretrained` reads it
+        training_state.safetensors                        trained weights, optimizer, random states
+        training_state.json                               counters, coefficients, where random draws stand
+        manifest.json                                     size and SHA-256 of every file; written last
+
+A checkpoint is written into a folder of another name, flushed and renamed. The newest two keep their training state,
+older ones their model. No pickle is written or read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rl4lms_like.core.errors import CheckpointError
+
+FORMAT = 1
+N_WITH_STATE = 2
+"""How many checkpoints, the newest ones, keep what a run goes on from."""
+
+MANIFEST, STATE, TENSORS = "manifest.json", "training_state.json", "training_state.safetensors"
+_NAME = "iteration_"
+_PARTIAL = ".partial"
+_VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run goes on from.
+
+    Args:
+        numbers: JSON's types only.
+        tensors: by name.
+    """
+
+    numbers: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def write_checkpoint(base: Path, iteration: int, state: TrainingState, save_model: Callable[[Path], Any]) -> Path:
+    """Writes `base/iteration_<iteration>` and takes the training state of all but the newest two away.
+
+    Args:
+        base: the run's `checkpoints` folder.
+        iteration: how many are completed.
+        state: what the run goes on from.
+        save_model: writes model and tokenizer to a folder.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: the folder cannot be written; what was there before is left as it was.
+    """
+    folder = base / f"{_NAME}{iteration:05d}"
+    partial = folder.with_name(folder.name + _PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    save_model(partial)
+    _write_tensors(state.tensors, partial / TENSORS)
+    _write_json(state.numbers, partial / STATE)
+    files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
+    manifest = {
+        "format": FORMAT,
+        "iteration": iteration,
+        "versions": {name: version(name) for name in _VERSIONS},
+        "files": {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()},
+    }
+    _write_json(manifest, partial / MANIFEST)
+    for path in (*files.values(), partial / MANIFEST, partial):
+        _flush(path)
+    if folder.exists():  # a run that went on from an older checkpoint comes by here again
+        shutil.rmtree(folder)
+    os.replace(partial, folder)
+    _flush(base)
+    for older in checkpoints_in(base)[:-N_WITH_STATE]:
+        for name in (MANIFEST, STATE, TENSORS):
+            (older / name).unlink(missing_ok=True)
+    return folder
+
+
+def read_checkpoint(folder: Path) -> TrainingState:
+    """The training state of a checkpoint, if every file is what its manifest says.
+
+    Raises:
+        CheckpointError: it is no checkpoint, damaged, or of another format; says which file and how.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    manifest = _read_manifest(folder)
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{folder}: {name} is missing")
+        if path.stat().st_size != expected["bytes"]:
+            raise CheckpointError(f"{folder}: {name} has {path.stat().st_size} bytes instead of {expected['bytes']}")
+        if _digest(path) != expected["sha256"]:
+            raise CheckpointError(f"{folder}: {name} is not what was written (its SHA-256 differs)")
+    try:
+        return TrainingState(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+
+
+def newest_checkpoint(run_folder: Path) -> Path:
+    """The newest checkpoint of a run that has a training state.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = [path for path in checkpoints_in(run_folder / "checkpoints") if (path / MANIFEST).is_file()]
+    if not found:
+        raise CheckpointError(
+            f"{run_folder} has no checkpoint to go on from; one is written every train_evaluation.save_every iterations"
+        )
+    return found[-1]
+
+
+def older_intact(checkpoint: Path) -> Path | None:
+    """The newest checkpoint before this one that can be read."""
+    for other in reversed(checkpoints_in(checkpoint.parent)):
+        if other.name < checkpoint.name:
+            try:
+                read_checkpoint(other)
+            except CheckpointError:
+                continue
+            return other
+    return None
+
+
+def checkpoints_in(base: Path) -> list[Path]:
+    """The finished checkpoints, oldest first."""
+    return sorted(path for path in base.glob(f"{_NAME}*") if path.is_dir() and not path.name.endswith(_PARTIAL))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        names = set(manifest["files"])
+        known = manifest["format"]
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
+            raise CheckpointError(f"{folder}: {MANIFEST} names files outside the checkpoint")
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no {MANIFEST}: it is no checkpoint that a run can go on from") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}: {MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
+    if known != FORMAT or not {STATE, TENSORS} <= names:
+        raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
+    return dict(manifest)
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    packed = {}
+    for name, tensor in tensors.items():
+        part = tensor.detach().cpu().contiguous()
+        if part.untyped_storage().data_ptr() in seen:  # safetensors writes no memory twice
+            part = part.clone()
+        seen.add(part.untyped_storage().data_ptr())
+        packed[name] = part
+    try:
+        save_file(packed, file)
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(str(error)) from error
+
+
+def _write_json(value: Mapping[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slowly(stream)
+
+
+def _slowly(stream: Any) -> str:
+    """`hashlib.file_digest` of Python 3.10, which has none."""
+    digest = hashlib.sha256()
+    while block := stream.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; where folders cannot be opened, not for them."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
