@@ -16,7 +16,7 @@ from rl4lms_like.scoring.answers import (
     matches,
 )
 from rl4lms_like.scoring.math_answers import math_equal
-from rl4lms_like.scoring.math_numbers import Percent
+from rl4lms_like.scoring.math_numbers import Percents
 
 
 class RegexMetric(BaseMetric):
@@ -105,7 +105,7 @@ class MathEqualMetric(BaseMetric):
     Args:
         rel_tol: numbers are equal if they differ by at most this share of the larger one.
         abs_tol: or by at most this.
-        percent: 50% is 0.5 (`hundredth`), or 50 (`ignored`).
+        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`), or what makes the answers equal (`either`).
         extract: regular expression of the answer instead: the first group of its last match.
     """
 
@@ -113,7 +113,7 @@ class MathEqualMetric(BaseMetric):
         self,
         rel_tol: NonNegative = 1e-6,
         abs_tol: NonNegative = 0.0,
-        percent: Percent = "hundredth",
+        percent: Percents = "either",
         extract: str | None = None,
     ) -> None:
         self.rel_tol, self.abs_tol, self.percent = rel_tol, abs_tol, percent

@@ -16,7 +16,7 @@ from rl4lms_like.scoring.answers import (
     matches,
 )
 from rl4lms_like.scoring.math_answers import math_equal
-from rl4lms_like.scoring.math_numbers import Percent
+from rl4lms_like.scoring.math_numbers import Percents
 
 
 class RegexReward(TextReward):
@@ -113,7 +113,7 @@ class MathEqualReward(TextReward):
     Args:
         rel_tol: numbers are equal if they differ by at most this share of the larger one.
         abs_tol: or by at most this.
-        percent: 50% is 0.5 (`hundredth`), or 50 (`ignored`).
+        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`), or what makes the answers equal (`either`).
         extract: regular expression of the answer instead: the first group of its last match.
         reward: for an equal answer.
         penalty: for another, or none.
@@ -123,7 +123,7 @@ class MathEqualReward(TextReward):
         self,
         rel_tol: NonNegative = 1e-6,
         abs_tol: NonNegative = 0.0,
-        percent: Percent = "hundredth",
+        percent: Percents = "either",
         extract: str | None = None,
         reward: Finite = 1.0,
         penalty: Finite = 0.0,

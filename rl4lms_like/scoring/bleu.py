@@ -15,7 +15,8 @@ from itertools import chain
 from rl4lms_like.scoring.ngrams import ngrams
 from rl4lms_like.scoring.references import readings
 
-_ORDER = 4
+ORDER = 4
+"""Tokens of the longest n-gram."""
 
 
 @dataclass(frozen=True)
@@ -33,44 +34,55 @@ def bleu(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) ->
         generated_texts: `n` texts.
         references: for each at least one reference.
     """
-    counts = [
-        _counts(generated.split(), reference)
-        for generated, reference in zip(generated_texts, readings(references, _Reference), strict=True)
-    ]
+    read = readings(references, lambda texts: ReferenceGrams([text.split() for text in texts]))
+    counts = [_counts(generated.split(), reference) for generated, reference in zip(generated_texts, read, strict=True)]
     return BleuScores([_score(each) for each in counts], _score([sum(column) for column in zip(*counts, strict=True)]))
 
 
-class _Reference:
-    """What counts of a text's references: of each n-gram the most that one reference has, and the shortest length."""
+class ReferenceGrams:
+    """What counts of a text's references: their lengths, and of each n-gram the most that one of them has.
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        first, *others = tokens = [text.split() for text in texts]
-        self.length = min(map(len, tokens))
-        self.most = Counter(_grams(first))
+    Args:
+        references: the tokens of each.
+    """
+
+    def __init__(self, references: Sequence[list[str]]) -> None:
+        first, *others = references
+        self.lengths = list(map(len, references))
+        self._most = Counter(_grams(first))
         for other in others:
             for gram, count in Counter(_grams(other)).items():
-                if count > self.most[gram]:
-                    self.most[gram] = count
+                if count > self._most[gram]:
+                    self._most[gram] = count
+
+    def matches(self, tokens: list[str]) -> list[int]:
+        """How many of a text's n-grams are theirs, for n = 1 to 4."""
+        matches, of_references = [0] * ORDER, self._most.get
+        for gram, count in Counter(_grams(tokens)).items():
+            if most := of_references(gram):
+                matches[len(gram) - 1] += count if count < most else most
+        return matches
+
+
+def n_grams_of(length: int) -> list[int]:
+    """How many n-grams a text of that many tokens has, for n = 1 to 4."""
+    return [max(length - shorter, 0) for shorter in range(ORDER)]
 
 
 def _grams(tokens: list[str]) -> Iterator[tuple[str, ...]]:
-    return chain.from_iterable(ngrams(tokens, order) for order in range(1, _ORDER + 1))
+    return chain.from_iterable(ngrams(tokens, order) for order in range(1, ORDER + 1))
 
 
-def _counts(tokens: list[str], reference: _Reference) -> list[int]:
+def _counts(tokens: list[str], reference: ReferenceGrams) -> list[int]:
     """Length, shortest reference, and for each order the n-grams, then for each order those in a reference."""
-    matches = [0] * _ORDER
-    for gram, count in Counter(_grams(tokens)).items():
-        most = reference.most.get(gram, 0)
-        matches[len(gram) - 1] += count if count < most else most
-    return [len(tokens), reference.length, *(max(len(tokens) - shorter, 0) for shorter in range(_ORDER)), *matches]
+    return [len(tokens), min(reference.lengths), *n_grams_of(len(tokens)), *reference.matches(tokens)]
 
 
 def _score(counts: Sequence[int]) -> float:
     length, reference_length, *by_order = counts
-    totals, matches = by_order[:_ORDER], by_order[_ORDER:]
+    totals, matches = by_order[:ORDER], by_order[ORDER:]
     if not all(matches):
         return 0.0
-    log_precision = sum(math.log(matched / total) for matched, total in zip(matches, totals, strict=True)) / _ORDER
+    log_precision = sum(math.log(matched / total) for matched, total in zip(matches, totals, strict=True)) / ORDER
     brevity = 0.0 if length > reference_length else 1 - reference_length / length
     return math.exp(log_precision + brevity)

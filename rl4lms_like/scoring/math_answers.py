@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from rl4lms_like.scoring.answers import extracted
-from rl4lms_like.scoring.math_numbers import NUMBER, NotANumber, Percent, read_number
+from rl4lms_like.scoring.math_numbers import NUMBER, NotANumber, Percent, Percents, read_number
 
 MAX_LETTERS = 300
 """Answers that are longer are compared as text."""
@@ -58,7 +58,7 @@ def math_equal(
     *,
     rel_tol: float = 1e-6,
     abs_tol: float = 0.0,
-    percent: Percent = "hundredth",
+    percent: Percents = "either",
     extract: re.Pattern[str] | None = None,
 ) -> list[bool | None]:
     r"""Whether each response ends in the number, or the LaTeX, of one of its references; None where there are none.
@@ -68,22 +68,23 @@ def math_equal(
         references: of each; answers alone, or whole solutions.
         rel_tol: two numbers are equal if they differ by at most this share of the larger one.
         abs_tol: or by at most this.
-        percent: 50% is 0.5 (`hundredth`) or 50 (`ignored`).
+        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`) or what fits (`either`).
         extract: finds the answer instead; its first group is what counts.
     """
     tolerance = (Fraction(rel_tol), Fraction(abs_tol))
+    readings: tuple[Percent, ...] = ("hundredth", "ignored") if percent == "either" else (percent,)
     known: dict[str, tuple[str, bool]] = {}
 
     def wanted(reference: str) -> tuple[str, bool]:
         if reference not in known:
             answer = answer_of_reference(reference, extract)
-            known[reference] = (answer, _is_number(answer, percent))
+            known[reference] = (answer, _is_number(answer, readings[0]))
         return known[reference]
 
     def is_right(response: str, reference: str) -> bool:
         answer, numeric = wanted(reference)
         given = answer_of_response(response, extract, numeric=numeric)
-        return given is not None and equal(given, answer, tolerance, percent)
+        return given is not None and any(equal(given, answer, tolerance, reading) for reading in readings)
 
     pairs = zip(responses, references, strict=True)
     return [any(is_right(response, text) for text in texts) if len(texts) else None for response, texts in pairs]

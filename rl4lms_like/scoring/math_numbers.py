@@ -24,6 +24,10 @@ MAX_DEPTH = 40
 """Brackets within brackets."""
 
 Percent = Literal["hundredth", "ignored"]
+"""What a percent sign means."""
+
+Percents = Literal["either", "hundredth", "ignored"]
+"""The same, or both: whichever makes two answers equal, as graders of MATH and GSM8K have it."""
 
 NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,6}(?![\d.]))?"
 """A regular expression: digits, thousands separators, a decimal point, an exponent."""

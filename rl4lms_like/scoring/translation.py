@@ -18,6 +18,7 @@ from operator import add
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import MissingResourceError, import_extra
+from rl4lms_like.scoring.bleu import ReferenceGrams, n_grams_of
 from rl4lms_like.scoring.edit_rate import edits
 from rl4lms_like.scoring.nltk_data import EXTRA
 from rl4lms_like.scoring.references import readings
@@ -120,7 +121,18 @@ def require_sacrebleu(needed_by: str, settings: SacreBleuSettings | None = None)
 def _bleu(settings: SacreBleuSettings) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
-    return BLEU(
+    class Bleu(BLEU):
+        """sacrebleu's, whose n-grams are made without a loop in Python."""
+
+        def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+            return {"grams": ReferenceGrams([text.split() for text in refs])}
+
+        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+            tokens, grams = hypothesis.split(), ref_kwargs["grams"]
+            nearest = self._get_closest_ref_len(len(tokens), grams.lengths)
+            return [len(tokens), nearest, *grams.matches(tokens), *n_grams_of(len(tokens))]
+
+    return Bleu(
         lowercase=settings.lowercase,
         force=True,
         tokenize=settings.tokenize,

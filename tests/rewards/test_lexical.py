@@ -94,7 +94,7 @@ def test_sacre_bleu_says_how_to_get_the_model_of_a_tokenizer(monkeypatch):
     def no_network(*_, **__):
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", no_network)
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU.__init__", no_network)
     with pytest.raises(
         MissingResourceError, match=r"model of sacrebleu's tokenizer 'flores200'.*\.sacrebleu"
     ) as caught:

@@ -114,8 +114,9 @@ def test_numbers_are_equal_within_the_tolerance():
     assert is_right("0.0", "0")
 
 
-def test_a_percent_sign_is_a_hundredth_unless_it_is_ignored():
-    assert is_right("50%", "0.5") and not is_right("50%", "50")
+def test_a_percent_sign_is_read_as_it_fits_or_as_one_says():
+    assert is_right("50%", "0.5") and is_right("50%", "50") and is_right("25", r"25\%") and not is_right("50%", "5")
+    assert is_right("50%", "0.5", percent="hundredth") and not is_right("50%", "50", percent="hundredth")
     assert is_right("50%", "50", percent="ignored") and not is_right("50%", "0.5", percent="ignored")
 
 
