@@ -1,0 +1,202 @@
+"""Runs that are killed over and over, and must end as if nothing had happened.
+
+    python -m benchmarks.killed_runs                          # PPO, NLPO, A2C, TRPO x causal, seq2seq, 25 kills each
+    python -m benchmarks.killed_runs --cells nlpo/seq2seq --kills 5
+
+Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
+first new iteration (every third time within a save), gone on with by `--resume`, killed again ..., and left alone at
+last. Weights, training state, numbers and texts of both must be equal, byte for byte, but for clock times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl4lms_like.testing import models
+from rl4lms_like.training.checkpoints import checkpoints_in, newest_checkpoint
+
+RESULTS = Path(__file__).parent / "results" / "killed_runs.json"
+STEPS = {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "ppo": STEPS,
+    "nlpo": STEPS,
+    "a2c": {"n_steps": 10, "learning_rate": 1e-3},
+    "trpo": {"n_steps": 10, "batch_size": 40, "n_critic_updates": 2, "sub_sampling_factor": 2, "target_kl": 0.01},
+}
+CELLS = [f"{algorithm}/{family}" for algorithm, family in product(ALGORITHMS, ("causal", "seq2seq"))]
+LONGEST_WAIT_S = 1.5
+"""After the first new iteration; it holds several iterations, each with a checkpoint."""
+LONGEST_SAVE_S = 0.03
+
+
+def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
+    """A run on a tiny model that saves after every iteration."""
+    algorithm, family = cell.split("/")
+    masked = algorithm == "nlpo"
+    model = str(models_folder / family)
+    policy_args = {"model_name": model, "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8}}
+    if masked:
+        policy_args |= {"mask_type": "learned_top_p", "top_mask": 0.8, "target_update_iterations": 3}
+        policy_args["min_tokens_to_keep"] = 5
+    return {
+        "tokenizer": {"model_name": model},
+        "reward_fn": {"id": "sentiment", "args": {"shaping_fn": {"id": "length_penalty", "args": {"max_length": 2}}}},
+        "datapool": {"id": "film_opinions", "args": {"n_train": 50, "n_eval": 8}},
+        "env": {"n_envs": 8, "args": {"max_prompt_length": 12, "max_episode_length": 8, "terminate_on_eos": True}},
+        "alg": {
+            "id": algorithm,
+            "args": ALGORITHMS[algorithm],
+            "kl_div": {"coeff": 0.1, "target_kl": 0.05},
+            "policy": {"id": f"{'maskable_' * masked}{family}_lm_actor_critic_policy", "args": policy_args},
+        },
+        "train_evaluation": {
+            "eval_batch_size": 8,
+            "n_iters": n_iters,
+            "eval_every": 10,
+            "save_every": 1,
+            "metrics": [{"id": "length"}, {"id": "distinct_n"}],
+        },
+        "device": "cpu",
+        "n_threads": 1,
+    }
+
+
+def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int) -> dict[str, Any]:
+    """Trains in peace and under fire; the differences between both, none of them expected."""
+    config = folder / "config.yml"
+    config.write_text(yaml.safe_dump(config_of(cell, n_iters, folder.parent / "models")))
+    train = [sys.executable, "-m", "rl4lms_like", "train"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*train, *arguments], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+
+    finish(start("config.yml", "--experiment_name", "peace"))
+    under_fire, rng = folder / "rl4lm_exps" / "fire", random.Random(seed)
+    done, during_save, at_iterations = 0, 0, []
+    while done < kills:
+        found = checkpoints_in(under_fire / "checkpoints")
+        process = start("--resume", str(under_fire)) if found else start("config.yml", "--experiment_name", "fire")
+        if not wait_for_another(process, under_fire, found):
+            break  # it came to its end
+        time.sleep(rng.uniform(0, LONGEST_WAIT_S))
+        if done % 3 == 2:
+            wait_for_a_save(process, under_fire)
+            time.sleep(rng.uniform(0, LONGEST_SAVE_S))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        done += 1
+        during_save += any((under_fire / "checkpoints").glob("*.partial"))
+        at_iterations.append(int(newest_checkpoint(under_fire).name.rpartition("_")[2]))
+    finish(start("--resume", str(under_fire)))
+    peace, fire = files_of(folder / "rl4lm_exps" / "peace"), files_of(under_fire)
+    differ = sorted(name for name in peace.keys() | fire.keys() if peace.get(name) != fire.get(name))
+    return {
+        "kills": done,
+        "during_save": during_save,
+        "at_iterations": at_iterations,
+        "n_iters": n_iters,
+        "differ": differ,
+    }
+
+
+def wait_for_another(process: subprocess.Popen[bytes], run: Path, found: list[Path]) -> bool:
+    """Waits for one more checkpoint than before; False if the process ends first."""
+    newest = found[-1].name if found else ""
+    while process.poll() is None:
+        now = checkpoints_in(run / "checkpoints")
+        if now and now[-1].name > newest:
+            return True
+        time.sleep(0.01)
+    finish(process)
+    return False
+
+
+def wait_for_a_save(process: subprocess.Popen[bytes], run: Path) -> None:
+    """Waits until a checkpoint is being written."""
+    while process.poll() is None and not any((run / "checkpoints").glob("*.partial")):
+        time.sleep(0.0005)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the end, which must be a good one."""
+    _, error = process.communicate()
+    if process.returncode != 0:
+        raise SystemExit(f"a run ended with status {process.returncode}:\n{error.decode()}")
+
+
+def files_of(run: Path) -> dict[str, Any]:
+    """What a run leaves behind, without clock times, messages and what tells of them."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        name = path.relative_to(run).as_posix()
+        if name in ("log.txt", "report.html", ".lock") or ".partial" in name:
+            continue
+        if name.endswith(".jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found[name] = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+        elif name.endswith(("manifest.json", "training_state.json")):
+            state = json.loads(path.read_text())
+            state.pop("files")  # lengths of files with clock times in them
+            found[name] = state
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def make_models(folder: Path) -> None:
+    """A tiny GPT-2 and a tiny T5."""
+    tokenizer, with_end = models.make_tokenizer(), models.make_tokenizer(append_eos=True)
+    models.save_model(folder / "causal", models.make_causal_lm("gpt2", tokenizer), tokenizer)
+    models.save_model(folder / "seq2seq", models.make_seq2seq_lm("t5", with_end), with_end)
+
+
+def main() -> int:
+    """Runs the cells, prints a line each, writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cells", default=",".join(CELLS), help="comma-separated, of " + ", ".join(CELLS))
+    parser.add_argument("--kills", type=int, default=25, help="of each cell (%(default)s)")
+    parser.add_argument("--n_iters", type=int, default=200, help="of each run (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (%(default)s)")
+    parser.add_argument("--parallel", type=int, default=2, help="cells at a time (%(default)s)")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    cells = options.cells.split(",")
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        make_models(base / "models")
+
+        def run(index: int) -> None:
+            cell = cells[index]
+            folder = base / cell.replace("/", "_")
+            folder.mkdir()
+            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, options.seed + index)
+            shutil.rmtree(folder)
+            print(cell, json.dumps(results[cell]), flush=True)
+
+        with ThreadPoolExecutor(options.parallel) as pool:
+            list(pool.map(run, range(len(cells))))
+    options.output.write_text(json.dumps({"seed": options.seed, "cells": results}, indent=1, sort_keys=True) + "\n")
+    return int(any(cell["differ"] for cell in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
