@@ -20,7 +20,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 
 EXIT_STATUS = (
     "Exit status: 0 done, 1 a run failed for the reason that is printed, "
@@ -198,7 +198,13 @@ def _train(options: argparse.Namespace) -> int:
     if options.resume is not None:
         from rl4lms_like.training.run import resume
 
-        resume(options.resume, overrides=options.overrides, log_to_wandb=options.log_to_wandb)
+        _refuse_another_place(options)
+        resume(
+            options.resume,
+            overrides=options.overrides,
+            entity_name=options.entity_name,
+            log_to_wandb=options.log_to_wandb,
+        )
         return 0
     from rl4lms_like.training.run import train
 
@@ -212,6 +218,17 @@ def _train(options: argparse.Namespace) -> int:
         overrides=options.overrides,
     )
     return 0
+
+
+def _refuse_another_place(options: argparse.Namespace) -> None:
+    """A run goes on in its own folder; what would name another one is not passed over in silence."""
+    parser = argparse.ArgumentParser()
+    add_run_options(parser)
+    places = ("project_name", "experiment_name", "base_path_to_store_results")
+    given = [name for name in places if getattr(options, name) != parser.get_default(name)]
+    if given:
+        said = "a run goes on in its own folder; leave it out, or copy the folder and resume the copy"
+        raise ConfigError([Mistake(f"--{name}", said) for name in given], "the command line")
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from gymnasium import spaces
 
 from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.observation import KEYS, Observation, TextLayout
+from rl4lms_like.core.remembering import load_state, state_of
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.sampler import PrioritySampler
 from rl4lms_like.envs.registration import register_envs
@@ -157,12 +158,13 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return current.to_dict(), reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sequence of prompts stands, in JSON's types."""
-        return {"sampler": self.sampler.state_dict()}
+        """Where the sequence of prompts stands, and what the reward remembers, in JSON's types."""
+        return {"sampler": self.sampler.state_dict(), "reward": state_of(self.reward_function)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the prompts from a saved state; takes effect at the next `reset`."""
         self.sampler.load_state_dict(state["sampler"])
+        load_state(self.reward_function, state["reward"])
 
     def leave(self) -> None:
         """Ends the episode from outside: it was played elsewhere, `reset` starts the next."""

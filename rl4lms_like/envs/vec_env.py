@@ -148,7 +148,7 @@ class TextVecEnv(DummyVecEnv):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sequence of prompts stands, in JSON's types."""
+        """Where the sequence of prompts stands, and what the reward in this process remembers, in JSON's types."""
         return self.envs[0].state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -100,6 +101,14 @@ def _receive(payload: bytes, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _payload = payload
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A pool's processes wait for work for ever where theirs was killed."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _score(parcels: list[_Parcel]) -> TokenRewards:

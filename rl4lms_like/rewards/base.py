@@ -17,6 +17,7 @@ from annotated_types import MinLen
 from rl4lms_like.core.nested import Inline
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.observation import Observation
+from rl4lms_like.core.remembering import load_state, state_of
 
 
 class RewardFunction(ABC):
@@ -105,3 +106,12 @@ class RewardOfParts(RewardFunction):
     """
 
     parts: tuple[RewardPart, ...]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the parts remember."""
+        return {"parts": [state_of(part.reward) for part in self.parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        for part, own in zip(self.parts, state["parts"], strict=True):
+            load_state(part.reward, own)

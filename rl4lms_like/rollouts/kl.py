@@ -29,7 +29,7 @@ class KLController(ABC):
     """
 
     def __init__(self, coeff: float, *, estimator: KLEstimator = "k1", max_coeff: float | None = None) -> None:
-        self.coeff = coeff if max_coeff is None else min(coeff, max_coeff)
+        self.coeff = float(coeff if max_coeff is None else min(coeff, max_coeff))
         self.estimator = estimator
         self.max_coeff = max_coeff
 

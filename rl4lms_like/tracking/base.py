@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder, hold
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 
@@ -71,8 +72,13 @@ class Tracker:
         self._console = ConsoleSink(quiet=quiet)
         services = _services(wandb_log, tensorboard_log)
         wanted = Path(base_path_to_store_results) / project_name / experiment_name
-        self.run_path = claim_folder(wanted, run_config, resume=resume)
-        self._lock = hold(self.run_path)
+        self.run_config = dict(run_config)
+        try:
+            held = hold(wanted) if resume and wanted.is_dir() else None  # nothing is written before it is held
+            self.run_path = claim_folder(wanted, run_config, resume=resume)
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot write to the run folder {wanted}: {error}") from error
+        self._lock = held or hold(self.run_path)
         self._folder = RunFolder(self.run_path)
         self._handlers = _listen(log_level, logging.FileHandler(self.run_path / LOG_FILE, encoding="utf-8"))
         self._handlers += _listen(logging.WARNING if quiet else log_level, ConsoleHandler(self._console))
@@ -97,10 +103,10 @@ class Tracker:
         return self._folder.file_sizes()
 
     def cut_files(self, sizes: Mapping[str, int]) -> None:
-        """Takes away the lines that were written after a checkpoint.
+        """Takes away the lines and predictions that were written after a checkpoint.
 
         Raises:
-            CheckpointError: a file has less than it had then.
+            CheckpointError: a file has less than it had then, or other lines.
         """
         self._folder.cut(sizes)
 
@@ -203,7 +209,10 @@ class Tracker:
 
     def _pass(self, sink: Sink, event: str, *args: Any, **kwargs: Any) -> None:
         if sink is self._folder:
-            getattr(sink, event)(*args, **kwargs)
+            try:
+                getattr(sink, event)(*args, **kwargs)
+            except OSError as error:  # a full disk
+                raise RL4LMsLikeError(f"cannot write to the run folder {self.run_path}: {error}") from error
         else:
             self._try(sink, event, *args, **kwargs)
 

@@ -15,9 +15,12 @@ A line is on disk as soon as it is logged. Numbers that JSON cannot say (NaN, in
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import math
 import os
+import re
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -34,6 +37,12 @@ TRAINING_FILE = "training_info.jsonl"
 CONFIG_FILE = "config.json"
 LOG_FILE = "log.txt"
 LOCK_FILE = ".lock"
+METRICS_FILES = "*_split_metrics.jsonl"
+PREDICTIONS_FILES = "epoch_*_split_predictions.json"
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What a disk says that knows no locks, as some network disks do."""
+
+logger = logging.getLogger(__name__)
 
 
 class RunFolder(Sink):
@@ -47,7 +56,7 @@ class RunFolder(Sink):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for file in path.glob("*.jsonl"):
+        for file in _files_of_lines(path):
             _drop_half_line(file)
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
@@ -68,24 +77,49 @@ class RunFolder(Sink):
         _write_whole(file, json.dumps(to_json(list(predictions)), indent=1, ensure_ascii=False))
 
     def file_sizes(self) -> dict[str, int]:
-        """Bytes of every file that grows line by line."""
-        return {file.name: file.stat().st_size for file in sorted(self.path.glob("*.jsonl"))}
+        """Bytes of every file that grows line by line, all of them on the disk, and of the predictions."""
+        for file in _files_of_lines(self.path):
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        files = (*_files_of_lines(self.path), *self.path.glob(PREDICTIONS_FILES))
+        return {file.name: file.stat().st_size for file in sorted(files)}
 
     def cut(self, sizes: Mapping[str, int]) -> None:
         """Takes away what was written after a checkpoint, which had these sizes.
 
         Raises:
-            CheckpointError: a file has less than it had then.
+            CheckpointError: see `check_sizes`.
         """
-        for file in sorted({*sizes, *self.file_sizes()}):
-            path, size = self.path / file, sizes.get(file, 0)
-            if size > (path.stat().st_size if path.is_file() else 0):
-                raise CheckpointError(f"{path} has less than the {size} bytes it had at the checkpoint")
-            os.truncate(path, size)
+        check_sizes(self.path, sizes)
+        for file in _files_of_lines(self.path):
+            os.truncate(file, sizes.get(file.name, 0))
+        for file in self.path.glob(PREDICTIONS_FILES):
+            if file.name not in sizes:
+                file.unlink()
 
     def _append(self, file: str, line: Mapping[str, Any]) -> None:
         with (self.path / file).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def check_sizes(path: Path, sizes: Any) -> None:
+    """Holds a run's files against the sizes that they had at a checkpoint, and changes nothing.
+
+    Raises:
+        CheckpointError: a file has less than it had then, or other lines.
+    """
+    if not isinstance(sizes, Mapping) or not all(type(size) is int and size >= 0 for size in sizes.values()):
+        raise CheckpointError("the sizes of the run's files are not numbers")
+    for name, size in sizes.items():
+        if not re.fullmatch(r"[^/\\\0]+_(info|split_metrics)\.jsonl", name):
+            continue  # predictions, which may be taken away
+        file = path / name
+        if size > (file.stat().st_size if file.is_file() else 0):
+            raise CheckpointError(f"{file} has less than the {size} bytes it had at the checkpoint")
+        with file.open("rb") as stream:
+            stream.seek(max(size - 1, 0))
+            if size and stream.read(1) != b"\n":
+                raise CheckpointError(f"{file} was changed since the checkpoint: no line ends at byte {size}")
 
 
 def claim_folder(wanted: Path, config: Mapping[str, Any], *, resume: bool = False) -> Path:
@@ -130,6 +164,10 @@ def hold(path: Path) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout:
         raise RL4LMsLikeError(f"another process is writing to {path}; wait until it has ended") from None
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {error}") from error
+        logger.warning("%s: this disk knows no locks; take care that one process alone writes there", path)
     return lock
 
 
@@ -150,6 +188,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     return str(value)
+
+
+def _files_of_lines(path: Path) -> list[Path]:
+    """Files of this library that grow line by line; a user's own are left alone."""
+    return [file for name in (ROLLOUT_FILE, TRAINING_FILE, METRICS_FILES) for file in sorted(path.glob(name))]
 
 
 def _write_whole(file: Path, text: str) -> None:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -65,28 +66,47 @@ def write_checkpoint(base: Path, iteration: int, state: TrainingState, save_mode
         OSError: the folder cannot be written; what was there before is left as it was.
     """
     folder = base / f"{_NAME}{iteration:05d}"
+
+    def write(partial: Path) -> None:
+        save_model(partial)
+        _write_tensors(state.tensors, partial / TENSORS)
+        _write_json(state.numbers, partial / STATE)
+        files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
+        manifest = {
+            "format": FORMAT,
+            "iteration": iteration,
+            "versions": {name: _version(name) for name in _VERSIONS},
+            "files": {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()},
+        }
+        _write_json(manifest, partial / MANIFEST)
+
+    write_folder(folder, write)
+    for older in _with_state(base)[:-N_WITH_STATE]:
+        _take_state_away(older)
+    return folder
+
+
+def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
+    """Writes a folder as a whole: under another name, flushed to the disk, renamed. A failure leaves nothing behind.
+
+    Args:
+        folder: where to; what is there is replaced.
+        write: writes the files into the folder that it is given.
+    """
     partial = folder.with_name(folder.name + _PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
-    save_model(partial)
-    _write_tensors(state.tensors, partial / TENSORS)
-    _write_json(state.numbers, partial / STATE)
-    files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
-    manifest = {
-        "format": FORMAT,
-        "iteration": iteration,
-        "versions": {name: version(name) for name in _VERSIONS},
-        "files": {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()},
-    }
-    _write_json(manifest, partial / MANIFEST)
-    for path in (*files.values(), partial / MANIFEST, partial):
-        _flush(path)
-    if folder.exists():  # a run that went on from an older checkpoint comes by here again
-        shutil.rmtree(folder)
-    os.replace(partial, folder)
-    _flush(base)
-    for older in checkpoints_in(base)[:-N_WITH_STATE]:
-        for name in (MANIFEST, STATE, TENSORS):
-            (older / name).unlink(missing_ok=True)
+    try:
+        write(partial)
+        for path in (*sorted(partial.rglob("*")), partial):
+            flush(path)
+        if folder.exists():
+            (folder / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk would stay full
+        raise
+    flush(folder.parent)
     return folder
 
 
@@ -96,22 +116,28 @@ def read_checkpoint(folder: Path) -> TrainingState:
     Raises:
         CheckpointError: it is no checkpoint, damaged, or of another format; says which file and how.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    manifest = _read_manifest(folder)
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{folder}: {name} is missing")
-        if path.stat().st_size != expected["bytes"]:
-            raise CheckpointError(f"{folder}: {name} has {path.stat().st_size} bytes instead of {expected['bytes']}")
-        if _digest(path) != expected["sha256"]:
-            raise CheckpointError(f"{folder}: {name} is not what was written (its SHA-256 differs)")
     try:
-        return TrainingState(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+        manifest = _read_manifest(folder)
+        for name, expected in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                raise CheckpointError(f"{folder}: {name} is missing")
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {expected['bytes']}")
+            if _digest(path) != expected["sha256"]:
+                raise CheckpointError(f"{folder}: {name} is not what was written (its SHA-256 differs)")
+        state = TrainingState(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
+        iteration = state.numbers["trainer"]["iteration"]
+        if type(iteration) is not int or iteration < 1 or iteration != manifest["iteration"]:
+            raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} are of different iterations")
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever bytes can do to those who read them
+        raise CheckpointError(f"{folder}: cannot be read: {type(error).__name__}: {error}") from error
+    return state
 
 
 def newest_checkpoint(run_folder: Path) -> Path:
@@ -120,7 +146,7 @@ def newest_checkpoint(run_folder: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    found = [path for path in checkpoints_in(run_folder / "checkpoints") if (path / MANIFEST).is_file()]
+    found = _with_state(run_folder / "checkpoints")
     if not found:
         raise CheckpointError(
             f"{run_folder} has no checkpoint to go on from; one is written every train_evaluation.save_every iterations"
@@ -128,21 +154,43 @@ def newest_checkpoint(run_folder: Path) -> Path:
     return found[-1]
 
 
-def older_intact(checkpoint: Path) -> Path | None:
-    """The newest checkpoint before this one that can be read."""
-    for other in reversed(checkpoints_in(checkpoint.parent)):
-        if other.name < checkpoint.name:
+def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoint) -> Path | None:
+    """The newest checkpoint before this one that `check` raises no `CheckpointError` for."""
+    own = _number(checkpoint)
+    for other in reversed(_with_state(checkpoint.parent)):
+        if own is None or _number(other) < own:  # type: ignore[operator]
             try:
-                read_checkpoint(other)
+                check(other)
             except CheckpointError:
                 continue
             return other
     return None
 
 
+def forget_later(base: Path, iteration: int) -> None:
+    """Takes the training state of later checkpoints away: a run that goes on from here writes its own."""
+    for later in _with_state(base):
+        if _number(later) > iteration:  # type: ignore[operator]
+            _take_state_away(later)
+
+
 def checkpoints_in(base: Path) -> list[Path]:
-    """The finished checkpoints, oldest first."""
-    return sorted(path for path in base.glob(f"{_NAME}*") if path.is_dir() and not path.name.endswith(_PARTIAL))
+    """The finished checkpoints, oldest first; folders of other names, a user's copies for instance, are none."""
+    return sorted((path for path in base.glob(f"{_NAME}*") if _number(path) is not None and path.is_dir()), key=_number)  # type: ignore[arg-type]
+
+
+def _with_state(base: Path) -> list[Path]:
+    return [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()]
+
+
+def _number(checkpoint: Path) -> int | None:
+    found = re.fullmatch(rf"{_NAME}([0-9]{{1,18}})", checkpoint.name)
+    return None if found is None else int(found[1])
+
+
+def _take_state_away(checkpoint: Path) -> None:
+    for name in (MANIFEST, STATE, TENSORS):
+        (checkpoint / name).unlink(missing_ok=True)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -152,11 +200,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         known = manifest["format"]
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
             raise CheckpointError(f"{folder}: {MANIFEST} names files outside the checkpoint")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} has no {MANIFEST}: it is no checkpoint that a run can go on from") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder}: {MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
-    if known != FORMAT or not {STATE, TENSORS} <= names:
+    if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
         raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
     return dict(manifest)
 
@@ -196,13 +244,24 @@ def _slowly(stream: Any) -> str:
     return digest.hexdigest()
 
 
-def _flush(path: Path) -> None:
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a copy that was not installed
+        return None
+
+
+def flush(path: Path) -> None:
     """Waits until a file, or the names in a folder, are on the disk; where folders cannot be opened, not for them."""
+    is_folder = path.is_dir()
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:
         return
     try:
         os.fsync(handle)
+    except OSError:
+        if not is_folder:  # some network disks flush files only
+            raise
     finally:
         os.close(handle)

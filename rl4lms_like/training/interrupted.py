@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.training.checkpoints import newest_checkpoint
+from rl4lms_like.training.checkpoints import newest_checkpoint, write_folder
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int
         unit: what `n_done` counts.
     """
     try:
-        folder = save(tracker.checkpoint_base_path / f"interrupted_{n_done:05d}")
+        folder = write_folder(tracker.checkpoint_base_path / f"interrupted_{n_done:05d}", save)
     except (RL4LMsLikeError, OSError) as error:
         logger.warning("interrupted after %d %s, and the model is lost: %s", n_done, unit, error)
     else:
@@ -36,4 +37,6 @@ def tell_the_way_on(tracker: Tracker) -> None:
         checkpoint = newest_checkpoint(tracker.run_path)
     except CheckpointError:
         return
-    tracker.log_info(f"it goes on after {checkpoint.name}: rl4lms-like train --resume {tracker.run_path}")
+    tracker.log_info(
+        f"it goes on after {checkpoint.name}: rl4lms-like train --resume {shlex.quote(str(tracker.run_path))}"
+    )

@@ -10,6 +10,8 @@ is refused, with the differences.
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,8 @@ from typing import Any
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.wording import shown
-from rl4lms_like.training.checkpoints import newest_checkpoint, older_intact, read_checkpoint
+from rl4lms_like.tracking.run_folder import check_sizes, hold, to_json
+from rl4lms_like.training.checkpoints import TrainingState, newest_checkpoint, older_intact, read_checkpoint
 from rl4lms_like.training.config import RunConfig, is_supervised, parse_config
 from rl4lms_like.training.overrides import apply_overrides
 
@@ -61,24 +64,50 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
         CheckpointError: there is no such run, or its checkpoint is damaged; then it says which older one is intact.
         ConfigError: the overrides have mistakes, or would make it another run.
     """
-    path = Path(path).expanduser()
-    run_folder = path.parent.parent if path.parent.name == "checkpoints" else path
+    run_folder, named = _places(path)
     mapping = _own_config(run_folder)
-    checkpoint = path if path != run_folder else newest_checkpoint(run_folder)
-    try:
-        read_checkpoint(checkpoint)
-    except CheckpointError as error:
-        older = older_intact(checkpoint)
-        way_out = f"\nan older one is intact: --resume {older}" if older else "\nno older one is intact"
-        raise CheckpointError(f"{error}{way_out}") from error
     if is_supervised(mapping):
         raise CheckpointError(f"{run_folder} is a supervised run; only reinforcement learning can go on so far")
+    hold(run_folder).release()
+    checkpoint = named or newest_checkpoint(run_folder)
+    try:
+        state = _sound(checkpoint)
+    except CheckpointError as error:
+        older = older_intact(checkpoint, _sound)
+        offer = f"an older one is intact: --resume {shlex.quote(str(older))}" if older else "no older one is intact"
+        raise CheckpointError(f"{error}\n{offer}") from error
     changed, mistakes = apply_overrides(mapping, overrides)
     config = parse_config(changed, source=f"{run_folder}/config.json", mistakes=mistakes)
     before = parse_config(mapping, source=f"{run_folder}/config.json")
     assert isinstance(config, RunConfig)
-    _refuse_another_run(before.to_dict(), config.to_dict(), str(run_folder))
+    _refuse_another_run(
+        state.numbers["config"], to_json(before.to_dict()), f"{run_folder}: its config.json was changed"
+    )
+    _refuse_another_run(before.to_dict(), config.to_dict(), f"going on with {run_folder}")
+    done, n_iters = state.numbers["trainer"]["iteration"], config.train_evaluation.n_iters
+    if done > n_iters:
+        mistake = Mistake("train_evaluation.n_iters", f"{n_iters}, and {checkpoint.name} has {done} behind it")
+        raise ConfigError([mistake], f"going on with {run_folder}")
     return Resumption(run_folder, checkpoint, config)
+
+
+def _places(path: str | Path) -> tuple[Path, Path | None]:
+    """The run's folder, and the checkpoint in it that is named, if one is."""
+    path = Path(os.path.abspath(Path(path).expanduser()))
+    if path.name == "checkpoints" and not (path / "config.json").exists():
+        return path.parent, None
+    if path.parent.name != "checkpoints" and path.is_symlink():
+        path = path.resolve()
+    return (path.parent.parent, path) if path.parent.name == "checkpoints" else (path, None)
+
+
+def _sound(checkpoint: Path) -> TrainingState:
+    """The checkpoint's state, if the run's files still have what they had then."""
+    state = read_checkpoint(checkpoint)
+    check_sizes(checkpoint.parent.parent, state.numbers.get("files"))
+    if not isinstance(state.numbers.get("config"), dict):
+        raise CheckpointError(f"{checkpoint}: it does not say which config it belongs to")
+    return state
 
 
 def _own_config(run_folder: Path) -> dict[str, Any]:
@@ -92,7 +121,7 @@ def _own_config(run_folder: Path) -> dict[str, Any]:
     return mapping
 
 
-def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], run_folder: str) -> None:
+def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
     """Raises a `ConfigError` with every difference that may not be."""
     mistakes = [
         Mistake(path, f"{shown(old)} in the run, {shown(new)} now; what a run computes cannot change on the way")
@@ -104,12 +133,15 @@ def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], run
     if at(before, n_iters) != at(after, n_iters) and schedule not in (None, "constant"):
         mistakes.append(Mistake(n_iters, f"the learning rate is {schedule} over the run: its length cannot change"))
     if mistakes:
-        raise ConfigError(mistakes, f"going on with {run_folder}")
+        raise ConfigError(mistakes, source)
 
 
 def _differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             yield from _differences(before.get(key), after.get(key), join(path, key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from _differences(old, new, join(path, index))
     elif before != after:
         yield path, before, after

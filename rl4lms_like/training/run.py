@@ -45,7 +45,14 @@ def train(
     )
 
 
-def resume(path: str | Path, *, overrides: Sequence[str] = (), log_to_wandb: bool = False, quiet: bool = False) -> Path:
+def resume(
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    entity_name: str | None = None,
+    log_to_wandb: bool = False,
+    quiet: bool = False,
+) -> Path:
     """Goes on with a run that ended early, from its newest checkpoint or the one named.
 
     Returns:
@@ -63,6 +70,7 @@ def resume(path: str | Path, *, overrides: Sequence[str] = (), log_to_wandb: boo
         found.config,
         project_name=folder.parent.name,
         experiment_name=folder.name,
+        entity_name=entity_name,
         base_path_to_store_results=folder.parent.parent,
         log_to_wandb=log_to_wandb,
         quiet=quiet,

@@ -9,11 +9,12 @@ import time
 from functools import cached_property
 from pathlib import Path
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training import snapshot
 from rl4lms_like.training.assemble import Run
-from rl4lms_like.training.checkpoints import read_checkpoint, write_checkpoint
+from rl4lms_like.training.checkpoints import forget_later, read_checkpoint, write_checkpoint, write_folder
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.interrupted import save_interrupted, tell_the_way_on
 
@@ -36,6 +37,7 @@ class OnPolicyTrainer:
         self.schedule = run.config.train_evaluation
         self.current_iter = 0
         self._evaluated: set[tuple[int, str]] = set()
+        snapshot.remembered(run)  # what cannot be saved is said now, not at the first checkpoint
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         if resume_from is not None:
             self._resume(resume_from)
@@ -56,7 +58,7 @@ class OnPolicyTrainer:
             self._rescue()
             raise
         if self.schedule.save_model:
-            self.save(self.tracker.run_path / "model")
+            self._save_whole(self.tracker.run_path / "model")
         self.evaluate(("val", "test"))
 
     def _rescue(self) -> None:
@@ -109,10 +111,10 @@ class OnPolicyTrainer:
         """
         state = snapshot.take(self.run, self._frozen)
         state.numbers["trainer"] = {"iteration": self.current_iter, "evaluated": sorted(self._evaluated)}
-        state.numbers["files"] = self.tracker.file_sizes()
-        base = self.tracker.checkpoint_base_path
         try:
-            return write_checkpoint(base, self.current_iter, state, self.save)
+            state.numbers["files"] = self.tracker.file_sizes()
+            state.numbers["config"] = to_json(self.tracker.run_config)
+            return write_checkpoint(self.tracker.checkpoint_base_path, self.current_iter, state, self.save)
         except OSError as error:
             raise RL4LMsLikeError(f"cannot write the checkpoint of iteration {self.current_iter}: {error}") from error
 
@@ -120,13 +122,25 @@ class OnPolicyTrainer:
         state = read_checkpoint(checkpoint)
         snapshot.put_back(self.run, state, self._frozen)
         self.current_iter = state.numbers["trainer"]["iteration"]
-        self._evaluated = {(epoch, split) for epoch, split in state.numbers["trainer"]["evaluated"]}
-        self.tracker.cut_files(state.numbers["files"])
+        try:
+            self._evaluated = {(epoch, split) for epoch, split in state.numbers["trainer"]["evaluated"]}
+            if not all(type(epoch) is int and split in self.run.samples for epoch, split in self._evaluated):
+                raise ValueError("trainer.evaluated names no epochs and splits")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint}: cannot be read: {type(error).__name__}: {error}") from error
+        self.tracker.cut_files(state.numbers.get("files", {}))
+        forget_later(self.tracker.checkpoint_base_path, self.current_iter)
         self.tracker.log_info(f"going on after iteration {self.current_iter}, from {checkpoint}")
 
     @cached_property
-    def _frozen(self) -> str:
-        return snapshot.frozen_digest(self.run.policy)
+    def _frozen(self) -> dict[str, str]:
+        return snapshot.digests(self.run)
+
+    def _save_whole(self, folder: Path) -> None:
+        try:
+            write_folder(folder, self.save)
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot save the model to {folder}: {error}") from error
 
     def save(self, folder: Path) -> Path:
         """Writes the language model and the tokenizer, ready for `from_pretrained`.

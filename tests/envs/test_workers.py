@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+import time
 
 import cloudpickle
 import numpy as np
@@ -108,3 +110,25 @@ def test_a_reward_that_cannot_travel_is_refused_at_once(make_env):
     with pytest.raises(RewardError, match="HoldsALock cannot be sent to reward workers"):
         make_env(HoldsALock(), 1)
     make_env(HoldsALock(), 0)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
+def test_workers_end_when_their_run_is_killed():
+    code = (
+        "import os, signal\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "import multiprocessing\n"
+        "from rl4lms_like.envs.workers import _receive\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('forkserver')\n"
+        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_receive, initargs=(b'', {}))\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    worker = int(killed.stdout)
+    for _ in range(200):
+        if not os.path.exists(f"/proc/{worker}"):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"the worker {worker} is still there")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking import RunDescription, Sink, Tracker
 
 CONFIG = {"alg": {"id": "ppo"}, "seed": 0}
@@ -206,7 +207,7 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(tmp_path, caplog, f
 
 def test_the_run_folders_own_errors_end_the_run(tracker):
     (tracker.run_path / "rollout_info.jsonl").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(RL4LMsLikeError, match="cannot write to the run folder"):
         tracker.log_rollout_infos({"rollout_info/ep_rew": 1.0})
 
 

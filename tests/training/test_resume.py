@@ -244,6 +244,13 @@ def test_what_would_make_it_another_run_is_refused_with_the_differences(stopped)
     ]
 
 
+def test_differences_are_found_within_lists(tmp_path, whole):
+    run = tmp_path / "project" / "copy"
+    shutil.copytree(whole("causal", "ppo")[1], run)
+    with pytest.raises(ConfigError, match=r"train_evaluation\.metrics\.0\.name: null in the run, 'words' now"):
+        resumption(run, ["train_evaluation.metrics.0.name=words"])
+
+
 def test_the_length_of_a_scheduled_run_cannot_change(tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
     mapping["alg"]["args"] = ALGORITHMS["ppo"] | {"learning_rate_schedule": "linear"}
@@ -254,18 +261,18 @@ def test_the_length_of_a_scheduled_run_cannot_change(tmp_path, monkeypatch, tiny
         resumption(tmp_path / "rl4lm_exps" / "run", ["train_evaluation.n_iters=9"])
 
 
-def test_another_model_under_the_same_name_is_refused(stopped, tiny_t5_dir, tmp_path, tiny_gpt2_dir, monkeypatch):
-    config = json.loads((stopped / "config.json").read_text())
-    other = tmp_path / "other"
-    shutil.copytree(tiny_gpt2_dir, other)
+def test_another_model_under_the_same_name_is_refused(tmp_path, tiny_gpt2_dir, monkeypatch):
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(other / "model.safetensors")
-    save_file({name: weight + 0.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
-    config["alg"]["policy"]["args"]["model_name"] = str(other)
-    (stopped / "config.json").write_text(json.dumps(config))
+    model = tmp_path / "model"
+    shutil.copytree(tiny_gpt2_dir, model)
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 2, "rollout")
+        started(blocks("causal", model, "ppo"), tmp_path)
+    weights = {name: weight + 0.01 for name, weight in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="not trained"):
-        resume(stopped, quiet=True)
+        resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
 
 
 def test_the_newest_two_keep_their_training_state_and_all_their_model(whole, tmp_path, tiny_gpt2_dir):
