@@ -17,6 +17,7 @@ RL4LMsLikeError
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -122,6 +123,16 @@ class RewardError(ComponentError):
 
 class MetricError(ComponentError):
     """A metric raised, or returned something that is not a mapping of name to (sentence scores, corpus score)."""
+
+
+def require_extra(module: str, *, extra: str, needed_by: str) -> None:
+    """Looks for an optional dependency without importing it.
+
+    Raises:
+        MissingExtraError: if it is not installed.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(module, extra, needed_by)
 
 
 def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:

@@ -24,6 +24,18 @@ class TextGenPool(ABC):
     def prepare(cls, split: str, *args: Any, **kwargs: Any) -> TextGenPool:
         """Builds the pool of a split, `train`, `val` or `test`; its further arguments come from the config."""
 
+    @classmethod  # noqa: B027  (no duty of subclasses)
+    def require(cls, needed_by: str, **args: Any) -> None:
+        """Says what `prepare` would lack, before anything is read; most pools lack nothing.
+
+        Args:
+            needed_by: the pool, in words.
+            args: the arguments of `prepare`, without the split.
+
+        Raises:
+            RL4LMsLikeError: a package or resource is not here.
+        """
+
     def __len__(self) -> int:
         return len(self._samples)
 

@@ -19,10 +19,9 @@ from typing import Any
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, text_cell
 from rl4lms_like.data_pools.hub import HubTable
-from rl4lms_like.data_pools.published import Layout, Published, Source
+from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source
 from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
 from rl4lms_like.data_pools.tables import LocatedRow, json_rows
 from rl4lms_like.scoring.nltk_data import require_sentences, words
@@ -33,7 +32,7 @@ _HIGHLIGHT = "@highlight"
 _SENTENCE_ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")
 
 
-class CNNDailyMail(TextGenPool):
+class CNNDailyMail(PublishedPool):
     """News articles as prompts, their highlights as references."""
 
     @classmethod

@@ -16,17 +16,16 @@ from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
-from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, texts_cell
 from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
 from rl4lms_like.data_pools.splits import names_of, not_empty
 from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows, paired_lines
 
 HUB = HubTable("GEM/common_gen", "default", CONVERTED)
 
 
-class CommonGen(TextGenPool):
+class CommonGen(PublishedPool):
     """Sets of concepts as prompts, sentences that use them as references."""
 
     @classmethod

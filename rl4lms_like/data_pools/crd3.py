@@ -20,10 +20,9 @@ from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
-from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, texts_cell
 from rl4lms_like.data_pools.hub import downloaded
-from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
 from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
 from rl4lms_like.data_pools.tables import LocatedRow
 
@@ -33,7 +32,7 @@ N_EARLIER = 2
 """Turns that must lie before a sample's turn."""
 
 
-class CRD3DialogueGeneration(TextGenPool):
+class CRD3DialogueGeneration(PublishedPool):
     """The last turns of a game as prompts, what is said next as the reference."""
 
     @classmethod

@@ -17,17 +17,16 @@ from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
-from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, text_cell, texts_cell
 from rl4lms_like.data_pools.dialogues import ORIGINAL, PAIRS, utterances_of
 from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Published, Source
+from rl4lms_like.data_pools.published import Published, PublishedPool, Source
 from rl4lms_like.data_pools.splits import not_empty
 
 HUB = HubTable("li2017dailydialog/daily_dialog", "default", CONVERTED)
 
 
-class DailyDialog(TextGenPool):
+class DailyDialog(PublishedPool):
     """The last utterances of a dialogue as prompts, the next one as the reference."""
 
     EOU_TOKEN = "<EOU>"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.errors import DataPoolError, import_extra
+from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import ColumnMap
@@ -23,6 +23,11 @@ _NEEDED_BY = "the data pool 'hf_dataset'"
 
 class HfDatasetPool(TextGenPool):
     """Columns of a `datasets` data set."""
+
+    @classmethod
+    def require(cls, needed_by: str, **args: Any) -> None:
+        """Looks for the package that reads it."""
+        require_extra("datasets", extra="data", needed_by=needed_by)
 
     @classmethod
     def prepare(

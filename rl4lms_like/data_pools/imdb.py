@@ -23,10 +23,9 @@ import numpy as np
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count, Share
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, text_cell
 from rl4lms_like.data_pools.hub import HubTable
-from rl4lms_like.data_pools.published import Layout, Published, Source
+from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source
 from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
 from rl4lms_like.data_pools.tables import LocatedRow
 
@@ -38,7 +37,7 @@ POSITIVE = 1
 _LABELS = {"neg": 0, "pos": POSITIVE}
 
 
-class IMDB(TextGenPool):
+class IMDB(PublishedPool):
     """Film reviews to be continued, of either sentiment; the reference is the whole review."""
 
     @classmethod
@@ -76,7 +75,7 @@ class IMDB(TextGenPool):
         return cls(not_empty(samples, split, "imdb"))
 
 
-class IMDBForSeq2Seq(TextGenPool):
+class IMDBForSeq2Seq(PublishedPool):
     """Film reviews to learn from: positive ones in `train`, either kind in `val` and `test`."""
 
     @classmethod

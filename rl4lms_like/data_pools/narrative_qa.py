@@ -18,10 +18,9 @@ from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
-from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell, text_cell
 from rl4lms_like.data_pools.hub import downloaded
-from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
 from rl4lms_like.data_pools.splits import names_of, not_empty, text_lines
 from rl4lms_like.data_pools.tables import LocatedRow
 
@@ -31,7 +30,7 @@ _FILES = {"train": "train", "val": "dev", "test": "test"}
 _SEPARATOR = r" \n "
 
 
-class NarrativeQA(TextGenPool):
+class NarrativeQA(PublishedPool):
     """Questions with the summary of a story as prompts, their answers as references."""
 
     @classmethod

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.errors import DataPoolError, require_extra
+from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.hub import HubTable, saved_tables, table_rows_of
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import FORMATS, LocatedRow, table_rows
@@ -61,6 +62,16 @@ class Source:
         """The hub's table to load; of another repository nothing is known beforehand."""
         base = default if self.hub_id is None else HubTable(self.hub_id)
         return HubTable(base.path, self.hub_config or base.config, self.revision or base.revision)
+
+
+class PublishedPool(TextGenPool):
+    """A pool that reads the hub unless `data_dir` names a local copy."""
+
+    @classmethod
+    def require(cls, needed_by: str, **args: Any) -> None:
+        """Looks for the package that reads the hub, where the hub is read."""
+        if args.get("data_dir") is None:
+            require_extra("datasets", extra="data", needed_by=needed_by)
 
 
 @dataclass(frozen=True)

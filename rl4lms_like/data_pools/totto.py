@@ -15,10 +15,9 @@ from typing import Any, Literal
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import cell
 from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
 from rl4lms_like.data_pools.splits import names_of, not_empty
 from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows
 from rl4lms_like.data_pools.totto_text import full_text, highlighted_text, titles_text
@@ -31,7 +30,7 @@ STAGES = ("original_sentence", "sentence_after_deletion", "sentence_after_ambigu
 _LINEARISE = {"subtable": highlighted_text, "fulltable": full_text}
 
 
-class ToTTo(TextGenPool):
+class ToTTo(PublishedPool):
     """Tables with highlighted cells as prompts, sentences about these cells as references."""
 
     @classmethod

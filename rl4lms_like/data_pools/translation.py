@@ -20,7 +20,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import text_cell
 from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Layout, Published, Source, first_file
+from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
 from rl4lms_like.data_pools.splits import SPLITS, names_of, not_empty
 from rl4lms_like.data_pools.tables import LocatedRow, paired_lines
 
@@ -60,7 +60,7 @@ class _Pair:
         return not_empty(samples, split, self.pool)
 
 
-class WMT(TextGenPool):
+class WMT(PublishedPool):
     """Pairs of any data set with a column `translation`; of the WMT conferences by its bare name, `wmt16`."""
 
     @classmethod
@@ -109,7 +109,7 @@ class WMT(TextGenPool):
         return cls(pair.samples(split, source, HubTable(path, configs[-1]), max_size))
 
 
-class EnglishToGerman(TextGenPool):
+class EnglishToGerman(PublishedPool):
     """English prompts, German references; a subclass says of which data set."""
 
     pool: ClassVar[str]

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 from rl4lms_like.core.errors import NotReadyError, RL4LMsLikeError
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.named import NamedMetric
@@ -18,10 +20,10 @@ from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.post_processors.call import try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.building import build_component
-from rl4lms_like.training.config import AnyConfig, MetricConfig, RunConfig
+from rl4lms_like.training.config import AnyConfig, ComponentConfig, MetricConfig, RunConfig
 from rl4lms_like.training.places import POST_PROCESSING
 
-REWARD, METRIC = "reward_fn", "train_evaluation.metrics"
+REWARD, POOL, METRIC = "reward_fn", "datapool", "train_evaluation.metrics"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ def build_post_processor(config: AnyConfig) -> Callable[[str], str] | None:
     return function
 
 
+def _require_pool(config: ComponentConfig) -> None:
+    """A pool is prepared later, split by split; what it lacks is known before."""
+    pool = DATA_POOLS.resolve(config.id)
+    if isinstance(pool, type) and issubclass(pool, TextGenPool):
+        pool.require(f"the data pool {config.id!r}", **config.args)
+
+
 def _build_metric(config: MetricConfig) -> BaseMetric:
     metric: BaseMetric = build_component(METRICS, config, "metric")
     return metric if config.name is None else NamedMetric(metric, config.name)
@@ -89,6 +98,7 @@ def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Where each component stands in the config, and what builds it."""
     if isinstance(config, RunConfig):
         yield REWARD, partial(build_component, REWARDS, config.reward_fn, "reward")
+    yield POOL, partial(_require_pool, config.datapool)
     metrics = config.train_evaluation.metrics
     for index, metric in enumerate(metrics):
         if metric not in metrics[:index]:  # RL4LMs' files list some twice

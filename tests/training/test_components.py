@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -71,6 +72,20 @@ def test_it_is_said_before_the_data_are_read(lacking):
     lacking["datapool"] = {"id": "jsonl", "args": {"path": "none.jsonl", "prompt_column": "a"}}
     with pytest.raises(NotReadyError):
         assemble(parse_config(lacking))
+
+
+def test_a_data_pool_says_what_it_lacks_with_the_others(lacking, monkeypatch, tmp_path):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "datasets" else find_spec(name))
+    lacking["datapool"] = {"id": "commongen"}
+    with pytest.raises(
+        NotReadyError, match=r"datapool: needs the package 'datasets': pip install 'rl4lms_like\[data\]'"
+    ):
+        build_components(parse_config(lacking))
+    lacking["datapool"]["args"] = {"data_dir": str(tmp_path)}  # a local copy needs no hub
+    with pytest.raises(NotReadyError) as caught:
+        build_components(parse_config(lacking))
+    assert "datapool" not in str(caught.value)
 
 
 def test_an_evaluation_needs_no_reward(lacking):
