@@ -147,7 +147,7 @@ def files_of(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(path for path in run.rglob("*") if path.is_file()):
         name = path.relative_to(run).as_posix()
-        if name in ("log.txt", "report.html", ".lock") or ".partial" in name:
+        if name in ("log.txt", "report.html", ".lock") or ".partial" in name or "interrupted_" in name:
             continue
         if name.endswith(".jsonl"):
             lines = [json.loads(line) for line in path.read_text().splitlines()]

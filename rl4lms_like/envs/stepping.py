@@ -17,12 +17,7 @@ from rl4lms_like.envs.env import REWARD_PARTS
 from rl4lms_like.rewards.call import TokenRewards
 
 
-def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> np.ndarray:
-    """Task rewards `[n_tokens]` float32 of whole responses; see `step_through`."""
-    return step_through(vec_env, episodes).total
-
-
-def step_through(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
+def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
     """Task rewards of whole responses to the current prompts of `DummyVecEnv` or `SubprocVecEnv` of `TextGenEnv`.
 
     The environments restart on their own when they are done, so call `reset` before the next episodes.

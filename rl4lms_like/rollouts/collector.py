@@ -23,7 +23,7 @@ from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_masks import n_allowed
-from rl4lms_like.envs.stepping import step_through
+from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import EpisodeScores, LMActorCriticPolicy
 from rl4lms_like.rewards.call import TokenRewards
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
@@ -142,7 +142,7 @@ class RolloutCollector:
 
     def _play(self, episodes: EpisodeBatch) -> TokenRewards:
         if not self._plays:
-            return step_through(self.env, episodes)
+            return play_by_stepping(self.env, episodes)
         rewards = self.env.play(episodes)  # type: ignore[attr-defined]
         return TokenRewards(rewards, getattr(self.env, "reward_parts", {}))
 

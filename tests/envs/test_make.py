@@ -38,7 +38,7 @@ def test_processes_of_their_own_pay_the_same_and_are_seeded(env_kwargs, batch_of
             processes.seed(3)
             prompts.append(processes.reset())
         assert all(np.array_equal(prompts[0][key], prompts[1][key]) for key in prompts[0])
-        rewards = play_by_stepping(processes, episodes)
+        rewards = play_by_stepping(processes, episodes).total
         np.testing.assert_array_equal(rewards, one_process.play(episodes))
         assert rewards.max() > 0
     finally:

@@ -11,7 +11,7 @@ import pytest
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.make import make_vec_env
-from rl4lms_like.envs.stepping import step_through
+from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.base import RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward
@@ -82,7 +82,7 @@ def test_every_way_tells_the_same_parts(make, batch_of, random_responses, kind, 
     if isinstance(other, TextVecEnv):
         others, told = other.play(episodes), other.reward_parts
     else:
-        others, told = step_through(other, episodes)
+        others, told = play_by_stepping(other, episodes)
     np.testing.assert_array_equal(rewards, others)
     assert list(told) == list(parts)
     for name, values in parts.items():

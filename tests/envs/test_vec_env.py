@@ -128,7 +128,7 @@ def test_playing_equals_stepping(make_env, batch_of, random_responses, reward, c
         episodes = batch_of(random_responses(N_ENVS, seed + round, n_ids=300))
         rewards = played.play(episodes)
         assert rewards.dtype == np.float32 and rewards.shape == (episodes.n_tokens,)
-        np.testing.assert_array_equal(rewards, play_by_stepping(stepped, episodes))
+        np.testing.assert_array_equal(rewards, play_by_stepping(stepped, episodes).total)
         stepped.load_state_dict(played.state_dict())  # stepping drew further prompts when episodes ended
 
 
@@ -141,7 +141,7 @@ def test_stepping_stable_baselines_own_vec_env_pays_the_same(make_env, batch_of,
         own.set_options([{"sample": sample} for sample in theirs.get_attr("sample")])
         own.reset()
         episodes = batch_of(random_responses(N_ENVS, seed, n_ids=300))
-        np.testing.assert_array_equal(own.play(episodes), play_by_stepping(theirs, episodes))
+        np.testing.assert_array_equal(own.play(episodes), play_by_stepping(theirs, episodes).total)
 
 
 def test_done_holds_at_the_last_token_of_an_episode_cut_short(make_env, batch_of):

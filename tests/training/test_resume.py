@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from benchmarks.killed_runs import files_of
 from rl4lms_like.cli import main
 from rl4lms_like.core.errors import CheckpointError, ConfigError
 from rl4lms_like.rewards.base import RewardFunction
@@ -107,25 +108,6 @@ def stop_after(monkeypatch, iteration: int, during: str) -> None:
         original(self, n_iters)
 
     monkeypatch.setattr(OnPolicyTrainer, "_iterate", iterate)
-
-
-def files_of(folder) -> dict[str, object]:
-    """What a run leaves behind, without clock times and logs of messages."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name.endswith(".jsonl"):
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
-        elif name in ("log.txt", "report.html", ".lock") or "interrupted_" in name:
-            continue
-        elif name.endswith(("manifest.json", "training_state.json")):
-            state = json.loads(path.read_text())
-            state.pop("files")  # sizes, which clock times change
-            found[name] = state
-        else:
-            found[name] = path.read_bytes()
-    return found
 
 
 @pytest.fixture(scope="module")
