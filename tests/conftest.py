@@ -30,6 +30,11 @@ torch.set_num_threads(1)
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes go by their argument's name: packed ones may hold the time, and all workers must collect the same tests."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_test_writes_to_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
