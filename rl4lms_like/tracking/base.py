@@ -167,6 +167,10 @@ class Tracker:
         for prediction in random.Random(0).sample(list(predictions), min(N_LOGGED_TEXTS, len(predictions))):
             logger.info("epoch %s, %s split: %s", epoch, split_name, dict(prediction), extra=FILE_ONLY)
 
+    def log_line(self, file: str, line: Mapping[str, Any]) -> None:
+        """Adds a line to a file of the run folder, `alarms.jsonl` for instance; no other sink hears of it."""
+        self._pass(self._folder, "append", file, line)
+
     def log_info(self, msg: str) -> None:
         """A notice, on the console and in `log.txt`."""
         logger.info("%s", msg)

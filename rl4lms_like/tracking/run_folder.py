@@ -7,6 +7,7 @@
         training_info.jsonl                           one object an iteration: everything else
         {val,test}_split_metrics.jsonl                {"epoch": ..., "metrics": {...}}
         epoch_<epoch>_<split>_split_predictions.json  the texts and their scores
+        alarms.jsonl  token_credit.jsonl              what watchers saw, one object a line
         checkpoints/  model/                          written by the trainer
         .lock                                         held by the process that writes here
 
@@ -38,6 +39,8 @@ CONFIG_FILE = "config.json"
 LOG_FILE = "log.txt"
 LOCK_FILE = ".lock"
 METRICS_FILES = "*_split_metrics.jsonl"
+ALARMS_FILE = "alarms.jsonl"
+CREDIT_FILE = "token_credit.jsonl"
 PREDICTIONS_FILES = "epoch_*_split_predictions.json"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """What a disk says that knows no locks, as some network disks do."""
@@ -67,10 +70,10 @@ class RunFolder(Sink):
         training = {key: value for key, value in values.items() if key not in rollout}
         for file, group in ((ROLLOUT_FILE, rollout), (TRAINING_FILE, training)):
             if group:
-                self._append(file, {**head, **group})
+                self.append(file, {**head, **group})
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
-        self._append(f"{split_name}_split_metrics.jsonl", {"epoch": epoch, "metrics": metrics})
+        self.append(f"{split_name}_split_metrics.jsonl", {"epoch": epoch, "metrics": metrics})
 
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
         file = self.path / f"epoch_{epoch}_{split_name}_split_predictions.json"
@@ -97,7 +100,8 @@ class RunFolder(Sink):
             if file.name not in sizes:
                 file.unlink()
 
-    def _append(self, file: str, line: Mapping[str, Any]) -> None:
+    def append(self, file: str, line: Mapping[str, Any]) -> None:
+        """Adds a line to one of the files that grow line by line."""
         with (self.path / file).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -111,7 +115,7 @@ def check_sizes(path: Path, sizes: Any) -> None:
     if not isinstance(sizes, Mapping) or not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise CheckpointError("the sizes of the run's files are not numbers")
     for name, size in sizes.items():
-        if not re.fullmatch(r"[^/\\\0]+_(info|split_metrics)\.jsonl", name):
+        if not re.fullmatch(r"[^/\\\0]+\.jsonl", name):
             continue  # predictions, which may be taken away
         file = path / name
         if size > (file.stat().st_size if file.is_file() else 0):
@@ -192,7 +196,8 @@ def to_json(value: Any) -> Any:
 
 def _files_of_lines(path: Path) -> list[Path]:
     """Files of this library that grow line by line; a user's own are left alone."""
-    return [file for name in (ROLLOUT_FILE, TRAINING_FILE, METRICS_FILES) for file in sorted(path.glob(name))]
+    names = (ROLLOUT_FILE, TRAINING_FILE, METRICS_FILES, ALARMS_FILE, CREDIT_FILE)
+    return [file for name in names for file in sorted(path.glob(name))]
 
 
 def _write_whole(file: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.checkpoints import forget_later, read_checkpoint, write_checkpoint, write_folder
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.interrupted import save_interrupted, tell_the_way_on
+from rl4lms_like.training.watchers import watchers_of
 
 
 class OnPolicyTrainer:
@@ -37,6 +38,7 @@ class OnPolicyTrainer:
         self.schedule = run.config.train_evaluation
         self.current_iter = 0
         self._evaluated: set[tuple[int, str]] = set()
+        self.watchers = watchers_of(run, tracker)
         snapshot.remembered(run)  # what cannot be saved is said now, not at the first checkpoint
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         if resume_from is not None:
@@ -76,6 +78,8 @@ class OnPolicyTrainer:
         algorithm.logger.record("time/iteration", self.current_iter)
         algorithm.logger.record("time/iteration_s", seconds)
         algorithm.logger.record("time/tokens_per_s", (algorithm.num_timesteps - tokens) / seconds)
+        for watcher in self.watchers.values():
+            watcher.saw_iteration(self.current_iter)
         algorithm.logger.dump(step=algorithm.num_timesteps)
 
     def evaluate(self, splits: tuple[str, ...]) -> dict[str, Evaluation]:
@@ -100,6 +104,8 @@ class OnPolicyTrainer:
             )
             self.tracker.log_metrics(self.current_iter, split, evaluation.scores)
             self.tracker.log_predictions(self.current_iter, split, evaluation.predictions)
+            for watcher in self.watchers.values():
+                watcher.saw_evaluation(self.current_iter, split, evaluation)
             evaluations[split] = evaluation
         return evaluations
 
@@ -111,6 +117,7 @@ class OnPolicyTrainer:
         """
         state = snapshot.take(self.run, self._frozen)
         state.numbers["trainer"] = {"iteration": self.current_iter, "evaluated": sorted(self._evaluated)}
+        state.numbers["watchers"] = {name: watcher.state_dict() for name, watcher in self.watchers.items()}
         try:
             state.numbers["files"] = self.tracker.file_sizes()
             state.numbers["config"] = to_json(self.tracker.run_config)
@@ -126,7 +133,11 @@ class OnPolicyTrainer:
             self._evaluated = {(epoch, split) for epoch, split in state.numbers["trainer"]["evaluated"]}
             if not all(type(epoch) is int and split in self.run.samples for epoch, split in self._evaluated):
                 raise ValueError("trainer.evaluated names no epochs and splits")
-        except (KeyError, TypeError, ValueError) as error:
+            if state.numbers["watchers"].keys() != self.watchers.keys():
+                raise ValueError("watchers are not those of the run")
+            for name, watcher in self.watchers.items():
+                watcher.load_state_dict(state.numbers["watchers"][name])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{checkpoint}: cannot be read: {type(error).__name__}: {error}") from error
         self.tracker.cut_files(state.numbers.get("files", {}))
         forget_later(self.tracker.checkpoint_base_path, self.current_iter)

@@ -499,6 +499,6 @@ def test_a_full_disk_ends_a_run_with_its_name(run, monkeypatch, capsys):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "_append", full)
+    monkeypatch.setattr(RunFolder, "append", full)
     assert main(["train", "--resume", str(run)]) == 1
     assert f"cannot write to the run folder {run}: [Errno 28] No space left" in capsys.readouterr().err
