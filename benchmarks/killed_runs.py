@@ -2,10 +2,13 @@
 
     python -m benchmarks.killed_runs                          # PPO, NLPO, A2C, TRPO x causal, seq2seq, 25 kills each
     python -m benchmarks.killed_runs --cells nlpo/seq2seq --kills 5
+    python -m benchmarks.killed_runs --signal int --kills 10  # by Ctrl-C, which saves what it goes on from
 
 Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
 first new iteration (every third time within a save), gone on with by `--resume`, killed again ..., and left alone at
-last. Weights, training state, numbers and texts of both must be equal, byte for byte, but for clock times.
+last. Weights, training state, numbers and texts of both must be equal, byte for byte, but for clock times. With
+`--signal int` or `term` it is asked to stop instead: then it must also end with status 130, and go on at once from
+where it was, be that in the midst of an update.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -30,6 +34,7 @@ import yaml
 from rl4lms_like.testing import models
 from rl4lms_like.training.checkpoints import checkpoints_in, newest_checkpoint
 
+SIGNALS = {"kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
 RESULTS = Path(__file__).parent / "results" / "killed_runs.json"
 STEPS = {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -76,7 +81,7 @@ def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
     }
 
 
-def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int) -> dict[str, Any]:
+def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int, by: str = "kill") -> dict[str, Any]:
     """Trains in peace and under fire; the differences between both, none of them expected."""
     config = folder / "config.yml"
     config.write_text(yaml.safe_dump(config_of(cell, n_iters, folder.parent / "models")))
@@ -90,7 +95,7 @@ def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int) -> di
 
     finish(start("config.yml", "--experiment_name", "peace"))
     under_fire, rng = folder / "rl4lm_exps" / "fire", random.Random(seed)
-    done, during_save, at_iterations = 0, 0, []
+    done, during_save, at_iterations, within = 0, 0, [], Counter[str]()
     while done < kills:
         found = checkpoints_in(under_fire / "checkpoints")
         process = start("--resume", str(under_fire)) if found else start("config.yml", "--experiment_name", "fire")
@@ -100,9 +105,14 @@ def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int) -> di
         if done % 3 == 2:
             wait_for_a_save(process, under_fire)
             time.sleep(rng.uniform(0, LONGEST_SAVE_S))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.send_signal(SIGNALS[by])
+        _, error = process.communicate()
+        if process.returncode == 0:
+            break  # it was about to end
+        if process.returncode != (-signal.SIGKILL if by == "kill" else 130) or b"Traceback" in error:
+            raise SystemExit(f"{cell} ended with status {process.returncode}:\n{error.decode()}")
         done += 1
+        within[where_it_stopped(under_fire)] += 1
         during_save += any((under_fire / "checkpoints").glob("*.partial"))
         at_iterations.append(int(newest_checkpoint(under_fire).name.rpartition("_")[2]))
     finish(start("--resume", str(under_fire)))
@@ -110,7 +120,7 @@ def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int) -> di
     differ = sorted(name for name in peace.keys() | fire.keys() if peace.get(name) != fire.get(name))
     return {
         "kills": done,
-        "during_save": during_save,
+        **({"during_save": during_save} if by == "kill" else {"stopped_in": dict(sorted(within.items()))}),
         "at_iterations": at_iterations,
         "n_iters": n_iters,
         "differ": differ,
@@ -127,6 +137,15 @@ def wait_for_another(process: subprocess.Popen[bytes], run: Path, found: list[Pa
         time.sleep(0.01)
     finish(process)
     return False
+
+
+def where_it_stopped(run: Path) -> str:
+    """What its newest checkpoint says of it."""
+    newest = newest_checkpoint(run)
+    state = json.loads((newest / "training_state.json").read_text())
+    if "update" in state:
+        return "update"
+    return "rollout or evaluation" if newest.name.startswith("interrupted_") else "after a save"
 
 
 def wait_for_a_save(process: subprocess.Popen[bytes], run: Path) -> None:
@@ -147,7 +166,7 @@ def files_of(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(path for path in run.rglob("*") if path.is_file()):
         name = path.relative_to(run).as_posix()
-        if name in ("log.txt", "report.html", ".lock") or ".partial" in name or "interrupted_" in name:
+        if name in ("log.txt", "report.html", ".lock") or ".partial" in name:
             continue
         if name.endswith(".jsonl"):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -176,6 +195,7 @@ def main() -> int:
     parser.add_argument("--n_iters", type=int, default=200, help="of each run (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (%(default)s)")
     parser.add_argument("--parallel", type=int, default=2, help="cells at a time (%(default)s)")
+    parser.add_argument("--signal", choices=SIGNALS, default="kill", help="SIG... (%(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     cells = options.cells.split(",")
@@ -188,13 +208,17 @@ def main() -> int:
             cell = cells[index]
             folder = base / cell.replace("/", "_")
             folder.mkdir()
-            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, options.seed + index)
+            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, options.seed + index, options.signal)
             shutil.rmtree(folder)
             print(cell, json.dumps(results[cell]), flush=True)
 
         with ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(run, range(len(cells))))
-    options.output.write_text(json.dumps({"seed": options.seed, "cells": results}, indent=1, sort_keys=True) + "\n")
+    found = {"seed": options.seed, "cells": results}
+    if options.signal != "kill":  # beside the others
+        known = json.loads(options.output.read_text()) if options.output.is_file() else {}
+        found = known | {f"sig{options.signal}": found}
+    options.output.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     return int(any(cell["differ"] for cell in results.values()))
 
 

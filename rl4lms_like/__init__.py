@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rl4lms_like.algorithms.ppo import PPO
     from rl4lms_like.algorithms.trpo import TRPO
     from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+    from rl4lms_like.core.import_paths import use_code_from
     from rl4lms_like.core.observation import Observation
     from rl4lms_like.core.sample import Sample
     from rl4lms_like.data_pools import DATA_POOLS
@@ -74,6 +75,7 @@ _HOME = {
     "load_config": "training.config",
     "make_kl_controller": "rollouts.kl",
     "train": "training.run",
+    "use_code_from": "core.import_paths",
     "with_text_rollouts": "rollouts.adapt",
 }
 
@@ -109,6 +111,7 @@ __all__ = [
     "load_config",
     "make_kl_controller",
     "train",
+    "use_code_from",
     "with_text_rollouts",
 ]
 

@@ -17,10 +17,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.import_paths import use_code_from
+from rl4lms_like.core.secrets import without_secrets
+from rl4lms_like.core.wording import printable
 
 EXIT_STATUS = (
     "Exit status: 0 done, 1 a run failed for the reason that is printed, "
@@ -32,25 +38,59 @@ KINDS = ("data_pools", "rewards", "metrics", "post_processors", "policies", "alg
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _find_modules_here()
+    if argv is None:  # a program of its own, whose errors nobody catches
+        sys.excepthook = lambda kind, error, place: _say("".join(traceback.format_exception(kind, error, place)))
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.run is not _quickstart:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     try:
-        return int(options.run(options))
+        use_code_from(*getattr(options, "code", ()))
+        with _cancelled_as_by_ctrl_c():
+            return int(options.run(options))
     except RL4LMsLikeError as error:
-        if options.traceback:
-            raise
-        print(error, file=sys.stderr)
+        _say(traceback.format_exc() if options.traceback else f"{error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader (`| head`) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        if not _is_stdout_gone():
+            return _unexpected(error, options)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has seen enough
         return 0
+    except Exception as error:
+        if _is_ours(error):
+            raise
+        return _unexpected(error, options)
+
+
+def _say(message: str) -> None:
+    """Prints what went wrong, without secrets, and without what would steer the terminal."""
+    sys.stderr.write(printable(without_secrets(message)))
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it is a mistake of this library, which is shown in full: whoever reports it has all of it."""
+    place = traceback.extract_tb(error.__traceback__)[-1].filename
+    return not isinstance(error, OSError | MemoryError) and Path(__file__).parent in Path(place).parents
+
+
+def _unexpected(error: Exception, options: argparse.Namespace) -> int:
+    """Says what a library or the system raised, and nobody has said by name."""
+    said = reason(error) if isinstance(error, OSError) else error
+    where = "where it came from: the log.txt of its run, or the same command with --traceback"
+    _say(traceback.format_exc() if options.traceback else f"{type(error).__name__}: {said}\n{where}\n")
+    return 1
+
+
+def _is_stdout_gone() -> bool:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("kind", choices=KINDS)
     command = _command(commands, "show", "show what a component is and takes", _show)
     command.add_argument("id", metavar="ID", help="an id, or an import path package.module:Name")
+    _add_code(command)
     _command(commands, "quickstart", "train the embedded default; takes options of its own", _quickstart, own_help=True)
     command = _command(commands, "report", "write report.html of a run", _report)
     command.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
@@ -82,7 +123,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entity_name", help="of Weights & Biases")
     parser.add_argument("--base_path_to_store_results", default=".", help="first folder (the current one)")
     parser.add_argument("--log_to_wandb", action="store_true", help="log to Weights & Biases")
+    parser.add_argument("--new", action="store_true", help="begin a new run, even if one of this config can go on")
     _add_set(parser)
+    _add_code(parser)
 
 
 def _command(
@@ -108,6 +151,16 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_code(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder with modules of your own that the config names, often `.`; may be repeated",
+    )
+
+
 def _add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     config = parser.add_mutually_exclusive_group(required=True)
     config.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file")
@@ -125,6 +178,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 def _add_check(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
     _add_set(parser)
+    _add_code(parser)
 
 
 def _add_decoding(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +192,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config_path", help="YAML file with data pool and metrics; default: the run's own")
     parser.add_argument("--split", choices=("train", "val", "test"), default="test", help="(%(default)s)")
     _add_decoding(parser)
+    _add_code(parser)
     parser.add_argument("--num_beams", type=_count, help="beams of --decoding beam (5)")
     parser.add_argument("--batch_size", type=_count, help="prompts per generation call; default: the config's")
     parser.add_argument("--limit", type=_count, help="only the first so many samples")
@@ -163,6 +218,7 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", action="append", default=[], metavar="LABEL", help="run this one; may be repeated")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="folder; default: the spec's")
+    _add_code(parser)
     parser.add_argument("--report-only", action="store_true", help="run nothing, report what is there")
 
 
@@ -186,15 +242,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _find_modules_here() -> None:
-    """Lets `my_project.rewards:Short` name a module beside the config, as `python -m` would."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
 def _train(options: argparse.Namespace) -> int:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is cancelled ends as by Ctrl-C
     if options.resume is not None:
         from rl4lms_like.training.run import resume
 
@@ -216,6 +264,7 @@ def _train(options: argparse.Namespace) -> int:
         base_path_to_store_results=options.base_path_to_store_results,
         log_to_wandb=options.log_to_wandb,
         overrides=options.overrides,
+        new=options.new,
     )
     return 0
 
@@ -225,10 +274,23 @@ def _refuse_another_place(options: argparse.Namespace) -> None:
     parser = argparse.ArgumentParser()
     add_run_options(parser)
     places = ("project_name", "experiment_name", "base_path_to_store_results")
-    given = [name for name in places if getattr(options, name) != parser.get_default(name)]
+    given = [name for name in (*places, "new") if getattr(options, name) != parser.get_default(name)]
     if given:
         said = "a run goes on in its own folder; leave it out, or copy the folder and resume the copy"
         raise ConfigError([Mistake(f"--{name}", said) for name in given], "the command line")
+
+
+@contextmanager
+def _cancelled_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM, which ends a job that is cancelled, does what Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -274,9 +336,9 @@ def _generate(options: argparse.Namespace) -> int:
     )
     for prompt, responses in zip(prompts, texts, strict=True):
         if options.json:
-            print(json.dumps({"prompt": prompt, "texts": responses}, ensure_ascii=False))
+            print(json.dumps({"prompt": prompt, "texts": responses}, ensure_ascii=sys.stdout.isatty()))
         else:
-            print(*(f"{prompt} | {response}" for response in responses), sep="\n")
+            print(*(printable(f"{prompt} | {response}") for response in responses), sep="\n")
     return 0
 
 

@@ -248,7 +248,7 @@ METRICS: dict[str, Row] = {
     "sacre_bleu": Row({"tokenize": "intl"}),
     "ter": Row(),
     "chrf": Row(),
-    "hf_evaluate": Row(lambda places: {"path": places.metric_script()}),
+    "hf_evaluate": Row(lambda places: {"path": places.metric_script(), "trust_remote_code": True}),
     "cider": Row(),
     "spice": Row(missing="CoreNLP"),
     "parent_totto": Row(samples=_tables),

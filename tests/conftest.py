@@ -17,6 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_MODE"] = "offline"
+os.environ["RL4LMS_LIKE_CODE"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of `tests...:Name`
 
 from pathlib import Path
 

@@ -49,7 +49,7 @@ train_evaluation: {eval_batch_size: 1, eval_every: 1}
 """
 MISTAKES = """  tokenizer.padding_sde: unknown key; did you mean 'padding_side'?
   reward_fn.args.min_tokens: missing; expected a whole number
-  env.n_envs: expected a whole number of at least 1, got 0
+  env.n_envs: expected a whole number from 1 to 65536, got 0
   alg.args.clip_range: expected a number above 0, got 'wide'
   train_evaluation.n_iters: missing; expected a whole number of at least 0
 """
@@ -239,14 +239,38 @@ def test_an_error_of_the_library_is_a_message_and_status_1(calls, capsys):
     calls("rl4lms_like.training.run", train=RewardError("Short failed on a batch of 3"))
     assert main(["train", "c.yml"]) == 1
     assert capsys.readouterr().err == "Short failed on a batch of 3\n"
-    with pytest.raises(RewardError):
-        main(["train", "c.yml", "--traceback"])
+    assert main(["train", "c.yml", "--traceback"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and shown.endswith("RewardError: Short failed on a batch of 3\n")
 
 
-def test_an_error_of_ours_is_shown_in_full(calls):
-    calls("rl4lms_like.training.run", train=ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
+def test_an_error_of_ours_is_shown_in_full(monkeypatch):
+    monkeypatch.setattr("rl4lms_like.cli.use_code_from", None)
+    with pytest.raises(TypeError, match="not callable"):
         main(["train", "c.yml"])
+
+
+def test_an_error_of_a_library_is_named_without_its_way_through_the_code(calls, capsys):
+    calls("rl4lms_like.training.run", train=ZeroDivisionError("of a library"))
+    assert main(["train", "c.yml"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "ZeroDivisionError: of a library" and "--traceback" in second and "log.txt" in second
+    assert main(["train", "c.yml", "--traceback"]) == 1
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "x"), "No space left on device: 'x'. Make room there"),
+        (BrokenPipeError(32, "Broken pipe"), "BrokenPipeError: [Errno 32] Broken pipe"),
+    ],
+    ids=["full disk", "pipe of another process"],
+)
+def test_what_the_system_refuses_is_no_success(error, said, calls, capsys):
+    calls("rl4lms_like.training.run", train=error)
+    assert main(["train", "c.yml"]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_an_interruption_is_status_130(calls, capsys):
@@ -303,14 +327,20 @@ def test_show_finds_an_id_in_every_registry_and_hides_what_is_filled_in(capsys):
     assert "split" not in printed.split("arguments:")[1]
 
 
-def test_show_takes_an_import_path_of_the_current_folder(tmp_path):
+def test_show_takes_an_import_path_of_a_folder_that_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(
-        'class Short:\n    """Short answers.\n\n    Args:\n        limit: in words.\n    """\n\n'
+        "from rl4lms_like import RewardFunction\n\n\n"
+        'class Short(RewardFunction):\n    """Short answers.\n\n    Args:\n        limit: in words.\n    """\n\n'
         "    def __init__(self, limit: int = 20): ...\n"
     )
-    code = "import sys; sys.path.remove(''); from rl4lms_like.cli import main; sys.exit(main(['show', 'mine:Short']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert "limit: a whole number (default 20)\n        in words." in done.stdout, done.stderr
+    for place in ([], ["--code", "."]):
+        command = [sys.executable, "-m", "rl4lms_like", "show", "mine:Short", *place]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        if place:
+            assert "limit: a whole number (default 20)\n        in words." in done.stdout, done.stderr
+        else:
+            assert done.returncode == 2
+            assert "the module 'mine' lies in the current folder" in done.stderr and "--code ." in done.stderr
 
 
 def test_show_suggests(capsys):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Interval
 
 from rl4lms_like.core.errors import Mistake
-from rl4lms_like.core.numbers import Count, NonNegative, Positive, Share
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Seed, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class OnPolicyArguments:
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
         max_grad_norm: clip the gradient's norm over actor and critic together; null clips nothing.
+        non_finite: what a NaN or an infinity in loss or gradient does: `stop` ends the run, `skip` leaves the step out
+            and ends the run once every step of an update was left out. The weights stay as they were.
         micro_batch_size: tokens per forward pass; a minibatch is split so that memory stays bounded, its gradient
             stays the same. Default: no split.
         seed: of the rollouts and minibatches; the config's top-level `seed` if absent.
@@ -49,8 +51,9 @@ class OnPolicyArguments:
     ent_coef: float = 0.0
     vf_coef: NonNegative = 0.5
     max_grad_norm: Positive | None = 0.5
+    non_finite: Literal["stop", "skip"] = "stop"
     micro_batch_size: Count | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     device: str | None = None
     verbose: Literal[0, 1, 2] = 0
     tensorboard_log: str | None = None

@@ -12,24 +12,26 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.type_aliases import RolloutBufferSamples, Schedule
-from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
+from rl4lms_like.algorithms.schedules import learning_rate_schedule
+from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.losses import approximate_kl, explained_variance
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import TextRollouts
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
+from rl4lms_like.rollouts.progress import UpdateProgress
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """First ratios further from 1 than this are warned of."""
@@ -63,6 +65,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     n_epochs: int = 1
     batch_size: int | None = None
     target_kl: float | None = None
+    warns_of_ratio: bool = True
+    """Whether a first ratio off 1 is still to be warned of; False where a run's doctor tells."""
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         self.arguments = self.arguments_class(**arguments)
         options = self.arguments
         self._n_updates = 0
+        self.guard = StepGuard(options.non_finite)
         super().__init__(
             policy,
             env,
@@ -115,19 +120,43 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     # --- the update -----------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """One update on the rollout in the buffer."""
+        """One update on the rollout in the buffer, or the rest of one that was stopped."""
         start = time.perf_counter()
+        with self._updating() as update:
+            for minibatch in update.minibatches(self.rollout_buffer, self.n_epochs, self.batch_size, self._step_done):
+                if not self._step(minibatch, update.steps):
+                    break
+        self.policy.optimizer.zero_grad()  # gradients need not lie in memory during the next rollout
+        self.guard.end_update(len(update.steps))
+        self._log_update(update.steps, update.epoch, time.perf_counter() - start)
+
+    @contextmanager
+    def _updating(self) -> Iterator[UpdateProgress]:
+        """Prepares policy, learning rate and rollout for the steps of an update; tells how far it is."""
+        if self.update is None or self.update.is_over:
+            self.update = UpdateProgress()
+        update = self.update
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        if self._normalization == "rollout":
+        if not update.has_begun and self._normalization == "rollout":
             self.rollout_buffer.advantages = normalized(self.rollout_buffer.advantages)
-        steps: list[dict[str, Tensor]] = []
-        epochs = 0
-        for epochs in range(1, self.n_epochs + 1):  # noqa: B007
-            if not all(self._step(minibatch, steps) for minibatch in self.rollout_buffer.get(self.batch_size)):
-                break
-        self.policy.optimizer.zero_grad()  # gradients need not lie in memory during the next rollout
-        self._log_update(steps, epochs, time.perf_counter() - start)
+        update.has_begun = True
+        with self.interruption.finishing("this minibatch"):
+            if not update.steps:
+                self._step_done()
+            yield update
+        update.is_over = True
+
+    def _step_done(self) -> None:
+        """The weights are those after a whole number of steps: a run that is stopped here goes on from here."""
+        assert self.update is not None
+        self.update.can_go_on = True
+        self.on_step()
+
+    def _weights_change(self) -> None:
+        """From here to the end of a step there is nothing to go on from."""
+        if self.update is not None:
+            self.update.can_go_on = False
 
     def _step(self, minibatch: RolloutBufferSamples, steps: list[dict[str, Tensor]]) -> bool:
         """One optimizer step; False, and no step, once the policy is too far from the rollout's."""
@@ -163,19 +192,24 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return info
 
     def _optimizer_step(self, info: dict[str, Tensor], parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Clips and steps; adds the gradient's norm to `info`, whose `loss` must be finite."""
+        """Clips and steps; adds the gradient's norm to `info`, which tells nothing of a step that is left out."""
         info["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
-        self._refuse_if_not_finite(info["loss"], info["grad_norm"])
-        self.policy.optimizer.step()
-        self._n_updates += 1
+        if self._is_accepted(info):
+            self._weights_change()
+            self.policy.optimizer.step()
+            self._n_updates += 1
+        else:
+            self.policy.optimizer.zero_grad()
+            for name in info.keys() - {"ratio_gap"}:
+                del info[name]
 
-    def _refuse_if_not_finite(self, loss: Tensor, grad_norm: Tensor) -> None:
-        if not bool(torch.isfinite(loss + grad_norm)):
-            raise ModelError(
-                f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
-                f"{self._n_updates + 1}: the weights are left as they are. Lower alg.args.learning_rate, or see what "
-                f"the reward pays"
-            )
+    def _is_accepted(self, info: Mapping[str, Tensor]) -> bool:
+        """Whether a step may be taken: loss and gradient are finite. See `StepGuard`."""
+        loss, grad_norm = info["loss"], info["grad_norm"]
+        finite = bool(torch.isfinite(loss + grad_norm))
+        found = "" if finite else f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
+        way_out = "Lower alg.args.learning_rate, or see what the reward pays"
+        return self.guard.accepts(finite, f"{found}{self._n_updates + 1}", way_out)
 
     def _total(self, terms: LossTerms) -> Tensor:
         total = terms.policy + self.vf_coef * terms.value
@@ -190,6 +224,15 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     @property
     def _clip_range(self) -> float:
         return float(getattr(self.arguments, "clip_range", math.inf))
+
+    def training_state(self) -> dict[str, Any]:
+        """As of every algorithm, and the steps that were left out."""
+        return {**super().training_state(), "left_out": self.guard.state_dict()}
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `training_state` gave."""
+        super().load_training_state(state)
+        self.guard.load_state_dict(state["left_out"])
 
     # --- learning rates and log -------------------------------------------------------------------------------------
 
@@ -219,22 +262,26 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         self.logger.record("ppo/explained_variance", explained_variance(values, returns))
         self.logger.record("train/ratio_gap", gap)
         self.logger.record("train/n_updates", self._n_updates)
+        if self.guard.non_finite == "skip":
+            self.logger.record("train/skipped_steps", self.guard.skipped)
         self.logger.record("time/update_s", seconds)
-        if gap > RATIO_TOLERANCE[self.policy.arguments.dtype]:
-            warnings.warn(self._explain_ratio(gap), stacklevel=2)
+        if self.warns_of_ratio and gap > RATIO_TOLERANCE[self.policy.arguments.dtype]:
+            self.warns_of_ratio = False
+            warnings.warn(
+                f"the first minibatch's ratio is off 1 by {gap:.2g}: the update starts from other log-probs than the "
+                f"rollout's. Likely cause: {self.likely_ratio_cause}. Said once",
+                stacklevel=2,
+            )
 
-    def _explain_ratio(self, gap: float) -> str:
+    @property
+    def likely_ratio_cause(self) -> str:
+        """Why an update's first ratio would be off 1."""
         options = self.policy.arguments
         if options.dropout:
-            cause = "dropout is on in updates (policy.args.dropout)"
-        elif options.dtype != "float32":
-            cause = f"{options.dtype} rounds differently at other padded widths; try dtype: float32"
-        else:
-            cause = "the model's forward depends on its batch; try attn_implementation: eager or compile: false"
-        return (
-            f"the first minibatch's ratio is off 1 by {gap:.2g}: the update starts from other log-probs than the "
-            f"rollout's. Likely cause: {cause}"
-        )
+            return "dropout is on in updates (policy.args.dropout)"
+        if options.dtype != "float32":
+            return f"{options.dtype} rounds differently at other padded widths; try dtype: float32"
+        return "the model's forward depends on its batch; try attn_implementation: eager or compile: false"
 
 
 _MEANS = ("policy", "value", "entropy")
@@ -277,22 +324,3 @@ def split(minibatch: RolloutBufferSamples, micro_batch_size: int | None) -> Iter
         tokens = episodes.token_index(index)
         fields: Any = (episodes.select(index), *(field[tokens] for field in minibatch[1:]))
         yield RolloutBufferSamples(*fields)
-
-
-def learning_rate_schedule(learning_rate: float, name: str) -> float | Schedule:
-    """A Stable-Baselines3 schedule: `constant`, or `linear` / `cosine` decay to 0."""
-    if name == "linear":
-        return LinearSchedule(learning_rate, 0.0, 1.0)
-    if name == "cosine":
-        return CosineSchedule(learning_rate)
-    return learning_rate
-
-
-class CosineSchedule:
-    """Half a cosine from `initial` to 0 over the remaining progress 1 ... 0."""
-
-    def __init__(self, initial: float) -> None:
-        self.initial = initial
-
-    def __call__(self, progress_remaining: float) -> float:
-        return self.initial * (1 - math.cos(math.pi * progress_remaining)) / 2

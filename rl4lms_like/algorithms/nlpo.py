@@ -45,6 +45,7 @@ class NLPO(PPO):
         self.n_iterations += 1
         interval = self.policy.arguments.target_update_iterations
         if self.n_iterations % interval == 0:
+            self._weights_change()
             self.policy.update_mask_model()
         self.logger.record("nlpo/mask_updates", self.n_iterations // interval)
 

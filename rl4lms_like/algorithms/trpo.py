@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,8 @@ from torch import Tensor
 from rl4lms_like.algorithms.arguments import TRPOArguments, without_second_derivatives
 from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm, episodes_of, split
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
-from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, surrogate, value_error
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_scores import scores_of_logits
@@ -80,18 +79,27 @@ class TRPO(OnPolicyTextAlgorithm):
         """The policy's part: the critic has steps of its own."""
         return terms.policy + self.ent_coef * terms.entropy
 
+    @property
+    def _normalization(self) -> str | None:
+        return "rollout" if self.arguments.normalize_advantage else None
+
     # --- the update -----------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """One step of the policy, then the critic's, on the rollout in the buffer."""
+        """One step of the policy, then the critic's, on the rollout in the buffer; or the rest of them."""
         start = time.perf_counter()
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        if self.arguments.normalize_advantage:
-            self.rollout_buffer.advantages = normalized(self.rollout_buffer.advantages)
-        (rollout,) = self.rollout_buffer.get(None)
-        policy_step = self._policy_step(rollout)
-        critic_steps = list(self._critic_steps())
+        with self._updating() as update:
+            if not update.steps:
+                (rollout,) = self.rollout_buffer.get(None)
+                with self.interruption.finishing("the policy's step"):
+                    update.steps.append(self._policy_step(rollout))
+                self._step_done()
+            passes = self.arguments.n_critic_updates
+            for minibatch in update.minibatches(self.rollout_buffer, passes, self.batch_size, self._step_done):
+                update.steps.append(self._critic_step(minibatch))
+        self.policy.optimizer.zero_grad()
+        policy_step, *critic_steps = update.steps
+        self.guard.end_update(1 + len(critic_steps))
         self._record_means([policy_step], ("policy", "entropy", "approx_kl", "grad_norm"))
         self._record_means(critic_steps, ("value",))
         for name in (*_OF_A_STEP, "cg_residual"):
@@ -102,13 +110,13 @@ class TRPO(OnPolicyTextAlgorithm):
         """A step of the trust region; returns what is logged of it."""
         actor = FlatParameters(self._parameters_of("actor"))
         gradient, info = self._gradient(rollout, actor)
+        if not self._is_accepted(info):
+            return self._no_step(info)
         solution = self._direction(rollout, actor, gradient)
         step = largest_step(solution, gradient, self.arguments.target_kl)
-        if not bool(torch.isfinite(step).all()):
-            raise ModelError(
-                f"the conjugate gradient found no finite step in update {self._n_updates + 1}: the weights are left as "
-                f"they are. Raise alg.args.cg_damping"
-            )
+        found = f"the conjugate gradient found no finite step in update {self._n_updates + 1}"
+        if not self.guard.accepts(bool(torch.isfinite(step).all()), found, "Raise alg.args.cg_damping"):
+            return self._no_step(info)
         info["cg_residual"] = solution.residual.norm() / gradient.norm().clamp_min(1e-30)
         return info | self._line_search(rollout, actor, step, info["loss"])
 
@@ -121,8 +129,12 @@ class TRPO(OnPolicyTextAlgorithm):
             parts.append((share, LossTerms(*(term.detach() for term in terms))))
         info = self._summary(parts)
         info["grad_norm"] = gradient.norm()
-        self._refuse_if_not_finite(info["loss"], info["grad_norm"])
         return gradient, info
+
+    def _no_step(self, info: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is logged where the policy's step is left out."""
+        zero = torch.zeros(())
+        return {"ratio_gap": info["ratio_gap"], "cg_residual": zero, **dict.fromkeys(_OF_A_STEP, zero)}
 
     def _direction(self, rollout: RolloutBufferSamples, actor: FlatParameters, gradient: Tensor) -> Solution:
         """F⁻¹g, with damping."""
@@ -144,6 +156,7 @@ class TRPO(OnPolicyTextAlgorithm):
             there = start + share * step
             found = self._compared(rollout, actor, there)
             if found["kl"] < options.target_kl and found["loss"] < loss:
+                self._weights_change()
                 actor.load(there)
                 self._n_updates += 1
                 gain = loss - found["loss"]
@@ -183,23 +196,19 @@ class TRPO(OnPolicyTextAlgorithm):
         budget = int(self.policy.arguments.logits_budget_mb * 2**20 / 8) // self.policy.vocab_size
         return max(min(budget, self.arguments.micro_batch_size or budget), 1)
 
-    def _critic_steps(self) -> Iterator[dict[str, Tensor]]:
-        """Gradient steps of the critic; the policy's parameters have no gradients, so the optimizer skips them."""
-        critic = self._parameters_of("critic")
-        for _ in range(self.arguments.n_critic_updates):
-            for minibatch in self.rollout_buffer.get(self.batch_size):
-                self.policy.optimizer.zero_grad()
-                error = torch.zeros_like(minibatch.returns[0])
-                for batch in split(minibatch, self.arguments.micro_batch_size):
-                    values = self.policy.predict_values(episodes_of(batch))
-                    share = len(batch.actions) / len(minibatch.actions)
-                    part = share * value_error(values, batch.returns)
-                    (self.vf_coef * part).backward()
-                    error += part.detach()
-                info = {"value": error, "loss": self.vf_coef * error}
-                self._optimizer_step(info, critic)
-                yield info
+    def _critic_step(self, minibatch: RolloutBufferSamples) -> dict[str, Tensor]:
+        """A gradient step of the critic; the policy's parameters have no gradients, so the optimizer skips them."""
         self.policy.optimizer.zero_grad()
+        error = torch.zeros_like(minibatch.returns[0])
+        for batch in split(minibatch, self.arguments.micro_batch_size):
+            values = self.policy.predict_values(episodes_of(batch))
+            share = len(batch.actions) / len(minibatch.actions)
+            part = share * value_error(values, batch.returns)
+            (self.vf_coef * part).backward()
+            error += part.detach()
+        info = {"value": error, "loss": self.vf_coef * error}
+        self._optimizer_step(info, self._parameters_of("critic"))
+        return info
 
     def training_state(self) -> dict[str, Any]:
         """As of every algorithm, and which episodes the next Fisher products see."""

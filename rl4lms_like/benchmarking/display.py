@@ -48,7 +48,12 @@ class Display:
         """The benchmark begins."""
         counts: Counter[str] = Counter(states)
         self._n_jobs, self._n_over, self._processes = n_jobs, counts["done"], processes
-        words = {"done": "done already", "changed": "with another config before", "unfinished": "begun before"}
+        words = {
+            "done": "done already",
+            "changed": "with another config before",
+            "stopped": "going on",
+            "unfinished": "begun before",
+        }
         known = [f"{counts[state]} {text}" for state, text in words.items() if counts[state]]
         what = ", ".join([f"{n_jobs} run{'s' if n_jobs != 1 else ''}", *known, f"{processes} at a time"])
         self.show(f"{self._name}: {what}")

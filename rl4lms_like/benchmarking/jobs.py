@@ -2,12 +2,12 @@
 
     <results>/runs/<label>/seed_<k>/
         job.json       what shall be run; written before the run starts
-        output.txt     what its process printed
+        output.txt     what its processes printed
         config.json, log.txt, *.jsonl, report.html, model/ ...     the run folder as of `train`
         result.json    what came out; written last, so a folder with it is a run that ended well
 
-A run is done if its folder has a result for the config that the benchmark asks for today. Anything else is run again
-from its start.
+A run is done if its folder has a result for the config that the benchmark asks for today. One of that config that was
+stopped goes on from its newest checkpoint. Anything else is run from its start.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
-from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.secrets import without_secrets
+from rl4lms_like.core.wording import printable
+from rl4lms_like.tracking.run_folder import FINISHED_FILE, to_json
+from rl4lms_like.training.checkpoints import newest_checkpoint
 from rl4lms_like.training.config import parse_config
 
 RUNS, REPLACED = "runs", "replaced"
@@ -34,7 +37,8 @@ LOCK_FILE = ".lock"
 GRACE_S = 60.0
 """How long a run may take to save its model when it is asked to end."""
 
-State = Literal["done", "changed", "unfinished", "new"]
+State = Literal["done", "changed", "stopped", "unfinished", "new"]
+"""`stopped`: unfinished, and can go on."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,13 @@ class Result:
         scores: `split:metric` -> corpus score of the last evaluation.
         iterations: that were done.
         tokens: generated in training.
-        seconds: wall time of the process, from its start to the last file.
-        peak_memory_mb: largest resident memory, MiB; None where the system does not tell.
+        seconds: wall time of the process, from its start to the last file; None if the run was stopped and went on,
+            for nobody knows how long a process took that was killed.
+        peak_memory_mb: largest resident memory of its last process, MiB; None where the system does not tell.
         peak_gpu_memory_mb: largest memory allocated on the GPU, MiB; None without one.
         model_mb: files of the saved model, MiB; None if none was saved.
         versions: package -> version.
+        resumed: how often the run went on after it was stopped.
     """
 
     label: str
@@ -81,16 +87,22 @@ class Result:
     scores: Mapping[str, float | None]
     iterations: int
     tokens: int
-    seconds: float
+    seconds: float | None
     peak_memory_mb: float | None
     peak_gpu_memory_mb: float | None
     model_mb: float | None
     versions: Mapping[str, str]
+    resumed: int = 0
 
 
 def said(state: State) -> str:
     """A state in words."""
-    words = {"done": "done", "changed": "has a result of another config", "unfinished": "did not end well"}
+    words = {
+        "done": "done",
+        "changed": "has a result of another config",
+        "stopped": "did not end well, and goes on when the benchmark is started again",
+        "unfinished": "did not end well",
+    }
     return words.get(state, "was not started")
 
 
@@ -132,14 +144,28 @@ def state_of(job: Job) -> State:
         return "new"
     try:
         before = json.loads((job.folder / JOB_FILE).read_text(encoding="utf-8"))["config"]
-        json.loads((job.folder / RESULT_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError, KeyError):
         return "unfinished"
-    return "done" if before == job.config or _completed(before) == job.config else "changed"
+    is_same = before == job.config or _completed(before) == job.config
+    try:
+        json.loads((job.folder / RESULT_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return "stopped" if is_same and _can_go_on(job.folder) else "unfinished"
+    return "done" if is_same else "changed"
+
+
+def _can_go_on(folder: Path) -> bool:
+    """Whether there is something to go on from: a checkpoint, or a run whose result alone is missing."""
+    try:
+        return (folder / FINISHED_FILE).exists() or newest_checkpoint(folder).is_dir()
+    except CheckpointError:
+        return False
 
 
 def prepare_folder(job: Job) -> None:
-    """A fresh folder with `job.json`; a finished run of another config is set aside, an unfinished one is removed.
+    """The folder with `job.json`: that of a run that goes on, or a fresh one.
+
+    A finished run of another config is set aside, an unfinished one that cannot go on is removed.
 
     Raises:
         RL4LMsLikeError: a run of a benchmark that was killed is still at work there, and does not end.
@@ -156,9 +182,17 @@ def prepare_folder(job: Job) -> None:
         os.replace(job.folder, aside)
     elif state == "unfinished":
         shutil.rmtree(job.folder)
-    job.folder.mkdir(parents=True)
-    content = {"label": job.label, "seed": job.seed, "config": job.config}
-    (job.folder / JOB_FILE).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    resumed = _resumed(job.folder) + 1 if state == "stopped" else 0
+    job.folder.mkdir(parents=True, exist_ok=state == "stopped")
+    content = {"label": job.label, "seed": job.seed, "config": job.config, "resumed": resumed}
+    partial = job.folder / f"{JOB_FILE}.partial"
+    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, job.folder / JOB_FILE)
+
+
+def _resumed(folder: Path) -> int:
+    """How often a run went on so far."""
+    return int(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")).get("resumed", 0))
 
 
 @contextmanager
@@ -237,7 +271,7 @@ def last_lines(folder: Path, n_lines: int = 5) -> list[str]:
     if not file.is_file():
         return []
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.rstrip() for line in lines if line.strip()][-n_lines:]
+    return [printable(without_secrets(line.rstrip())) for line in lines if line.strip()][-n_lines:]
 
 
 def _plain(config: Mapping[str, Any]) -> Any:

@@ -87,7 +87,7 @@ def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
 
 def _missing(job: Job) -> tuple[str, str, str, str]:
     state = state_of(job)
-    end = last_lines(job.folder, 1) if state == "unfinished" else []
+    end = last_lines(job.folder, 1) if state in ("unfinished", "stopped") else []
     return job.name, said(state), str(job.folder), "".join(end)
 
 

@@ -16,11 +16,19 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import rl4lms_like
 from rl4lms_like.benchmarking.display import Display
 from rl4lms_like.benchmarking.jobs import GRACE_S, OUTPUT_FILE, Job, prepare_folder, state_of
 
 POLL_S = 0.1
+
+_WORKER = (
+    "import sys; sys.path[:] = [place for place in sys.path if place] + sys.argv[2:]; "
+    "from rl4lms_like.benchmarking.worker import start; start(sys.argv[1])"
+)
+"""A process that looks for modules where packages are, not in the current folder, as `-m` would."""
 
 
 @dataclass
@@ -76,13 +84,13 @@ def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Disp
 
 
 def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
-    """Starts a job's process in a fresh folder."""
+    """Starts a job's process, in a fresh folder or where the job was stopped."""
     prepare_folder(job)
     number = str(threads)
     environment = {**os.environ, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number, "PYTHONUNBUFFERED": "1"}
-    with (job.folder / OUTPUT_FILE).open("wb") as output:
+    with (job.folder / OUTPUT_FILE).open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "rl4lms_like.benchmarking.worker", str(job.folder)],
+            [sys.executable, "-c", _WORKER, str(job.folder), str(Path(rl4lms_like.__file__).parents[1])],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.core.schema import check_arguments, check_value
+from rl4lms_like.core.secrets import without_values
 from rl4lms_like.core.wording import shown
 from rl4lms_like.training.config import AnyConfig, parse_config
 from rl4lms_like.training.overrides import apply_values
@@ -164,7 +165,7 @@ def load_benchmark(
     cells, wrong_cells = _cells(fields, runs, path)
     mistakes += [*wrong, *wrong_runs, *_wrong_values(fields, runs), *_wrong_seeds(seeds, "--seeds"), *wrong_cells]
     if mistakes:
-        raise ConfigError(mistakes, str(path))
+        raise ConfigError(without_values(mapping, mistakes), str(path))
     spec = BenchmarkSpec(**fields)
     name = spec.name or path.stem
     chosen = spec.seeds if seeds is None else seeds

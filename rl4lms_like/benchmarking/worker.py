@@ -1,4 +1,4 @@
-"""The process of one run: `python -m rl4lms_like.benchmarking.worker RUN_FOLDER`, started by the runner.
+"""The process of one run: `start(RUN_FOLDER)`, called in a fresh Python by the runner.
 
     job.json ──parse──► config ──train──► run folder ──► result.json
 
@@ -11,17 +11,22 @@ from __future__ import annotations
 import _thread
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rl4lms_like.benchmarking.jobs import JOB_FILE, Result, at_work, write_result
-from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.benchmarking.jobs import JOB_FILE, OUTPUT_FILE, Result, at_work, write_result
+from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeError
+from rl4lms_like.core.secrets import without_secrets
+from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.record import number, read_run
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.tracking.run_folder import FINISHED_FILE
+from rl4lms_like.training.config import AnyConfig, parse_config
 
 PACKAGES = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
 MIB = 2**20
@@ -39,11 +44,14 @@ def _run(folder: Path) -> int:
     try:
         _train(folder, job)
     except RL4LMsLikeError as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Exception:
+        _say(traceback.format_exc())
+        return 1
     run = read_run(folder)
     last = run.iterations[-1] if run.iterations else {}
     scores = {
@@ -57,27 +65,65 @@ def _run(folder: Path) -> int:
         scores=scores,
         iterations=int(last.get("iteration", 0)),
         tokens=int(last.get("timesteps", 0)),
-        seconds=time.perf_counter() - start,
+        seconds=None if job["resumed"] else time.perf_counter() - start,
         peak_memory_mb=peak_memory_mb(),
         peak_gpu_memory_mb=_peak_gpu_memory_mb(),
         model_mb=_size_mb(folder / "model"),
         versions=versions(),
+        resumed=job["resumed"],
     )
     write_result(folder, result)
     return 0
 
 
 def _train(folder: Path, job: dict) -> None:
+    """Trains, or goes on; from an older checkpoint or from the start, and says so, if the newest one is damaged."""
+    from rl4lms_like.training.checkpoints import newest_checkpoint, older_intact
+    from rl4lms_like.training.run import resume
+
+    config = parse_config(job["config"], source=str(folder / JOB_FILE))
+    if (folder / FINISHED_FILE).exists():  # its process ended before it could write the result
+        return
+    try:
+        _train_in(folder, config)
+    except CheckpointError as error:
+        _say(f"{error}\n")
+        older = older_intact(newest_checkpoint(folder))
+        try:
+            if older is None:
+                raise
+            _say(f"going on from {older}")
+            resume(older)
+        except CheckpointError:
+            _say("no checkpoint is intact: the run starts over")
+            _empty(folder)
+            _train_in(folder, config)
+
+
+def _train_in(folder: Path, config: AnyConfig) -> None:
     from rl4lms_like.training.run import train_config
 
     taken = train_config(
-        parse_config(job["config"], source=str(folder / JOB_FILE)),
+        config,
         base_path_to_store_results=folder.parent.parent,
         project_name=folder.parent.name,
         experiment_name=folder.name,
     )
     if taken != folder:
         raise RL4LMsLikeError(f"{folder} holds a run already; this one went to {taken}")
+
+
+def _empty(folder: Path) -> None:
+    """Removes a run, but for what its benchmark wrote."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (JOB_FILE, OUTPUT_FILE):
+            path.unlink()
+
+
+def _say(text: str) -> None:
+    print(printable(without_secrets(text)), file=sys.stderr)
 
 
 def versions() -> dict[str, str]:
@@ -127,6 +173,7 @@ def end_with_the_runner() -> None:
     threading.Thread(target=wait, name="runner", daemon=True).start()
 
 
-if __name__ == "__main__":
+def start(folder: str) -> None:
+    """The whole process."""
     end_with_the_runner()
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(folder)))

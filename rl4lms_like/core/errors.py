@@ -7,6 +7,7 @@ RL4LMsLikeError
 ├── NotReadyError           several of a run's components lack something; all of it at once
 ├── CheckpointError         a checkpoint is damaged, or of another run
 ├── ModelError              a model or tokenizer cannot be loaded or used
+│   ├── OutOfMemoryError    says in which part of a run
 │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
 └── ComponentError          a user's component failed; says which, chained from the original exception
     ├── DataPoolError
@@ -21,6 +22,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 
 class RL4LMsLikeError(Exception):
@@ -105,12 +107,33 @@ class ModelError(RL4LMsLikeError):
     """A model or tokenizer cannot be loaded, or does not fit its role."""
 
 
+class OutOfMemoryError(ModelError):
+    """A part of a run needs more memory than there is.
+
+    Args:
+        part: `generation`, `update` ...; see `core.out_of_memory`.
+        said: by the allocator.
+        advice: what needs less, one line each.
+    """
+
+    def __init__(self, part: str, said: str, advice: Sequence[str] = ()) -> None:
+        self.part = part
+        self.said = said
+        super().__init__("\n  ".join([f"out of memory in the {part}: {said}", *advice]))
+
+
 class ParityError(ModelError):
     """The policy's teacher-forced log-probs are not the ones its own `generate` samples with."""
 
 
 class ComponentError(RL4LMsLikeError):
-    """A component given by the user failed; the original exception is chained as the cause."""
+    """A component given by the user failed; the original exception is chained as the cause.
+
+    Attributes:
+        texts: what it was to score, one mapping a text, in JSON's types: a run keeps them in a file.
+    """
+
+    texts: Sequence[Mapping[str, Any]] = ()
 
 
 class DataPoolError(ComponentError):

@@ -4,13 +4,13 @@
     import path   `my_project.rewards:Short`   no registration at all
     entry point   group `rl4lms_like.rewards` of an installed package
 
-Rows name their target by import path, so that listing ids imports nothing.
+Rows name their target by import path, so that listing ids imports nothing. What is not in the table has to lie where a
+config may choose code from (`core.import_paths`), and to be of the registry's kind, before anything calls it.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+from rl4lms_like.core.import_paths import RefusedImportError, imported
+from rl4lms_like.core.secrets import with_values
 
 T = TypeVar("T")
 
@@ -50,6 +52,7 @@ class Registry:
         group: the entry-point group scanned for components of other packages.
         table: id -> `Entry`.
         signature_of: maps a resolved component to the callable its `args` go to (a pool's is its `prepare`).
+        misfit: says of an object at an import path why it is no component of this kind; None where it is one.
     """
 
     def __init__(
@@ -59,11 +62,13 @@ class Registry:
         group: str,
         table: Mapping[str, Entry],
         signature_of: Callable[[Any], Callable[..., Any]] = lambda component: component,
+        misfit: Callable[[Any], str | None] = lambda component: None,
     ) -> None:
         self.kind = kind
         self.group = group
         self._table = dict(table)
         self._signature_of = signature_of
+        self._misfit = misfit
         self._entry_points: dict[str, EntryPoint] | None = None
 
     def register(self, id: str, *, summary: str | None = None) -> Callable[[T], T]:
@@ -109,10 +114,16 @@ class Registry:
         """The component itself, imported if need be.
 
         Raises:
-            ConfigError: unknown id, or its import path leads nowhere.
+            ConfigError: unknown id, or its import path leads nowhere, to code that a config may not choose, or to what
+                is no component of this kind.
             MissingExtraError: its module needs a package that is not installed.
         """
-        return _load(self.entry(id).target, self.kind)
+        target = self.entry(id).target
+        component = _load(target, self.kind)
+        misfit = self._misfit(component) if isinstance(target, str) and id not in self._table else None
+        if misfit is not None:
+            raise ConfigError([Mistake("", f"{id!r} is no {self.kind}: {misfit}")], f"the {self.kind} id")
+        return component
 
     def signature(self, id: str) -> Callable[..., Any]:
         """The callable whose signature says which `args` the component takes.
@@ -124,7 +135,7 @@ class Registry:
         entry = self.entry(id)
         if entry.arguments is not None:
             return _load(entry.arguments, self.kind)
-        component = _load(entry.target, self.kind)
+        component = self.resolve(id)
         try:
             target = self._signature_of(component)
         except AttributeError as error:
@@ -134,8 +145,11 @@ class Registry:
         return target
 
     def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Any:
-        """The component built with `kwargs` (RL4LMs' `Registry.get`); a pool is prepared."""
-        return self._signature_of(self.resolve(id))(**(kwargs or {}))
+        """The component built with `kwargs` (RL4LMs' `Registry.get`); a pool is prepared.
+
+        Texts such as `${MY_KEY}` are replaced by the values of environment variables.
+        """
+        return self._signature_of(self.resolve(id))(**with_values(kwargs or {}))
 
     def _points(self) -> Mapping[str, EntryPoint]:
         if self._entry_points is None:
@@ -149,17 +163,33 @@ class Registry:
         return iter(self.ids())
 
 
+def derived_from(*bases: str) -> Callable[[Any], str | None]:
+    """A registry's `misfit`: components are classes that are derived from one of these.
+
+    Args:
+        bases: `package.module:Name`; they are compared by name, so that nothing is imported.
+    """
+    expected = " or ".join(base.rpartition(":")[2] for base in bases)
+    way_out = "derive it, or register it under an id, in Python"
+
+    def misfit(component: Any) -> str | None:
+        if not inspect.isclass(component):
+            return f"expected a class derived from {expected}, got a {type(component).__name__}; {way_out}"
+        names = {f"{base.__module__}:{base.__qualname__}" for base in component.__mro__}
+        return None if names & set(bases) else f"its class is not derived from {expected}; {way_out}"
+
+    return misfit
+
+
 def _load(target: Any, kind: str) -> Any:
     if not isinstance(target, str):
         return target
-    module_name, _, name = target.partition(":")
     try:
-        component = importlib.import_module(module_name)
-        for part in name.split("."):
-            component = getattr(component, part)
+        return imported(target)
     except MissingExtraError:
         raise
+    except RefusedImportError as error:
+        raise ConfigError([Mistake("", f"the {kind} {target!r} is refused: {error}")], f"the {kind} id") from error
     except Exception as error:  # importing a user's module runs the user's code
         mistake = Mistake("", f"cannot import the {kind} {target!r}: {type(error).__name__}: {error}")
         raise ConfigError([mistake], f"the {kind} id") from error
-    return component

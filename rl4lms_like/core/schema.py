@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import math
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
@@ -69,10 +68,11 @@ class Signature:
 def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -> Signature:
     """What `target` (function, class or dataclass) takes by name, without the names in `exclude`."""
     try:
-        parameters = inspect.signature(target).parameters
+        parameters, hints, helps = _cached_words(target)
     except ValueError:  # some built-in types do not say
         return Signature((), open=True)
-    hints, helps = _type_hints(target), help_of(target)
+    except TypeError:  # a target that cannot be hashed
+        parameters, hints, helps = _words(target)
     arguments, open_ended = [], False
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -81,6 +81,14 @@ def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -
             default = _default(target, name, parameter)
             arguments.append(Argument(name, hints.get(name, Any), default, helps.get(name, "")))
     return Signature(tuple(arguments), open_ended)
+
+
+def _words(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any], dict[str, str]]:
+    """Parameters, types and helps; defaults that are made anew each time are not among them."""
+    return inspect.signature(target).parameters, _type_hints(target), help_of(target)
+
+
+_cached_words = cache(_words)
 
 
 def check_arguments(
@@ -202,14 +210,12 @@ def _check_block(value: Any, block: type, path: str) -> tuple[Any, list[Mistake]
 
 
 def _coerced(value: Any, annotation: Any) -> Any:
-    """Strict first, so that a boolean is no number; then text such as '1e-6' and 5.0 for 5 are let through."""
-    if isinstance(value, float) and math.isnan(value):
-        value = "nan"
+    """Strict first, so that a boolean is no number and bytes no text; then '1e-6' and 5.0 for 5 are let through."""
     adapter = _adapter(annotation)
     try:
         return adapter.validate_python(value, strict=True)
     except ValidationError:
-        if isinstance(value, bool) or value == "nan":
+        if any(isinstance(item, bool | bytes) for item in (value if isinstance(value, list) else [value])):
             raise
         return adapter.validate_python(value)
 
@@ -223,7 +229,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
-        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
     except PydanticUserError as error:
         if isinstance(error, PydanticSchemaGenerationError):
             return TypeAdapter(Any)

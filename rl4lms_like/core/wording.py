@@ -20,6 +20,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 
 _PLAIN = {bool: "true or false", str: "text", type(None): "null", dict: "a mapping", list: "a list", tuple: "a list"}
 _NUMBERS = {int: "a whole number", float: "a number"}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SECTION = re.compile(r"^(Args|Arguments|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes):\s*$")
 
 
@@ -28,6 +29,11 @@ class InWords:
     """What values an annotated type takes, where its constraints do not say: `Annotated[str, ..., InWords("...")]`."""
 
     text: str
+
+
+def printable(text: str) -> str:
+    r"""A text with its control characters as `\x1b`, so that it cannot steer a terminal; lines and tabs stay."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def describe(annotation: Any) -> str:
@@ -121,16 +127,20 @@ def _constrained(base: Any, metadata: Iterable[Any]) -> str:
         if isinstance(rule, InWords):
             return rule.text
         if isinstance(rule, Gt):
-            lower = f"above {rule.gt:g}"
+            lower = f"above {_plain(rule.gt)}"
         elif isinstance(rule, Ge):
-            lower = f"of at least {rule.ge:g}"
+            lower = f"of at least {_plain(rule.ge)}"
         elif isinstance(rule, Lt):
-            upper = f"below {rule.lt:g}"
+            upper = f"below {_plain(rule.lt)}"
         elif isinstance(rule, Le):
-            upper = f"of at most {rule.le:g}"
+            upper = f"of at most {_plain(rule.le)}"
     if lower.startswith("of at least") and upper.startswith("of at most"):
         return f"{text} from {lower.split()[-1]} to {upper.split()[-1]}"
     return " ".join([text, " and ".join(filter(None, (lower, upper)))]).rstrip()
+
+
+def _plain(bound: Any) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _flat(metadata: Iterable[Any]) -> Iterable[Any]:

@@ -1,6 +1,6 @@
 """What to prompt with. `DATA_POOLS` has every pool by id; the config's `datapool.id` names one."""
 
-from rl4lms_like.core.registry import Entry, Registry
+from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 
@@ -9,6 +9,7 @@ _HUB_OR_LOCAL_COPY = "extra 'data' and the hub, or a local copy in `data_dir`"
 DATA_POOLS = Registry(
     "data pool",
     group="rl4lms_like.data_pools",
+    misfit=derived_from("rl4lms_like.data_pools.base:TextGenPool"),
     table={
         "dummy_pool": Entry("rl4lms_like.data_pools.dummy:DummyPool", "one prompt, many times"),
         "film_opinions": Entry(

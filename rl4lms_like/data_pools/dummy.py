@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rl4lms_like.core.numbers import Count
+from typing import Annotated
+
+from annotated_types import Interval
+
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 
@@ -11,7 +14,9 @@ class DummyPool(TextGenPool):
     """One prompt, many times, in every split."""
 
     @classmethod
-    def prepare(cls, split: str, prompt: str, n_samples: Count = 100) -> DummyPool:
+    def prepare(
+        cls, split: str, prompt: str, n_samples: Annotated[int, Interval(ge=1, le=1_000_000)] = 100
+    ) -> DummyPool:
         """Builds the pool of a split.
 
         Args:

@@ -14,6 +14,9 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from annotated_types import Interval
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
@@ -35,8 +38,8 @@ class FilmOpinions(TextGenPool):
     def prepare(
         cls,
         split: str,
-        n_train: int = 2000,
-        n_eval: int = 200,
+        n_train: Annotated[int, Interval(ge=0, le=1_000_000)] = 2000,
+        n_eval: Annotated[int, Interval(ge=0, le=1000)] = 200,
         seed: int = 0,
         prompt_words: Sequence[int] = (OPENING_WORDS, 7),
     ) -> FilmOpinions:
@@ -45,7 +48,7 @@ class FilmOpinions(TextGenPool):
         Args:
             split: `train`, `val` or `test`.
             n_train: samples of `train`, the first texts of `film_opinions(n, seed)`.
-            n_eval: samples of `val` and of `test`.
+            n_eval: samples of `val` and of `test`; held-out openings are rare, and run out.
             seed: of texts and prompt lengths.
             prompt_words: shortest and longest prompt, in words; at least `OPENING_WORDS`.
 

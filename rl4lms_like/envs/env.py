@@ -75,7 +75,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] | None = None,
     ) -> None:
-        prompt_length = max_prompt_length or _length_limit(tokenizer)
+        prompt_length = max_prompt_length or length_limit(tokenizer)
         self.layout = TextLayout(
             tokenizer, prompt_length, max_episode_length, context_start_token, prompt_truncation_side
         )
@@ -192,7 +192,12 @@ def _info(previous: Observation, current: Observation) -> dict[str, Any]:
     }
 
 
-def _length_limit(tokenizer: PreTrainedTokenizerBase) -> int:
+def length_limit(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The longest prompt, where no length is given.
+
+    Raises:
+        ConfigError: the tokenizer names none.
+    """
     limit = int(tokenizer.model_max_length)
     if limit > _NO_LIMIT:
         said = "the tokenizer names no length limit to take as default; give the number of prompt tokens, e.g. 128"

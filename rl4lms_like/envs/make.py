@@ -10,15 +10,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.envs.env import TextGenEnv
+from rl4lms_like.envs.processes import EnvInProcess, ProcessVecEnv
 from rl4lms_like.envs.vec_env import TextVecEnv
 
 
 def make_vec_env(
-    kind: Literal["text", "dummy", "subproc"] = "text", n_envs: int = 1, reward_workers: int = 0, **env_kwargs: Any
+    kind: Literal["text", "dummy", "subproc"] = "text",
+    n_envs: int = 1,
+    reward_workers: int = 0,
+    reward_timeout: float | None = None,
+    **env_kwargs: Any,
 ) -> VecEnv:
     """Builds a vectorised environment.
 
@@ -26,17 +31,20 @@ def make_vec_env(
         kind: see above.
         n_envs: episodes at a time.
         reward_workers: processes that score episodes, for `text` only.
+        reward_timeout: seconds that scoring may take, for `text` only; see `TextVecEnv`.
         env_kwargs: the arguments of `TextGenEnv`.
 
     Raises:
-        ConfigError: `reward_workers` does not go with `kind`, or there is no such kind.
+        ConfigError: what does not go with `kind`, or there is no such kind.
     """
     if kind == "text":
-        return TextVecEnv(n_envs, reward_workers=reward_workers, **env_kwargs)
-    if reward_workers:
-        said = f"goes with vec_env 'text' only, got {kind!r}, which calls the reward where it steps"
-        raise ConfigError([Mistake("reward_workers", said)], "the environment's arguments")
-    vectorised = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}
-    if kind not in vectorised:
-        raise ConfigError([Mistake("vec_env", f"expected text, dummy or subproc, got {kind!r}")])
-    return vectorised[kind]([partial(TextGenEnv, **env_kwargs)] * n_envs)
+        return TextVecEnv(n_envs, reward_workers=reward_workers, reward_timeout=reward_timeout, **env_kwargs)
+    of_text = {"reward_workers": reward_workers, "reward_timeout": reward_timeout}
+    said = f"goes with vec_env 'text' only, got {kind!r}, which calls the reward where it steps"
+    if mistakes := [Mistake(name, said) for name, value in of_text.items() if value]:
+        raise ConfigError(mistakes, "the environment's arguments")
+    if kind == "dummy":
+        return DummyVecEnv([partial(TextGenEnv, **env_kwargs)] * n_envs)
+    if kind == "subproc":
+        return ProcessVecEnv([partial(EnvInProcess, **env_kwargs)] * n_envs)
+    raise ConfigError([Mistake("vec_env", f"expected text, dummy or subproc, got {kind!r}")])

@@ -13,8 +13,11 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.errors import RewardError
 from rl4lms_like.envs.env import REWARD_PARTS
+from rl4lms_like.envs.processes import REWARD_ERROR
 from rl4lms_like.rewards.call import TokenRewards
+from rl4lms_like.rewards.naming import texts_to_score
 
 
 def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
@@ -32,8 +35,26 @@ def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
     Raises:
         ValueError: an episode does not end where its environment does: stepping pays no reward for the end of an
             episode that is cut short of `max_episode_length`.
-        RewardError: the reward failed.
+        RewardError: the reward failed, or a process of the environments ended.
     """
+    try:
+        samples = vec_env.get_attr("sample")  # environments that end go on to their next one
+        return _stepped(vec_env, episodes)
+    except (EOFError, ConnectionError) as error:
+        raise RewardError(
+            f"a process of {type(vec_env).__name__} ended while {vec_env.num_envs} episodes were stepped through: "
+            "killed from outside (memory?) or by the reward itself. With vec_env 'text', env.reward_workers start again"
+        ) from error
+    except RewardError as error:
+        responses = [
+            ids[mask].tolist() for ids, mask in zip(episodes.response_ids, episodes.response_mask, strict=True)
+        ]
+        (layout,) = vec_env.get_attr("layout", indices=[0])
+        error.texts = texts_to_score(samples, layout.tokenizer.batch_decode(responses, skip_special_tokens=True))
+        raise
+
+
+def _stepped(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
     lengths = episodes.lengths.cpu().numpy()
     if len(lengths) != vec_env.num_envs:
         raise ValueError(f"expected {vec_env.num_envs} episodes, one for each environment, got {len(lengths)}")
@@ -48,6 +69,8 @@ def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
         _, paid, dones, infos = vec_env.step(np.where(running, responses[:, step], idle))
         rewards[first_tokens[running] + step] = paid[running]
         for episode in np.flatnonzero(running):
+            if REWARD_ERROR in infos[episode]:
+                raise RewardError(infos[episode][REWARD_ERROR])
             for name, value in infos[episode].get(REWARD_PARTS, {}).items():
                 parts.setdefault(name, np.zeros(len(rewards)))[first_tokens[episode] + step] = value
         _check_ends(running, lengths == step + 1, dones, step + 1)

@@ -15,11 +15,14 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.workers import RewardWorkers
-from rl4lms_like.rewards.call import AnyReward, score_episodes_in_parts
+from rl4lms_like.rewards.call import AnyReward, TokenRewards, score_episodes_in_parts
+from rl4lms_like.rewards.naming import texts_to_score
+from rl4lms_like.rewards.time_limit import TimeIsUp, check_time_limit, within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,13 +45,15 @@ class TextVecEnv(DummyVecEnv):
         vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
         eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
         reward_workers: processes that score played episodes; 0 scores them in this one.
+        reward_timeout: seconds that the reward may take for the episodes of one `play`, with workers for a worker's
+            share of them; None for ever.
 
     Attributes:
         reward_parts: name -> what that part of a combined reward added to the rewards that `play` returned last, flat
             `[n_tokens]`; empty where the reward has no parts.
 
     Raises:
-        ConfigError: an argument is needed that has no usable default.
+        ConfigError: an argument is needed that has no usable default, or `reward_timeout` needs workers here.
         DataPoolError: there is nothing to draw from.
         RewardError: `reward_workers` is above 0 and the reward cannot be sent to another process.
     """
@@ -70,7 +75,10 @@ class TextVecEnv(DummyVecEnv):
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] | None = None,
         reward_workers: int = 0,
+        reward_timeout: float | None = None,
     ) -> None:
+        if not reward_workers:
+            check_time_limit(reward_timeout)
         first = TextGenEnv(
             tokenizer,
             reward_function,
@@ -85,7 +93,10 @@ class TextVecEnv(DummyVecEnv):
             eos_token_ids=eos_token_ids,
         )
         super().__init__([first.sibling] * n_envs)
-        self._workers = RewardWorkers(reward_function, first.layout, reward_workers) if reward_workers else None
+        self._timeout = reward_timeout
+        self._workers = (
+            RewardWorkers(reward_function, first.layout, reward_workers, reward_timeout) if reward_workers else None
+        )
         self.reward_parts: dict[str, np.ndarray] = {}
 
     @property
@@ -118,17 +129,32 @@ class TextVecEnv(DummyVecEnv):
 
         Raises:
             ValueError: the episodes do not fit the environments.
-            RewardError: the reward failed, or did not return one finite number for each request.
+            RewardError: the reward failed, or did not return one finite number for each request; it has the texts.
         """
         finished = self._finished(episodes)
         for env in self.envs:
             env.leave()
-        if self._workers is not None:
-            paid = self._workers.score(finished)
-        else:
-            paid = score_episodes_in_parts(self.envs[0].reward_function, finished)
+        try:
+            paid = self._paid(finished)
+        except RewardError as error:
+            error.texts = texts_to_score(self.samples, [episode.context_text for episode in finished])
+            raise
         self.reward_parts = paid.parts
         return paid.total
+
+    def _paid(self, finished: Sequence[Observation]) -> TokenRewards:
+        if self._workers is not None:
+            return self._workers.score(finished)
+        reward = self.envs[0].reward_function
+        try:
+            return within(self._timeout, lambda: score_episodes_in_parts(reward, finished))
+        except TimeIsUp as error:  # between two calls of the reward
+            raise RewardError(f"{type(reward).__name__} failed on a batch of {len(finished)}: {error}") from error
+
+    @property
+    def reward_restarts(self) -> int | None:
+        """How often the reward's processes were started again; None without such processes."""
+        return None if self._workers is None else self._workers.restarts
 
     def _finished(self, episodes: EpisodeBatch) -> list[Observation]:
         """The last observation of each episode; responses are rows of one array."""

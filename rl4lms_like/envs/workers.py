@@ -4,21 +4,30 @@
     score(episodes) -- chunks of episodes ->  score_episodes_in_parts(reward, chunk)
           [n_tokens] <- rewards ------------
 
+    a process ends, or a chunk takes too long     all processes are ended and started again, what has no rewards yet is
+                                                  scored once more, first what was under work, chunk by chunk
+    it happens again in the same batch            an error with the samples that were under work
+
 Reward, tokenizer and environment variables travel once, when a process starts; a chunk carries samples and token ids.
 A reward that keeps state between calls, or whose values depend on the rest of its batch, sees a chunk and not all
-episodes.
+episodes; processes that are started again have the state that was sent at first.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeAlias
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -27,12 +36,32 @@ from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards.call import AnyReward, TokenRewards, is_batched, score_episodes_in_parts
+from rl4lms_like.rewards.naming import named
+
+logger = logging.getLogger(__name__)
 
 _Parcel: TypeAlias = "tuple[Sample, np.ndarray, np.ndarray]"
 """An episode on its way: sample, prompt ids, response ids."""
 
 _CHUNKS_PER_WORKER = 4
 """More chunks than workers even out episodes of unequal cost; batched rewards get one chunk a worker."""
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at what takes how long."""
+
+_TO_END = 5.0
+"""Seconds that the processes of a broken pool have to end, before they are killed."""
+
+_N_NAMED = 3
+"""Samples that an error names; it counts the others."""
+
+
+class _Lost(Exception):  # noqa: N818  (it is tried again)
+    """Processes ended, or were ended; `places` are the chunks that they worked on."""
+
+    def __init__(self, how: str, places: list[int]) -> None:
+        super().__init__(how)
+        self.places = places
 
 
 class RewardWorkers:
@@ -42,65 +71,171 @@ class RewardWorkers:
         reward_fn: the task's reward; it is pickled, so it must not hold open files, locks or the like.
         layout: shapes and tokenizer of the observations.
         n_workers: processes.
+        timeout: seconds that a worker may take for a chunk, what it needs to start not counted; None for ever.
+
+    Attributes:
+        restarts: how often the processes were started again.
 
     Raises:
         RewardError: the reward cannot be pickled.
     """
 
-    def __init__(self, reward_fn: AnyReward, layout: TextLayout, n_workers: int) -> None:
+    def __init__(self, reward_fn: AnyReward, layout: TextLayout, n_workers: int, timeout: float | None = None) -> None:
         self._name = type(reward_fn).__name__
-        n_chunks = n_workers if is_batched(reward_fn) else n_workers * _CHUNKS_PER_WORKER
-        self._n_chunks = n_chunks
+        self._n_workers, self._timeout = n_workers, timeout
+        self._n_chunks = n_workers if is_batched(reward_fn) else n_workers * _CHUNKS_PER_WORKER
+        self.restarts = 0
         try:
-            payload = cloudpickle.dumps((reward_fn, layout))
+            self._payload = cloudpickle.dumps((reward_fn, layout))
         except (TypeError, pickle.PicklingError, AttributeError, NotImplementedError) as error:
             raise RewardError(
                 f"{self._name} cannot be sent to reward workers, because it cannot be pickled: {error}. "
                 "Create what it holds at its first call, or set env.reward_workers to 0"
             ) from error
         methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        self._pool = ProcessPoolExecutor(
-            n_workers, mp_context=context, initializer=_receive, initargs=(payload, dict(os.environ))
-        )
+        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._since = self._context.RawArray("d", self._n_chunks)  # when work on each chunk began; 0 before
+        self._pool: ProcessPoolExecutor | None = self._started()
+
+    def _started(self) -> ProcessPoolExecutor:
+        received = (self._payload, dict(os.environ), self._since)
+        return ProcessPoolExecutor(self._n_workers, self._context, initializer=_receive, initargs=received)
 
     def score(self, episodes: Sequence[Observation]) -> TokenRewards:
         """The rewards of all tokens, as `score_episodes_in_parts` returns them.
 
         Raises:
-            RewardError: the reward failed in a worker, or a worker's process ended.
+            RewardError: the reward failed in a worker; or processes ended or took too long, twice.
         """
-        parcels = [(episode.sample, np.array(episode.prompt_ids), np.array(episode.action_ids)) for episode in episodes]
-        size = -(-len(parcels) // self._n_chunks)
-        chunks = [parcels[start : start + size] for start in range(0, len(parcels), size)]
+        size = -(-len(episodes) // self._n_chunks)
+        chunks = [episodes[start : start + size] for start in range(0, len(episodes), size)]
+        paid: dict[int, TokenRewards] = {}
         try:
-            paid = list(self._pool.map(_score, chunks))
-        except BrokenProcessPool as error:
+            self._run(chunks, range(len(chunks)), paid)
+        except _Lost as lost:
+            self._run_again(chunks, paid, lost)
+        in_order = [paid[place] for place in range(len(chunks))]
+        parts = {name: np.concatenate([chunk.parts[name] for chunk in in_order]) for name in in_order[0].parts}
+        return TokenRewards(np.concatenate([chunk.total for chunk in in_order]), parts)
+
+    def _run_again(self, chunks: Sequence[Sequence[Observation]], paid: dict[int, TokenRewards], lost: _Lost) -> None:
+        """The second and last try: what was under work alone, chunk by chunk, so that a failure has a culprit."""
+        left = [place for place in range(len(chunks)) if place not in paid]
+        logger.warning(
+            "the reward %s %s. Its processes are started again, without what they remember; %d of %d episodes are "
+            "scored once more. Under work: %s",
+            *(self._name, lost, sum(len(chunks[place]) for place in left), sum(map(len, chunks))),
+            _listed(chunks, lost.places) or "none",
+        )
+        self.restarts += 1
+        try:
+            for place in lost.places:
+                self._run(chunks, [place], paid)
+            self._run(chunks, [place for place in left if place not in paid], paid)
+        except _Lost as again:
             raise RewardError(
-                f"a worker process of {self._name} ended while it scored {len(parcels)} episodes: "
-                "killed from outside (memory?) or by the reward itself"
-            ) from error
-        parts = {name: np.concatenate([chunk.parts[name] for chunk in paid]) for name in paid[0].parts}
-        return TokenRewards(np.concatenate([chunk.total for chunk in paid]), parts)
+                f"the reward {self._name} {again}, for the second time in a batch of {sum(map(len, chunks))}. Under "
+                f"work: {_listed(chunks, again.places)}"
+            ) from again
+
+    def _run(
+        self, chunks: Sequence[Sequence[Observation]], places: Iterable[int], paid: dict[int, TokenRewards]
+    ) -> None:
+        """Adds the rewards of the chunks at `places` to `paid`. No process is left at work when it raises."""
+        self._pool = pool = self._pool or self._started()
+        futures = {}
+        try:
+            for place in places:
+                self._since[place] = 0.0
+                futures[pool.submit(_score, place, [_parcel(episode) for episode in chunks[place]])] = place
+            waiting = set(futures)
+            while waiting:
+                done, waiting = wait(waiting, self._until_a_look(), FIRST_COMPLETED)
+                paid |= {futures[future]: future.result() for future in done if future.exception() is None}
+                for future in done:
+                    future.result()
+                self._refuse_late(futures[future] for future in waiting)
+        except BrokenProcessPool as error:
+            processes = list((pool._processes or {}).values())
+            _let_end(processes)
+            self._kill()
+            left_open = [place for place in futures.values() if place not in paid]
+            began = [place for place in left_open if self._since[place]]
+            raise _Lost(f"lost a process, which {_end_of(processes)}", began or left_open) from error
+        except BaseException:
+            self._kill()
+            raise
+
+    def _until_a_look(self) -> float | None:
+        return None if self._timeout is None else min(_LOOK_EVERY, self._timeout / 2)
+
+    def _refuse_late(self, places: Iterable[int]) -> None:
+        if self._timeout is None:
+            return
+        now = time.monotonic()
+        late = [place for place in places if self._since[place] and now - self._since[place] > self._timeout]
+        if late:
+            raise _Lost(f"was not done within {self._timeout:g} s (env.reward_timeout)", sorted(late))
+
+    def _kill(self) -> None:
+        """Ends the processes, whatever they are doing; the next chunk starts new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            for process in list((pool._processes or {}).values()):
+                process.kill()
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
         """Ends the processes."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _parcel(episode: Observation) -> _Parcel:
+    return episode.sample, np.array(episode.prompt_ids), np.array(episode.action_ids)
+
+
+def _listed(chunks: Sequence[Sequence[Observation]], places: Sequence[int]) -> str:
+    """Some samples of these chunks, and how many more there are."""
+    episodes = [episode for place in places for episode in chunks[place]]
+    more = f" and {len(episodes) - _N_NAMED} more" if len(episodes) > _N_NAMED else ""
+    return ", ".join(named(episode) for episode in episodes[:_N_NAMED]) + more
+
+
+def _let_end(processes: Sequence[BaseProcess]) -> None:
+    """Gives the processes of a broken pool, which terminates them, some time to end on their own."""
+    running = {process.sentinel for process in processes}
+    until = time.monotonic() + _TO_END
+    while running and (left := until - time.monotonic()) > 0:
+        running -= set(connection.wait(running, left))
+
+
+def _end_of(processes: Sequence[BaseProcess]) -> str:
+    """How the first process of a broken pool ended; the pool terminates the others."""
+    codes = [process.exitcode for process in processes]
+    code = next((code for code in codes if code not in (None, 0, -signal.SIGTERM)), codes[0] if codes else None)
+    if code is None:
+        return "ended while it started"
+    if code == -getattr(signal, "SIGKILL", 9):
+        return "was killed from outside (SIGKILL; is the memory full?)"
+    return f"ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
 
 _payload = b""
+_since: Any = None
 _received: tuple[AnyReward, TextLayout] | None = None
 
 
-def _receive(payload: bytes, environment: dict[str, str]) -> None:
+def _receive(payload: bytes, environment: dict[str, str], since: Any) -> None:
     """Keeps reward and layout as bytes until the first chunk, so that a failure to unpickle has a caller to go to.
 
     The server that forks workers has the environment of the first time it was needed, which may have changed since.
     """
-    global _payload
+    global _payload, _since
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the run decides what it means
     os.environ.update(environment)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _payload = payload
+    _payload, _since = payload, since
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -111,7 +246,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _score(parcels: list[_Parcel]) -> TokenRewards:
+def _score(place: int, parcels: list[_Parcel]) -> TokenRewards:
     global _received
     if _received is None:
         try:
@@ -119,6 +254,7 @@ def _score(parcels: list[_Parcel]) -> TokenRewards:
         except Exception as error:
             raise RewardError(f"the reward cannot be unpickled in a worker: {error}") from error
     reward_fn, layout = _received
+    _since[place] = time.monotonic()
     return score_episodes_in_parts(
         reward_fn, [Observation(sample, prompt, actions, len(actions), layout) for sample, prompt, actions in parcels]
     )

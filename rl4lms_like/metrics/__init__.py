@@ -1,6 +1,6 @@
 """What to report. `METRICS` has every metric by id; the config's `train_evaluation.metrics` names some."""
 
-from rl4lms_like.core.registry import Entry, Registry
+from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
 
 _DIVERSITY = (
@@ -14,6 +14,7 @@ _DIVERSITY = (
 METRICS = Registry(
     "metric",
     group="rl4lms_like.metrics",
+    misfit=derived_from("rl4lms_like.metrics.base:BaseMetric"),
     table={
         "increasing_numbers": Entry(
             "rl4lms_like.metrics.synthetic:IncreasingNumbersinText",

@@ -31,7 +31,7 @@ def compute_metric(
         raise MetricError(f"{name}: {split} has no texts to score")
     try:
         results = metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = f"{split} ({len(generated_texts)} texts)"
         raise MetricError(f"{name} failed on {where}: {type(error).__name__}: {error}") from error
     if not isinstance(results, Mapping):

@@ -23,7 +23,7 @@ _INPUTS: dict[str, Texts] = {"predictions": "generated_texts", "references": "re
 class EvaluateMetric(BaseMetric):
     """A metric of the library `evaluate`; its numbers are reported as `evaluate/<name>/<key>`.
 
-    A hub metric is a Python script that is downloaded and run: name only those you trust.
+    It is a Python script that is run, and downloaded before if it is of the hub: name only those you trust.
 
     Args:
         path: its name on the hub, or a folder or file with its script.
@@ -33,6 +33,7 @@ class EvaluateMetric(BaseMetric):
         compute_args: further arguments of its `compute`.
         result_keys: which of its results to report; default: all that are numbers, or lists of one number a text
             (then the mean is reported beside them).
+        trust_remote_code: run the script; without it nothing is loaded.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class EvaluateMetric(BaseMetric):
         inputs: dict[str, Texts] | None = None,
         compute_args: dict[str, Any] | None = None,
         result_keys: list[str] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
+        if not trust_remote_code:
+            raise ValueError(f"{path!r} is a Python script that would be run: if you trust it, trust_remote_code: true")
         self.inputs = inputs or _INPUTS
         self.compute_args = compute_args or {}
         self.result_keys = result_keys

@@ -127,6 +127,6 @@ class Perplexity(BaseMetric):
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(place_of(self.tokenizer_id))
+            return AutoTokenizer.from_pretrained(place_of(self.tokenizer_id), trust_remote_code=False)
         except Exception as error:
             raise ModelError(cannot_load("tokenizer of causal_perplexity", self.tokenizer_id, error)) from error

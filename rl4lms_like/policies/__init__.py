@@ -6,7 +6,7 @@ POLICIES.resolve("causal_lm_actor_critic_policy")     imports torch; the table d
 
 from __future__ import annotations
 
-from rl4lms_like.core.registry import Entry, Registry
+from rl4lms_like.core.registry import Entry, Registry, derived_from
 
 _ARGUMENTS = "rl4lms_like.policies.arguments:PolicyArguments"
 _MASKABLE_ARGUMENTS = "rl4lms_like.policies.arguments:MaskablePolicyArguments"
@@ -14,6 +14,7 @@ _MASKABLE_ARGUMENTS = "rl4lms_like.policies.arguments:MaskablePolicyArguments"
 POLICIES = Registry(
     "policy",
     group="rl4lms_like.policies",
+    misfit=derived_from("stable_baselines3.common.policies:BasePolicy"),
     table={
         "causal_lm_actor_critic_policy": Entry(
             "rl4lms_like.policies.causal:CausalLMActorCriticPolicy",

@@ -7,6 +7,7 @@ unless the config says so: sampling is what the YAML names. transformers' own de
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -95,17 +96,33 @@ NOT_SETTABLE = {
 
 
 def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Keys that `generate` does not know, or that cannot be set here -> what to say of them."""
+    """Keys that `generate` does not know, that cannot be set here, or not to this -> what to say of them."""
     known = [*GenerationConfig().to_dict(), "post_processing_fn"]
     messages = {}
-    for key in generation_kwargs:
+    for key, value in generation_kwargs.items():
         if key in NOT_SETTABLE:
             messages[key] = f"cannot be set: {NOT_SETTABLE[key]}"
         elif key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages[key] = f"not an argument of transformers' generate{hint}"
+        elif key != "post_processing_fn" and (said := _refusal(key, value)) is not None:
+            messages[key] = f"transformers does not take it: {said}"
     return messages
+
+
+def _refusal(key: str, value: Any) -> str | None:
+    """What transformers says of one argument that it does not take; its advice on what goes with what is not asked."""
+    adviser = logging.getLogger("transformers.generation.configuration_utils")
+    level = adviser.level
+    adviser.setLevel(logging.CRITICAL)
+    try:
+        GenerationConfig(**{key: value})
+    except (ValueError, TypeError, AttributeError) as error:
+        return str(error).partition("\n")[0]
+    finally:
+        adviser.setLevel(level)
+    return None
 
 
 @contextmanager

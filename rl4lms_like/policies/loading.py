@@ -35,18 +35,22 @@ def load_tokenizer(
     padding_side: str = "left",
     truncation_side: str = "left",
     trust_remote_code: bool = False,
+    local_files_only: bool = False,
 ) -> PreTrainedTokenizerBase:
     """A tokenizer, with a pad token if `pad_token_as_eos_token` and it has none; an adapter's may be its base's.
+
+    With `local_files_only` the hub is not asked.
 
     Raises:
         ModelError: it cannot be loaded, or there is no token to pad with.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            _tokenizer_place(model_name),
+            _tokenizer_place(model_name, local_files_only=local_files_only),
             padding_side=padding_side,
             truncation_side=truncation_side,
             trust_remote_code=trust_remote_code,
+            local_files_only=local_files_only,
         )
     except Exception as error:
         raise ModelError(cannot_load("tokenizer", model_name, error)) from error
@@ -120,7 +124,10 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
         return None
     if file is None:
         return None
-    base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    try:
+        base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ModelError(cannot_load("adapter", model_name, error)) from error
     if not base:
         raise ModelError(
             f"the adapter {model_name!r} does not say what it was trained on: write the name of its base into "
@@ -140,14 +147,17 @@ def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
     return place_of(model_name) if base is None else whole_checkpoint(base, local_files_only=local_files_only)
 
 
-def load_model_config(model_name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The config of a language model; an adapter's is that of its base.
+def load_model_config(
+    model_name: str, *, trust_remote_code: bool = False, local_files_only: bool = False
+) -> PretrainedConfig:
+    """The config of a language model; an adapter's is that of its base. With `local_files_only` the hub is not asked.
 
     Raises:
         ModelError: there is none under that name.
     """
     try:
-        return AutoConfig.from_pretrained(whole_checkpoint(model_name), trust_remote_code=trust_remote_code)
+        name = whole_checkpoint(model_name, local_files_only=local_files_only)
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
     except ModelError:
         raise
     except Exception as error:
@@ -185,9 +195,9 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def _tokenizer_place(model_name: str) -> str:
+def _tokenizer_place(model_name: str, *, local_files_only: bool) -> str:
     model_name = place_of(model_name)
     if (Path(model_name) / "tokenizer_config.json").is_file():
         return model_name
-    base = adapter_base(model_name)
-    return model_name if base is None else _tokenizer_place(base)
+    base = adapter_base(model_name, local_files_only=local_files_only)
+    return model_name if base is None else _tokenizer_place(base, local_files_only=local_files_only)

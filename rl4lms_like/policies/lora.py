@@ -168,7 +168,11 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     weights = _library().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
     named = {f"base_model.model.{name}": weight.contiguous() for name, weight in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    model.peft_config[NAME].save_pretrained(folder)
+    config = copy.copy(model.peft_config[NAME])
+    for name in ("target_modules", "exclude_modules"):
+        if isinstance(names := getattr(config, name), set):  # whose order differs from process to process
+            setattr(config, name, sorted(names))
+    config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
 
 

@@ -85,7 +85,8 @@ class TextWriter:
             The finished episodes, on the model's device.
 
         Raises:
-            ModelError: the model gives no probabilities any more; or it is decoder-only, and a prompt has no tokens.
+            ModelError: the model gives no probabilities any more; it is decoder-only, and a prompt has no tokens; or
+                transformers does not take the arguments.
         """
         device = self.model.device
         ids, mask = aligned(prompt_ids.to(device), prompt_mask.bool().to(device), self.prompt_side)
@@ -135,6 +136,8 @@ class TextWriter:
             if "probability tensor contains" not in str(error):
                 raise
             raise ModelError(f"the policy writes no probabilities any more, it has diverged ({error})") from error
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"transformers' generate refuses the generation_kwargs: {error}") from error
         finally:
             model.train(was_training)
         return sequences

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl4lms_like.core.registry import Entry, Registry
+from rl4lms_like.core.secrets import with_values
 
 
 class PostProcessors(Registry):
@@ -19,7 +20,7 @@ class PostProcessors(Registry):
     def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[str], str]:
         """The function with its arguments filled in, all but the text (RL4LMs' `PostProcessorRegistry.get`)."""
         function = self.resolve(id)
-        bound: Callable[[str], str] = functools.partial(function, **kwargs) if kwargs else function
+        bound: Callable[[str], str] = functools.partial(function, **with_values(kwargs)) if kwargs else function
         return bound
 
 
@@ -37,9 +38,20 @@ def beside_the_text(function: Any) -> Any:
     return takes
 
 
+def _misfit(function: Any) -> str | None:
+    """Any function could be called with a text first, so one that is meant to be says so by its parameter's name."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except (TypeError, ValueError):
+        first = None
+    is_text = first is not None and first.name == "text" and first.kind is not first.KEYWORD_ONLY
+    return None if is_text and not inspect.isclass(function) else "expected a function whose first parameter is `text`"
+
+
 POST_PROCESSORS = PostProcessors(
     "post-processor",
     group="rl4lms_like.post_processors",
+    misfit=_misfit,
     table={
         "three_sentence_summary": Entry(
             "rl4lms_like.scoring.nltk_data:three_sentence_summary",

@@ -1,11 +1,12 @@
 """What to prefer. `REWARDS` has every reward by id; the config's `reward_fn.id` names one."""
 
-from rl4lms_like.core.registry import Entry, Registry
+from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
 
 REWARDS = Registry(
     "reward",
     group="rl4lms_like.rewards",
+    misfit=derived_from("rl4lms_like.rewards.base:RewardFunction", "rl4lms_like.rewards.base:BatchedRewardFunction"),
     table={
         "increasing_numbers": Entry(
             "rl4lms_like.rewards.synthetic:RewardIncreasingNumbers", "how much of the response is numbers that grow"

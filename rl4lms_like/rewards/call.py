@@ -4,12 +4,14 @@
     score_episodes     all tokens of finished episodes       what `TextVecEnv.play` pays; the same numbers
     ..._in_parts       both, with what each part of a `RewardOfParts` adds to them
 
-A failure is attributed to the reward's class and the sample, and raised; nothing is put in its place. Rewards that
-promise to be `terminal` are called for last tokens only. Sums are made in float64, part after part, in both forms.
+A failure is attributed to the reward's class and the sample, and raised; nothing is put in its place. A batched reward
+that fails is asked for texts alone, to find the one that it fails on. Rewards that promise to be `terminal` are called
+for last tokens only. Sums are made in float64, part after part, in both forms.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,11 +21,16 @@ from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.rewards import base
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardOfParts
+from rl4lms_like.rewards.culprit import culprit
+from rl4lms_like.rewards.naming import named
+from rl4lms_like.rewards.time_limit import TimeIsUp
 
 AnyReward: TypeAlias = base.AnyReward
 
+_FAILURES = (Exception, TimeIsUp, SystemExit)
+"""What a reward may raise; a reward that exits must not end the run as if it were done."""
+
 _LARGEST = float(np.finfo(np.float32).max)
-_EXCERPT = 60
 
 
 class TransitionRewards(NamedTuple):
@@ -215,28 +222,26 @@ def _score_of_token(
 ) -> float:
     try:
         score = reward_fn(previous, action, current, done, current.meta_info)
-    except Exception as error:
-        where = f"token {current.n_actions} of {_named(current)}"
+    except _FAILURES as error:
+        where = f"token {current.n_actions} of {named(current)}"
         raise RewardError(f"{_name(reward_fn)} failed on {where}: {type(error).__name__}: {error}") from error
     number = _finite(score)
     if number is None:
-        where = f"token {current.n_actions} of {_named(current)}"
+        where = f"token {current.n_actions} of {named(current)}"
         raise RewardError(f"{_name(reward_fn)} returned {score!r} for {where}; expected one finite number")
     return number
 
 
 def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> list[float]:
-    batch = f"a batch of {len(states)}, which starts with {_named(states[0])}"
+    batch = f"a batch of {len(states)}, which starts with {named(states[0])}"
+    began = time.monotonic()
     try:
-        scores = reward_fn(
-            [state.prompt_or_input_text for state in states],
-            [state.context_text for state in states],
-            [state.target_or_reference_texts for state in states],
-            dones,
-            [state.meta_info for state in states],
-        )
-    except Exception as error:
-        raise RewardError(f"{_name(reward_fn)} failed on {batch}: {type(error).__name__}: {error}") from error
+        scores = _call(reward_fn, states, dones)
+    except _FAILURES as error:
+        said = f"{_name(reward_fn)} failed on {batch}: {type(error).__name__}: {error}"
+        if isinstance(error, Exception):
+            said += _with_culprit(reward_fn, states, dones, error, time.monotonic() - began)
+        raise RewardError(said) from error
     values = as_list(scores)
     if values is None:
         raise RewardError(f"{_name(reward_fn)} returned {scores!r} for {batch}; expected {len(states)} numbers")
@@ -246,10 +251,34 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
     if None in numbers:
         culprit = numbers.index(None)
         raise RewardError(
-            f"{_name(reward_fn)} returned {values[culprit]!r} for {_named(states[culprit])}, entry {culprit} of "
+            f"{_name(reward_fn)} returned {values[culprit]!r} for {named(states[culprit])}, entry {culprit} of "
             f"{batch}; expected one finite number"
         )
     return numbers  # type: ignore[return-value]
+
+
+def _call(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> Any:
+    return reward_fn(
+        [state.prompt_or_input_text for state in states],
+        [state.context_text for state in states],
+        [state.target_or_reference_texts for state in states],
+        dones,
+        [state.meta_info for state in states],
+    )
+
+
+def _with_culprit(
+    reward_fn: BatchedRewardFunction,
+    states: Sequence[Observation],
+    dones: list[bool],
+    error: Exception,
+    seconds: float,
+) -> str:
+    def alone(place: int) -> Any:
+        return _call(reward_fn, states[place : place + 1], dones[place : place + 1])
+
+    place = culprit(reward_fn, alone, len(states), error, seconds)
+    return "" if place is None else f". It fails on entry {place} alone too: {named(states[place])}"
 
 
 def as_list(scores: Any) -> list[Any] | None:
@@ -273,9 +302,3 @@ def _finite(value: Any) -> float | None:
 
 def _name(reward_fn: AnyReward) -> str:
     return getattr(reward_fn, "__name__", type(reward_fn).__name__)
-
-
-def _named(state: Observation) -> str:
-    text = state.prompt_or_input_text
-    excerpt = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 3]}..."
-    return f"sample {state.sample.id!r} (prompt {excerpt!r})"

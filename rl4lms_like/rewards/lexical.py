@@ -81,7 +81,7 @@ class RougeLMaxRewardFunction(ReferenceReward):
         length_limit: to this length; 0: not at all.
         length_limit_type: in `words`, or in `bytes`, which are characters in fact.
         apply_avg: of no effect here: references are compared one by one.
-        apply_best: likewise.
+        apply_best: of no effect here, likewise.
         stemming: compare stems.
         alpha: weight of the recall in the F-measure.
         weight_factor: precision and recall are raised to its inverse.

@@ -13,8 +13,10 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar
 
+from rl4lms_like.core.import_paths import NamesFunction, RefusedImportError, imported
 from rl4lms_like.core.numbers import Count, Positive
 from rl4lms_like.rewards.event_loop import EventLoop, gathered
 from rl4lms_like.rewards.text import TextReward
@@ -35,7 +37,7 @@ class PythonReward(TextReward):
     **kwargs)` for each finished response, and returns a number. Either may be `async`.
 
     Args:
-        function: `package.module:name`, of an installed package or the working folder.
+        function: `package.module:name`, of an installed package or a folder named by `--code`.
         batched: one call for all texts; false: one for each.
         kwargs: what it gets by name besides.
         max_concurrency: of an async function that is not batched: calls that wait at the same time.
@@ -45,7 +47,7 @@ class PythonReward(TextReward):
 
     def __init__(
         self,
-        function: str,
+        function: Annotated[str, NamesFunction()],
         batched: bool = True,
         kwargs: dict[str, Any] | None = None,
         max_concurrency: Count = 16,
@@ -57,7 +59,9 @@ class PythonReward(TextReward):
         self.max_concurrency = max_concurrency
         self.timeout_s = timeout_s
         self._loop = EventLoop(self.__name__)
-        _check_takes(imported_function(function), function, {*(_OF_ALL if batched else _OF_ONE), *self.kwargs})
+        found = imported_function(function)
+        _check_takes(found, function, {*(_OF_ALL if batched else _OF_ONE), *self.kwargs})
+        _check_reads(found, function, "responses" if batched else "response")
 
     @property
     def __name__(self) -> str:
@@ -72,7 +76,7 @@ class PythonReward(TextReward):
         meta_infos: list[dict[str, Any] | None],
     ) -> Sequence[float]:
         """What the function returns."""
-        function = imported_function(self.function)
+        function = _loaded(self.function)
         if self.batched:
             named = dict(zip(_OF_ALL, (prompt_texts, gen_texts, ref_texts, meta_infos), strict=True))
             found: Sequence[float] = self._one(partial(function, **named, **self.kwargs))
@@ -136,21 +140,38 @@ def imported_function(path: str) -> Callable[..., Any]:
     """The function at an import path.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or a config may not choose it.
     """
     module, _, name = path.partition(":")
     if not module or not name:
         raise ValueError(f"function: expected an import path 'package.module:name', got {path!r}")
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found = imported(path)
+    except RefusedImportError as error:
+        raise ValueError(f"function: {path!r} is refused: {error}") from error
     except Exception as error:  # importing a user's module runs the user's code
         raise ValueError(f"function: cannot import {path!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"function: {path!r} is {found!r}, which cannot be called")
     function: Callable[..., Any] = found
     return function
+
+
+def _loaded(path: str) -> Callable[..., Any]:
+    """A function that was looked up before, perhaps in the process that started this one."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
+    return function
+
+
+def _check_reads(function: Callable[..., Any], path: str, name: str) -> None:
+    """Anything that takes `**kwargs` could be called; what is meant to score says that it reads responses."""
+    try:
+        known = set(inspect.signature(function).parameters)
+    except ValueError:  # some built-in functions do not say
+        known = set()
+    if name not in known:
+        raise ValueError(f"function: {path!r} has no parameter {name!r}, so it scores nothing")
 
 
 def _check_takes(function: Callable[..., Any], path: str, names: Collection[str]) -> None:

@@ -9,6 +9,7 @@ The algorithm keeps its own `train()`; only where rollouts come from changes.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,11 +17,15 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
 
+from rl4lms_like.core.interruption import Interruption
+from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController, KLController
+from rl4lms_like.rollouts.progress import UpdateProgress
 
 Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
 
@@ -34,6 +39,12 @@ class TextRollouts:
         bootstrap_truncated: see `RolloutCollector`.
         score_batch_size: see `RolloutCollector`.
         sort_by_length: see `EpisodeBuffer`.
+
+    Attributes:
+        interruption: who asks the run to stop is heard at once in a rollout.
+        on_step: called when an update has begun, and after each of its steps, where the algorithm knows how to go on
+            from there; what it raises ends the update.
+        update: of the rollout in the buffer; None while there is no whole one.
     """
 
     def __init__(
@@ -53,6 +64,10 @@ class TextRollouts:
             "score_batch_size": score_batch_size,
         }
         self._iteration: tuple[int, int] | None = None
+        self.interruption = Interruption()
+        self.on_step: Callable[[], None] = _nothing
+        self.update: UpdateProgress | None = None
+        self._goes_on = False
         kwargs["rollout_buffer_class"] = EpisodeBuffer
         kwargs["rollout_buffer_kwargs"] = {"sort_by_length": sort_by_length}
         # Stable-Baselines3 adds to this dict in place; the caller's stays as it is.
@@ -86,13 +101,20 @@ class TextRollouts:
         Returns:
             False if a callback asked to stop.
         """
+        if self._goes_on:  # the rollout of an update that was stopped is there
+            self._goes_on = False
+            self.num_timesteps += rollout_buffer.n_tokens
+            return True
+        self.update = None
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         callback.on_rollout_start()
         if self.collector.env is not env:
             self.collector.use(env)
         start = time.perf_counter()
-        info = self.collector.collect(rollout_buffer, n_rollout_steps * env.num_envs)
+        with self.interruption.at_any_moment():
+            info = self.collector.collect(rollout_buffer, n_rollout_steps * env.num_envs)
+        self.update = UpdateProgress()
         info["time/rollout_s"] = time.perf_counter() - start
         self.num_timesteps += rollout_buffer.n_tokens
         self.ep_info_buffer.extend(self.collector.episode_infos)
@@ -107,8 +129,10 @@ class TextRollouts:
     def learn_iteration(self: Any, iteration: int, n_iterations: int) -> None:
         """One rollout and one update; schedules see `iteration / n_iterations` as progress."""
         self._iteration = (iteration, n_iterations)
+        is_first = self.num_timesteps == 0 and not self._goes_on  # Stable-Baselines3 then resets the environment
         try:
-            self.learn(total_timesteps=1, reset_num_timesteps=self.num_timesteps == 0, log_interval=None)
+            with in_part("update"):  # a rollout's parts say so themselves
+                self.learn(total_timesteps=1, reset_num_timesteps=is_first, log_interval=None)
         finally:
             self._iteration = None
         self._custom_logger = True  # the next iteration goes on with this logger, instead of a new one in a new folder
@@ -128,8 +152,42 @@ class TextRollouts:
         self.collector.load_state_dict(state["collector"])
         self.rollout_buffer.load_state_dict(state["buffer"])
 
+    def update_state(self: Any, progress: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What an update goes on from besides `training_state`: numbers in JSON's types, and tensors.
+
+        Args:
+            progress: `update.state_dict()` at the step it goes on after.
+        """
+        values = self.logger.name_to_value.items()
+        recorded = [[key, value.item() if hasattr(value, "item") else value] for key, value in values]
+        side = self.rollout_buffer.episodes.prompt_side
+        steps = {f"step.{name}": value for name, value in self.update.logged(progress["n_steps"]).items()}
+        rollout = {f"rollout.{name}": tensor for name, tensor in self.rollout_buffer.rollout().items()}
+        return {"progress": progress, "recorded": recorded, "prompt_side": side}, steps | rollout
+
+    def load_update_state(self: Any, numbers: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Takes over what `update_state` gave, after `load_training_state`."""
+        parts: dict[str, dict[str, Tensor]] = {"step": {}, "rollout": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor.to(self.device)
+        self.rollout_buffer.load_rollout(parts["rollout"], numbers["prompt_side"])
+        self.update = UpdateProgress()
+        self.update.load_state_dict(numbers["progress"], parts["step"])
+        for key, value in numbers["recorded"]:
+            self.logger.record(key, value)
+
+    def goes_on_with_update(self: Any) -> bool:
+        """Whether there is the rest of an update that was stopped; if so, `learn_iteration` does that first."""
+        if self.update is None or not self.update.can_go_on:
+            return False
+        self.update.is_over = False
+        self.num_timesteps -= self.rollout_buffer.n_tokens  # counted once more where the rollout would be collected
+        self._goes_on = True
+        return True
+
     def _excluded_save_params(self: Any) -> list[str]:
-        return [*super()._excluded_save_params(), "collector"]  # type: ignore[misc]
+        return [*super()._excluded_save_params(), "collector", "interruption", "on_step", "update"]  # type: ignore[misc]
 
     def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
         if self._iteration is None:
@@ -145,3 +203,7 @@ def with_text_rollouts(algorithm: type[Algorithm]) -> type[Algorithm]:
     name = f"Text{algorithm.__name__}"
     doc = f"{algorithm.__name__} on whole episodes of text; see `TextRollouts`."
     return type(name, (TextRollouts, algorithm), {"__module__": algorithm.__module__, "__doc__": doc})
+
+
+def _nothing() -> None:
+    """What nobody listens to."""

@@ -9,8 +9,9 @@ So unmodified Stable-Baselines3 algorithms train a language model through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ class EpisodeBuffer:
         self.n_envs = n_envs
         self.sort_by_length = sort_by_length
         self._rng = np.random.default_rng()
+        self.episodes: EpisodeBatch | None = None
         self.reset()
 
     def seed(self, seed: int) -> None:
@@ -74,11 +76,29 @@ class EpisodeBuffer:
         """Takes over what `state_dict` gave."""
         self._rng.bit_generator.state = state["rng"]
 
+    def rollout(self) -> dict[str, Tensor]:
+        """The episodes and all that is known of their tokens, by name; `load_rollout` takes it back."""
+        assert self.episodes is not None
+        parts = {name: getattr(self.episodes, name) for name in _OF_EPISODES}
+        parts |= {name: getattr(self, f"_{name}") for name in _OF_TOKENS}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def load_rollout(self, rollout: Mapping[str, Tensor], prompt_side: Literal["left", "right"]) -> None:
+        """Takes over what `rollout` gave, of episodes whose prompts are padded on that side."""
+        self.reset()
+        parts = {name: part.to(self.device) for name, part in rollout.items()}
+        of_episodes: dict[str, Any] = {name: parts.get(name) for name in _OF_EPISODES}
+        self.episodes = EpisodeBatch(**of_episodes, prompt_side=prompt_side)
+        self.n_tokens = self.episodes.n_tokens
+        for name in _OF_TOKENS:
+            setattr(self, f"_{name}", parts.get(name))
+
     def reset(self) -> None:
         """Forgets all episodes."""
         self._parts: list[tuple[EpisodeBatch, Tensor, Tensor, Tensor, Tensor]] = []
+        self._kl_parts: list[Tensor] = []
         self.n_tokens = 0
-        self.episodes: EpisodeBatch | None = None
+        self.episodes = None
 
     @property
     def full(self) -> bool:
@@ -92,6 +112,7 @@ class EpisodeBuffer:
         values: Tensor,
         log_probs: Tensor,
         last_values: Tensor | None = None,
+        kl: Tensor | None = None,
     ) -> None:
         """Adds episodes with their flat fields.
 
@@ -101,6 +122,8 @@ class EpisodeBuffer:
             values: `[n_tokens]`.
             log_probs: `[n_tokens]`, of the policy that wrote them.
             last_values: `[n]`, the value after each episode's end; default 0.
+            kl: `[n_tokens]`, log-prob under the policy minus that under the reference; kept for who looks at the
+                rollout, no loss reads it. None = there is no reference.
 
         Raises:
             ValueError: a field has not one entry per token.
@@ -108,11 +131,14 @@ class EpisodeBuffer:
         if last_values is None:
             last_values = torch.zeros(episodes.n_episodes)
         fields = {"rewards": rewards, "values": values, "log_probs": log_probs}
+        fields |= {} if kl is None else {"kl": kl}
         for name, field in fields.items():
             if field.shape != (episodes.n_tokens,):
                 raise ValueError(f"{name} has shape {tuple(field.shape)}, the episodes have {episodes.n_tokens} tokens")
         flat = [field.to(self.device, torch.float32) for field in (rewards, values, log_probs, last_values)]
         self._parts.append((episodes.to(self.device), flat[0], flat[1], flat[2], flat[3]))
+        if kl is not None:
+            self._kl_parts.append(kl.to(self.device, torch.float32))
         self.n_tokens += episodes.n_tokens
 
     def compute_returns_and_advantage(self, last_values: Any = None, dones: Any = None) -> None:
@@ -120,6 +146,7 @@ class EpisodeBuffer:
         batches, rewards, values, log_probs, ends = zip(*self._parts, strict=True)
         self.episodes = EpisodeBatch.concatenated(batches)
         self._rewards, self._values, self._log_probs = torch.cat(rewards), torch.cat(values), torch.cat(log_probs)
+        self._kl = torch.cat(self._kl_parts) if self._kl_parts else None
         advantages, returns = generalized_advantages(
             self.episodes.pad(self._rewards),
             self.episodes.pad(self._values),
@@ -184,6 +211,16 @@ class EpisodeBuffer:
         return np.asarray(self._returns.cpu().numpy())
 
     @property
+    def log_probs(self) -> Tensor:
+        """Log-probs `[n_tokens]` under the policy that wrote them."""
+        return self._log_probs
+
+    @property
+    def kl(self) -> Tensor | None:
+        """Log-prob under the policy minus that under the reference `[n_tokens]`; None without a reference."""
+        return self._kl
+
+    @property
     def advantages(self) -> Tensor:
         """Advantages `[n_tokens]`."""
         return self._advantages
@@ -191,3 +228,7 @@ class EpisodeBuffer:
     @advantages.setter
     def advantages(self, advantages: Tensor) -> None:
         self._advantages = advantages
+
+
+_OF_EPISODES = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
+_OF_TOKENS = ("rewards", "values", "log_probs", "kl", "advantages", "returns")

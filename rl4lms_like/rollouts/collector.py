@@ -21,6 +21,7 @@ from torch import Tensor
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.losses import kl_estimate
+from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.envs.stepping import play_by_stepping
@@ -40,11 +41,13 @@ class ScoredEpisodes(NamedTuple):
     rewards: Tensor
     scores: EpisodeScores
     reward_parts: Mapping[str, Tensor] = MappingProxyType({})
+    sample_ids: Sequence[str] = ()
 
-    def infos(self) -> list[dict[str, float]]:
-        """Total task reward `r` and length `l` of each episode, as Stable-Baselines3's `Monitor` gives them."""
+    def infos(self) -> list[dict[str, Any]]:
+        """Of each episode its sample, and total task reward `r` and length `l` as Stable-Baselines3's `Monitor` has."""
         totals = episode_sums(self.episodes, self.rewards).tolist()
-        return [{"r": r, "l": n} for r, n in zip(totals, self.episodes.lengths.tolist(), strict=True)]
+        rows = zip(totals, self.episodes.lengths.tolist(), self.sample_ids, strict=True)
+        return [{"r": r, "l": n, "sample_id": sample_id} for r, n, sample_id in rows]
 
 
 class RolloutCollector:
@@ -78,7 +81,7 @@ class RolloutCollector:
         self.bootstrap_truncated = bootstrap_truncated
         self.score_batch_size = score_batch_size
         self.seeds = SeedStream(seed, "rollout")
-        self.episode_infos: list[dict[str, float]] = []
+        self.episode_infos: list[dict[str, Any]] = []
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
@@ -109,6 +112,7 @@ class RolloutCollector:
                 part.scores.values,
                 part.scores.log_prob,
                 self._last_values(part.episodes),
+                None if self.policy.ref_model is None else part.scores.raw_log_prob - part.scores.ref_log_prob,
             )
         buffer.compute_returns_and_advantage()
         self.episode_infos = [info for part in parts for info in part.infos()]
@@ -116,19 +120,23 @@ class RolloutCollector:
         info["rollout_info/kl_coeff"] = self.kl.coeff
         kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
         self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
+        if (restarts := getattr(self.env, "reward_restarts", None)) is not None:
+            info["time/reward_restarts"] = restarts
         return info | {f"time/{name}": value for name, value in seconds.items()}
 
     def _batch(self, seconds: dict[str, float]) -> ScoredEpisodes:
         observation = self.env.reset()
         assert isinstance(observation, dict)
+        sample_ids = [str(sample.id) for sample in self.env.get_attr("sample")]
         start = time.perf_counter()
-        episodes = self.policy.generate(
-            torch.as_tensor(observation["prompt_or_input_encoded_pt"]).long(),
-            torch.as_tensor(observation["prompt_or_input_attention_mask_pt"]),
-            eos_token_ids=self.eos_token_ids,
-            max_new_tokens=self.max_episode_length,
-            seed=self.seeds.next(),
-        )
+        with in_part("generation"):
+            episodes = self.policy.generate(
+                torch.as_tensor(observation["prompt_or_input_encoded_pt"]).long(),
+                torch.as_tensor(observation["prompt_or_input_attention_mask_pt"]),
+                eos_token_ids=self.eos_token_ids,
+                max_new_tokens=self.max_episode_length,
+                seed=self.seeds.next(),
+            )
         generated = time.perf_counter()
         rewards, parts = self._play(episodes)
         played = time.perf_counter()
@@ -138,7 +146,8 @@ class RolloutCollector:
         seconds["score_s"] += time.perf_counter() - played
         device = scores.values.device
         on_device = {name: torch.as_tensor(part, dtype=torch.float32).to(device) for name, part in parts.items()}
-        return ScoredEpisodes(episodes, torch.as_tensor(rewards, dtype=torch.float32).to(device), scores, on_device)
+        paid = torch.as_tensor(rewards, dtype=torch.float32).to(device)
+        return ScoredEpisodes(episodes, paid, scores, on_device, sample_ids)
 
     def _play(self, episodes: EpisodeBatch) -> TokenRewards:
         if not self._plays:
@@ -147,7 +156,8 @@ class RolloutCollector:
         return TokenRewards(rewards, getattr(self.env, "reward_parts", {}))
 
     def _score(self, episodes: EpisodeBatch) -> EpisodeScores:
-        parts = [self.policy.score(part) for part in self._parts(episodes)]
+        with in_part("scoring"):
+            parts = [self.policy.score(part) for part in self._parts(episodes)]
         scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
         for name, field in scores._asdict().items():
             if not bool(torch.isfinite(field).all()):
@@ -170,7 +180,8 @@ class RolloutCollector:
     def _last_values(self, episodes: EpisodeBatch) -> Tensor | None:
         if not self.bootstrap_truncated:
             return None
-        values = torch.cat([self.policy.final_values(part) for part in self._parts(episodes)])
+        with in_part("scoring"):
+            values = torch.cat([self.policy.final_values(part) for part in self._parts(episodes)])
         return values.masked_fill(episodes.terminated, 0.0)
 
     def _reward_scale(self, parts: list[ScoredEpisodes]) -> float:
@@ -180,12 +191,17 @@ class RolloutCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """What changes during a run."""
-        return {"seeds": self.seeds.state_dict(), "kl": self.kl.state_dict()}
+        return {
+            "seeds": self.seeds.state_dict(),
+            "kl": self.kl.state_dict(),
+            "episode_infos": [dict(info) for info in self.episode_infos],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` gave."""
         self.seeds.load_state_dict(state["seeds"])
         self.kl.load_state_dict(state["kl"])
+        self.episode_infos = [dict(info) for info in state["episode_infos"]]
 
 
 def episode_sums(episodes: EpisodeBatch, field: Tensor) -> Tensor:

@@ -68,8 +68,10 @@ class PreferenceT5(FrozenModel):
 
         place = place_of(self.model_name)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(place, truncation_side=self.truncation_side)
-            config = AutoConfig.from_pretrained(place)
+            tokenizer = AutoTokenizer.from_pretrained(
+                place, truncation_side=self.truncation_side, trust_remote_code=False
+            )
+            config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         except Exception as error:
             raise ModelError(cannot_load("base of the preference model", self.model_name, error)) from error
         try:

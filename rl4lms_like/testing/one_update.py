@@ -111,7 +111,7 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
 def _environment(tokenizer: Any, folder: Path, family: str, seed: int) -> TextVecEnv:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     env = TextVecEnv(
         4,
         tokenizer,

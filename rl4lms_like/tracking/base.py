@@ -18,15 +18,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder, hold
+from rl4lms_like.core.disk import reason
+from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
+from rl4lms_like.core.secrets import masked
+from rl4lms_like.tracking.messages import LIBRARY, LogFile, listen
+from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder, experiment_folder
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 
 if TYPE_CHECKING:
+    from filelock import FileLock
     from stable_baselines3.common.logger import Logger
 
 logger = logging.getLogger(__name__)
-LIBRARY = "rl4lms_like"
 N_LOGGED_TEXTS = 10
 FILE_ONLY = {"file_only": True}
 
@@ -45,6 +48,7 @@ class Tracker:
         tensorboard_log: folder for TensorBoard event files.
         quiet: nothing on the console but warnings.
         resume: continue in the experiment's own folder, appending to its files.
+        held: the lock of that folder, if the caller holds it already.
         sinks: further places for the numbers.
 
     Raises:
@@ -65,23 +69,24 @@ class Tracker:
         tensorboard_log: str | Path | None = None,
         quiet: bool = False,
         resume: bool = False,
+        held: FileLock | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
         from rl4lms_like.tracking.console import ConsoleHandler, ConsoleSink
 
         self._console = ConsoleSink(quiet=quiet)
         services = _services(wandb_log, tensorboard_log)
-        wanted = Path(base_path_to_store_results) / project_name / experiment_name
+        wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
+        run_config = masked(run_config)
         self.run_config = dict(run_config)
         try:
-            held = hold(wanted) if resume and wanted.is_dir() else None  # nothing is written before it is held
-            self.run_path = claim_folder(wanted, run_config, resume=resume)
+            self.run_path, self._lock = claim_folder(wanted, run_config, resume=resume, held=held)
+            self._folder = RunFolder(self.run_path)
+            log = LogFile(self.run_path / LOG_FILE, encoding="utf-8")
         except OSError as error:
-            raise RL4LMsLikeError(f"cannot write to the run folder {wanted}: {error}") from error
-        self._lock = held or hold(self.run_path)
-        self._folder = RunFolder(self.run_path)
-        self._handlers = _listen(log_level, logging.FileHandler(self.run_path / LOG_FILE, encoding="utf-8"))
-        self._handlers += _listen(logging.WARNING if quiet else log_level, ConsoleHandler(self._console))
+            raise RL4LMsLikeError(f"cannot write to the run folder {wanted}: {reason(error)}") from error
+        self._handlers = listen(log_level, log)
+        self._handlers += listen(logging.WARNING if quiet else log_level, ConsoleHandler(self._console))
         self._iteration, self._timesteps = 0, 0
         self._reported: set[str] = set()
         self._is_done = False
@@ -98,9 +103,9 @@ class Tracker:
         path.mkdir(exist_ok=True)
         return path
 
-    def file_sizes(self) -> dict[str, int]:
-        """How far the run's files have got, in bytes; what `cut_files` goes back to."""
-        return self._folder.file_sizes()
+    def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
+        """How far the run's files have got, in bytes; what `cut_files` goes back to. Waits for the disk if asked to."""
+        return self._folder.file_sizes(on_disk=on_disk)
 
     def cut_files(self, sizes: Mapping[str, int]) -> None:
         """Takes away the lines and predictions that were written after a checkpoint.
@@ -171,6 +176,10 @@ class Tracker:
         """Adds a line to a file of the run folder, `alarms.jsonl` for instance; no other sink hears of it."""
         self._pass(self._folder, "append", file, line)
 
+    def log_environment(self, environment: Mapping[str, Any]) -> None:
+        """Notes what the run is computed by, in `environment.json`; a resumed run adds what has changed."""
+        self._pass(self._folder, "log_environment", environment)
+
     def log_info(self, msg: str) -> None:
         """A notice, on the console and in `log.txt`."""
         logger.info("%s", msg)
@@ -186,6 +195,10 @@ class Tracker:
             if part is not None:
                 part.save_pretrained(path)
         return path
+
+    def finish(self) -> None:
+        """The run came to its end: marks its folder, so that the same command starts another run."""
+        self._pass(self._folder, "finish", self._iteration)
 
     def done(self) -> None:
         """Closes every sink; called again it does nothing."""
@@ -204,8 +217,21 @@ class Tracker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None:
-            logger.error("the run ended early: %s: %s", type(error).__name__, error, extra=FILE_ONLY)
+            if isinstance(error, ComponentError) and error.texts:
+                self._keep_texts(error)
+            ours = isinstance(error, RL4LMsLikeError | KeyboardInterrupt) and not isinstance(error, ComponentError)
+            said = "the run ended early: %s: %s"
+            logger.error(said, type(error).__name__, error, extra=FILE_ONLY, exc_info=None if ours else error)
         self.done()
+
+    def _keep_texts(self, error: ComponentError) -> None:
+        """Writes the texts that a component failed on to a file, which the error names from now on."""
+        try:
+            file = self._folder.keep_texts(str(error), error.texts)
+        except OSError as failure:  # why the run ended is never hidden by it
+            logger.warning("the %d texts that it failed on are lost: %s", len(error.texts), failure)
+        else:
+            error.args = (f"{error}\nThe {len(error.texts)} texts that it was to score: {file}",)
 
     def _tell(self, event: str, *args: Any) -> None:
         for sink in (self._folder, *self._sinks):
@@ -216,22 +242,22 @@ class Tracker:
             try:
                 getattr(sink, event)(*args, **kwargs)
             except OSError as error:  # a full disk
-                raise RL4LMsLikeError(f"cannot write to the run folder {self.run_path}: {error}") from error
+                raise RL4LMsLikeError(f"cannot write to the run folder {self.run_path}: {reason(error)}") from error
         else:
             self._try(sink, event, *args, **kwargs)
 
     def _try(self, sink: Sink, event: str, *args: Any, **kwargs: Any) -> bool:
-        """Whether the sink took the event; a failure is said once for each sink and kind of event."""
+        """Whether the sink took the event; a failure is said once for each sink, and once for each kind of event."""
         try:
             getattr(sink, event)(*args, **kwargs)
         except Exception as error:
-            failure = f"{sink.name}.{event}"
-            if failure not in self._reported:
-                self._reported.add(failure)
+            kinds = {f"{sink.name}.{event}", f"{sink.name}: {type(error).__name__}: {error}"}
+            if not kinds & self._reported:
                 logger.warning(
                     "%s failed in %s (%s: %s); the run goes on, its files are in %s",
                     *(sink.name, event, type(error).__name__, error, self.run_path),
                 )
+            self._reported |= kinds
             return False
         return True
 
@@ -254,13 +280,3 @@ def _services(wandb_log: bool, tensorboard_log: str | Path | None) -> list[Sink]
 
         services.append(TensorBoardSink(tensorboard_log))
     return services
-
-
-def _listen(level: int, handler: logging.Handler) -> list[logging.Handler]:
-    """Attaches a handler to this library's messages, and to no other library's."""
-    handler.setLevel(level)
-    handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s"))
-    namespace = logging.getLogger(LIBRARY)
-    namespace.addHandler(handler)
-    namespace.setLevel(min(level, namespace.level or level))
-    return [handler]

@@ -26,6 +26,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl4lms_like.core.secrets import without_secrets
+from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 
@@ -69,12 +71,27 @@ SUPERVISED = (LOSS, VAL_LOSS, RATE, STEPS)
 
 
 class RunConsole(Console):
-    """A console that falls silent when nobody reads it any more (`... | head`); rich's own ends the process."""
+    """A console that falls silent when nobody reads it any more (`... | head`), its terminal is gone or its disk full.
+
+    rich's own ends the process, or raises.
+    """
 
     def on_broken_pipe(self) -> None:
         """Sends whatever is printed from now on nowhere."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.on_broken_pipe()
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            super().__exit__(*raised)
+        except OSError:
+            self.on_broken_pipe()
 
 
 class ConsoleSink(Sink):
@@ -141,7 +158,7 @@ class ConsoleSink(Sink):
         if not is_first:
             table.add_column("at first", justify="right", min_width=9, style="dim", header_style="dim")
         for key, score in metrics.items():
-            table.add_row(key, _score(score), *([] if is_first else [_score(first.get(key))]))
+            table.add_row(Text(printable(key)), _score(score), *([] if is_first else [_score(first.get(key))]))
         self.console.print(Text(), table)
         self._n_lines = 0
 
@@ -152,6 +169,7 @@ class ConsoleSink(Sink):
 
     def show(self, text: Text) -> None:
         """Prints a message, quiet or not, without breaking its lines."""
+        text.plain = printable(without_secrets(text.plain))
         self.console.print(text, soft_wrap=True)
 
     def close(self) -> None:

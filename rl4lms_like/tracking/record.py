@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.tracking.run_folder import CONFIG_FILE, LOG_FILE, ROLLOUT_FILE, TRAINING_FILE
+from rl4lms_like.tracking.run_folder import (
+    ALARMS_FILE,
+    CONFIG_FILE,
+    CREDIT_FILE,
+    LOG_FILE,
+    ROLLOUT_FILE,
+    TRAINING_FILE,
+)
 from rl4lms_like.tracking.sink import Epoch
 
 TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
@@ -36,6 +43,8 @@ class RunRecord:
         iterations: what each iteration measured, with `iteration` and `timesteps`, in order.
         evaluations: split -> epoch, in order -> metric key -> corpus score.
         predictions: split -> epoch, in order -> file.
+        credit: what was recorded of single tokens, one mapping a line.
+        alarms: what the doctor found, in order.
         began: first time in the log.
         ended: last time in the log.
     """
@@ -45,6 +54,8 @@ class RunRecord:
     iterations: list[dict[str, Any]]
     evaluations: dict[str, dict[Epoch, dict[str, Any]]]
     predictions: dict[str, dict[Epoch, Path]]
+    credit: list[dict[str, Any]]
+    alarms: list[dict[str, Any]]
     began: datetime | None
     ended: datetime | None
 
@@ -81,6 +92,8 @@ def read_run(path: str | Path) -> RunRecord:
         iterations=[iterations[iteration] for iteration in sorted(iterations)],
         evaluations=_evaluations(path),
         predictions=_predictions(path),
+        credit=_lines(path / CREDIT_FILE),
+        alarms=_lines(path / ALARMS_FILE),
         began=began,
         ended=ended,
     )
@@ -110,7 +123,8 @@ def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
     for file in sorted(path.iterdir()):
         if match := METRICS.match(file.name):
             scores = {line["epoch"]: line["metrics"] for line in _lines(file)}
-            splits[match["split"]] = {epoch: scores[epoch] for epoch in sorted(scores)}
+            if scores:  # a full disk leaves empty files
+                splits[match["split"]] = {epoch: scores[epoch] for epoch in sorted(scores)}
     return _in_order(splits)
 
 

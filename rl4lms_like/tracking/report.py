@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.disk import reason
+from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.tracking.alarms import findings
 from rl4lms_like.tracking.charts import Series, format_number, line_chart
+from rl4lms_like.tracking.credit import credit_of
 from rl4lms_like.tracking.curves import CURVES, EVALUATIONS, LEARNING, PARTS, Curve, part_curves
 from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run
+from rl4lms_like.tracking.run_folder import write_whole
 from rl4lms_like.tracking.sink import Epoch
 
 REPORT_FILE = "report.html"
@@ -78,7 +83,7 @@ def write_report(run_path: str | Path) -> Path:
         The report's path.
 
     Raises:
-        RL4LMsLikeError: it is not a run folder, or one of its files is not what a tracker wrote.
+        RL4LMsLikeError: it is not a run folder, one of its files is not what a tracker wrote, or none can be written.
     """
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
@@ -95,14 +100,19 @@ def write_report(run_path: str | Path) -> Path:
         facts=_facts(run),
         tiles=_tiles(run),
         headline=[(split, list(scores), _changes(scores)) for split, scores in run.evaluations.items()],
+        alarms=findings(run),
         groups=_groups(run),
         samples=[_samples(run, split) for split in run.predictions],
+        credit=credit_of(run),
         table=_table(run),
         config=_as_yaml(run.config),
         long_text=LONG_TEXT,
     )
     path = run.path / REPORT_FILE
-    path.write_text(page, encoding="utf-8")
+    try:
+        write_whole(path, page)
+    except OSError as error:
+        raise RL4LMsLikeError(f"cannot write the report: {reason(error)}") from error
     return path
 
 
@@ -131,6 +141,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         "Wall time": _duration(seconds) if seconds is not None else None,
         "Tokens": format_number(last["timesteps"]) if last.get("timesteps") else None,
         "Episodes": format_number(sum(episodes)) if episodes else None,
+        "Alarms": (str(len(run.alarms)) if run.alarms else "none") if run.setting("doctor", "enabled") else None,
     }
     return [(name, str(value)) for name, value in facts.items() if value is not None]
 

@@ -7,8 +7,11 @@
         training_info.jsonl                           one object an iteration: everything else
         {val,test}_split_metrics.jsonl                {"epoch": ..., "metrics": {...}}
         epoch_<epoch>_<split>_split_predictions.json  the texts and their scores
+        environment.json                              versions, device, threads; an entry for each change
         alarms.jsonl  token_credit.jsonl              what watchers saw, one object a line
-        checkpoints/  model/                          written by the trainer
+        checkpoints/  model/  best/                   written by the trainer
+        finished.json                                 the run came to its end; written last
+        failed_batch.json                             the texts that a reward or metric failed on, until the run goes on
         .lock                                         held by the process that writes here
 
 A line is on disk as soon as it is logged. Numbers that JSON cannot say (NaN, infinities) are written as `null`.
@@ -22,14 +25,17 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
+from rl4lms_like.core.disk import naming
+from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
 
 ROLLOUT_GROUPS = ("rollout_info/", "rollout/")
@@ -38,6 +44,9 @@ TRAINING_FILE = "training_info.jsonl"
 CONFIG_FILE = "config.json"
 LOG_FILE = "log.txt"
 LOCK_FILE = ".lock"
+ENVIRONMENT_FILE = "environment.json"
+FINISHED_FILE = "finished.json"
+FAILED_FILE = "failed_batch.json"
 METRICS_FILES = "*_split_metrics.jsonl"
 ALARMS_FILE = "alarms.jsonl"
 CREDIT_FILE = "token_credit.jsonl"
@@ -77,11 +86,22 @@ class RunFolder(Sink):
 
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
         file = self.path / f"epoch_{epoch}_{split_name}_split_predictions.json"
-        _write_whole(file, json.dumps(to_json(list(predictions)), indent=1, ensure_ascii=False))
+        write_whole(file, json.dumps(to_json(list(predictions)), indent=1, ensure_ascii=False))
 
-    def file_sizes(self) -> dict[str, int]:
-        """Bytes of every file that grows line by line, all of them on the disk, and of the predictions."""
-        for file in _files_of_lines(self.path):
+    def log_environment(self, environment: Mapping[str, Any]) -> None:
+        """Adds what the run is computed by from now on, unless it is what it was."""
+        file = self.path / ENVIRONMENT_FILE
+        try:
+            known = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = []
+        before = known if isinstance(known, list) else []
+        if before[-1:] != [now := to_json(environment)]:
+            write_whole(file, json.dumps([*before, now], indent=1) + "\n")
+
+    def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
+        """Bytes of every file that grows line by line, all of them on the disk if asked for, and of the predictions."""
+        for file in _files_of_lines(self.path) if on_disk else ():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
         files = (*_files_of_lines(self.path), *self.path.glob(PREDICTIONS_FILES))
@@ -96,14 +116,41 @@ class RunFolder(Sink):
         check_sizes(self.path, sizes)
         for file in _files_of_lines(self.path):
             os.truncate(file, sizes.get(file.name, 0))
+        for name in (FINISHED_FILE, FAILED_FILE):
+            (self.path / name).unlink(missing_ok=True)
         for file in self.path.glob(PREDICTIONS_FILES):
             if file.name not in sizes:
                 file.unlink()
+        for file in self.path.glob(f"{PREDICTIONS_FILES}.partial"):  # a process was killed while it wrote it
+            file.unlink()
+
+    def finish(self, iterations: int) -> None:
+        """Marks the run as one that came to its end, after everything else is on the disk."""
+        self.file_sizes()
+        write_whole(self.path / FINISHED_FILE, json.dumps({"iterations": iterations}) + "\n")
+        with (self.path / FINISHED_FILE).open("rb") as stream:
+            os.fsync(stream.fileno())
+
+    def keep_texts(self, said: str, texts: Sequence[Mapping[str, Any]]) -> Path:
+        """Writes the texts that a component failed on; returns the file."""
+        file = self.path / FAILED_FILE
+        content = to_json({"error": without_secrets(said), "texts": list(texts)})
+        write_whole(file, json.dumps(content, indent=1, ensure_ascii=False))
+        return file
 
     def append(self, file: str, line: Mapping[str, Any]) -> None:
         """Adds a line to one of the files that grow line by line."""
-        with (self.path / file).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n"
+        path = self.path / file
+        with naming(path), path.open("ab", buffering=0) as stream:
+            size, left = stream.tell(), memoryview(text.encode())
+            try:
+                while left:
+                    left = left[stream.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(path, size)  # half a line is none
+                raise
 
 
 def check_sizes(path: Path, sizes: Any) -> None:
@@ -126,8 +173,26 @@ def check_sizes(path: Path, sizes: Any) -> None:
                 raise CheckpointError(f"{file} was changed since the checkpoint: no line ends at byte {size}")
 
 
-def claim_folder(wanted: Path, config: Mapping[str, Any], *, resume: bool = False) -> Path:
-    """Makes the run's folder and writes `config.json` into it.
+def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
+    """`<base>/<project>/<experiment>`, which is below the base whatever the names are.
+
+    Raises:
+        ConfigError: a name would lead elsewhere, or cannot be a folder's.
+    """
+    mistakes = []
+    for option, name in (("project_name", project), ("experiment_name", experiment)):
+        parts = re.split(r"[/\\]", name)
+        if not all(parts) or {".", ".."} & set(parts) or Path(name).drive or not name.isprintable():
+            mistakes.append(Mistake(option, f"expected the name of a folder below {str(base)!r}, got {name!r}"))
+    if mistakes:
+        raise ConfigError(mistakes, "the names of the run")
+    return Path(base) / project / experiment
+
+
+def claim_folder(
+    wanted: Path, config: Mapping[str, Any], *, resume: bool = False, held: FileLock | None = None
+) -> tuple[Path, FileLock]:
+    """Makes the run's folder, holds it and writes `config.json` into it.
 
     A folder that holds a run already is left alone: the new run goes into `<experiment>_2`, `_3` ..., so that the lines
     of two runs never mix. Two processes that start at once get two folders.
@@ -136,25 +201,47 @@ def claim_folder(wanted: Path, config: Mapping[str, Any], *, resume: bool = Fals
         wanted: `<base>/<project>/<experiment>`.
         config: the run's config as plain data.
         resume: continue in `wanted` itself, whatever it holds.
+        held: the lock of `wanted`, if the caller holds it already.
 
     Returns:
-        The folder that was taken.
+        The folder that was taken, and its lock.
+
+    Raises:
+        RL4LMsLikeError: another process is writing to the folder that is to be resumed.
     """
     text = json.dumps(to_json(config), indent=2, ensure_ascii=False) + "\n"
     if resume:
         wanted.mkdir(parents=True, exist_ok=True)
-        _write_whole(wanted / CONFIG_FILE, text)
-        return wanted
-    for number in count(1):
-        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
+        lock = held or hold(wanted)  # nothing is written before it is held
+        write_whole(wanted / CONFIG_FILE, text)
+        return wanted, lock
+    for path in numbered(wanted):
         path.mkdir(parents=True, exist_ok=True)
+        if (path / CONFIG_FILE).exists():
+            continue
+        own = try_hold(path)
+        if own is None:  # another process is about to claim it
+            continue
+        file = path / CONFIG_FILE
         try:
-            with (path / CONFIG_FILE).open("x", encoding="utf-8") as stream:
+            with naming(file), file.open("x", encoding="utf-8") as stream:
                 stream.write(text)
         except FileExistsError:
+            own.release()
             continue
-        return path
-    raise AssertionError("unreachable: count() never ends")
+        except OSError:
+            file.unlink(missing_ok=True)  # the folder is claimed by no run
+            own.release()
+            raise
+        return path, own
+    raise AssertionError("unreachable: there is always one more")
+
+
+def numbered(wanted: Path) -> Iterator[Path]:
+    """`wanted`, `wanted_2`, `wanted_3` ..., where the runs of one experiment go."""
+    yield wanted
+    for number in count(2):
+        yield wanted.with_name(f"{wanted.name}_{number}")
 
 
 def hold(path: Path) -> FileLock:
@@ -163,11 +250,19 @@ def hold(path: Path) -> FileLock:
     Raises:
         RL4LMsLikeError: another process holds it.
     """
+    lock = try_hold(path)
+    if lock is None:
+        raise RL4LMsLikeError(f"another process is writing to {path}; wait until it has ended")
+    return lock
+
+
+def try_hold(path: Path) -> FileLock | None:
+    """As `hold`; None if another process holds it."""
     lock = FileLock(path / LOCK_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise RL4LMsLikeError(f"another process is writing to {path}; wait until it has ended") from None
+        return None
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
             raise RL4LMsLikeError(f"cannot write to the run folder {path}: {error}") from error
@@ -200,15 +295,20 @@ def _files_of_lines(path: Path) -> list[Path]:
     return [file for name in names for file in sorted(path.glob(name))]
 
 
-def _write_whole(file: Path, text: str) -> None:
-    """Writes all of it or nothing, so that a crash never leaves half a JSON file."""
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file as a whole or not at all, so that a crash never leaves half a JSON file."""
     partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
+    try:
+        with naming(file):
+            partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full disk would stay full
+        raise
 
 
 def _drop_half_line(file: Path) -> None:
     """Cuts off the line that a crash interrupted, so that a resumed run does not write onto it."""
     content = file.read_bytes()
     if content and not content.endswith(b"\n"):
-        file.write_bytes(content[: content.rfind(b"\n") + 1])
+        os.truncate(file, content.rfind(b"\n") + 1)  # takes no room, where the disk has none

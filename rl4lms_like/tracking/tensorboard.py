@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class TensorBoardSink(Sink):
         from stable_baselines3.common.logger import TensorBoardOutputFormat
 
         self._output = TensorBoardOutputFormat(str(self.folder / run.experiment))
+        self._hook, threading.excepthook = threading.excepthook, self._thread_failed
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
         numbers = {**values, "iteration": iteration}
@@ -56,4 +58,10 @@ class TensorBoardSink(Sink):
 
     def close(self) -> None:
         if self._output is not None:
+            threading.excepthook = self._hook
             self._output.close()
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Its writer's thread fails silently: the next event raises the same error."""
+        if not str(getattr(type(failure.thread), "__module__", "")).startswith("tensorboard."):
+            self._hook(failure)

@@ -4,17 +4,27 @@
     <split>/<metric key>                    against `epoch`
     <split>_predictions_at_epoch_<epoch>    a table
 
-With `WANDB_MODE=offline` nothing is sent; `wandb sync <run folder>/wandb/offline-run-...` does it later.
+With `WANDB_MODE=offline` nothing is sent; `wandb sync <run folder>/wandb/offline-run-...` does it later. A service that
+does not answer holds up the start of a run for 90 s at most (`WANDB_INIT_TIMEOUT`), and its end for five minutes.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import import_extra
-from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.tracking.run_folder import to_json, write_whole
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
+
+FINISH_S = 300.0
+"""Seconds that a run's end waits for what was not sent yet; `WANDB_FINISH_TIMEOUT` says otherwise."""
+
+ID_FILE = "wandb_run.json"
+"""In the run's folder: which run of the service it is."""
 
 
 class WandbSink(Sink):
@@ -31,7 +41,13 @@ class WandbSink(Sink):
         self._run: Any = None
 
     def open(self, run: RunDescription) -> None:
-        """Begins a run of its own in the service; raises what the service raises (no account, no network)."""
+        """Begins a run of its own in the service, or goes on with that of a run that was stopped.
+
+        What was sent after the checkpoint is sent again: the same numbers at the same places, so that none is missing.
+        Raises what the service raises (no account, no network).
+        """
+        file, own = run.path / ID_FILE, {"project": run.project, "experiment": run.experiment}
+        id = _id_in(file, own)
         self._run = self._wandb.init(
             entity=run.entity,
             project=run.project,
@@ -39,9 +55,21 @@ class WandbSink(Sink):
             config=to_json(run.config),
             dir=str(run.path),
             reinit="create_new",
+            **({} if id is None else {"id": id, "resume": "allow", "allow_val_change": True}),
+            **self._patience(),
         )
+        if id is None:
+            write_whole(file, json.dumps({"id": self._run.id, **own}) + "\n")
         for group in ("rollout_info", "rollout", "ppo", "train", "time"):
             self._run.define_metric(f"{group}/*", step_metric="iteration")
+
+    def _patience(self) -> dict[str, Any]:
+        """How long the end of a run waits for the service; wandb's own default is for ever."""
+        kind = getattr(self._wandb, "Settings", None)
+        knows = "finish_timeout" in getattr(kind, "model_fields", ())
+        if kind is None or not knows or "WANDB_FINISH_TIMEOUT" in os.environ:
+            return {}
+        return {"settings": kind(finish_timeout=FINISH_S, finish_timeout_raises=True)}
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
         self._run.log({**values, "iteration": iteration, "timesteps": timesteps})
@@ -62,3 +90,13 @@ class WandbSink(Sink):
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()
+
+
+def _id_in(file: Path, own: Mapping[str, str]) -> str | None:
+    """The service's name of a run that was begun in this folder; None for another's, whose folder was copied."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_own = isinstance(content, dict) and own.items() <= content.items() and isinstance(content.get("id"), str)
+    return content["id"] if is_own else None

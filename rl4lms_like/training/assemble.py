@@ -6,30 +6,32 @@ RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ poli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.errors import DataPoolError, RL4LMsLikeError
+from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.make import make_vec_env
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES, loading
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.generation import generate_arguments
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config import ComponentConfig, RunConfig, TokenizerConfig
 from rl4lms_like.training.embedded import with_embedded_models
-from rl4lms_like.training.settings import check_positions, check_prompts, check_settings, check_vocabulary
+from rl4lms_like.training.fit import check_fit, check_lengths, load_networks, response_length
+from rl4lms_like.training.settings import check_prompts, check_settings
 
 SMALL_MODEL = 20_000_000
 """Parameters of actor and critic up to which `n_threads: auto` means 1; a second thread made tiny models up to 40 times
@@ -82,30 +84,28 @@ def assemble(config: RunConfig) -> Run:
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
     config = with_embedded_models(config)
+    set_random_seed(config.seed)  # what a user's components draw from the global generators
     components = build_components(config)
-    policy_arguments = PolicyArguments.known_in(config.alg.policy.args)
-    model_config = load_model_config(policy_arguments)
+    networks = load_networks(config, load_model_config)
+    model_config = networks["model_name"]
     tokenizer = build_tokenizer(config.tokenizer)
-    check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, policy_arguments.model_name)
+    check_fit(config, tokenizer, networks)
+    max_prompt_length, _ = check_lengths(config, tokenizer, networks)
     pools = {split: build_datapool(config.datapool, split) for split in SPLITS}
     if not len(pools["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: the split 'train' has no samples")
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     check_prompts(samples, tokenizer, model_config)
-    env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config)
-    max_prompt_length = env.get_attr("layout", [0])[0].max_prompt_length
-    max_episode_length = env.get_attr("max_episode_length", [0])[0]
-    check_positions(model_config, "the model", max_prompt_length, max_episode_length)
-    if policy_arguments.critic_model is not None:
-        critic_config = load_model_config(replace(policy_arguments, model_name=policy_arguments.critic_model))
-        check_positions(critic_config, "the critic", max_prompt_length, max_episode_length)
-    algorithm = build_alg(config, env)
+    with in_part("generation"):
+        env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config)
+    with in_part("loading"):
+        algorithm = build_alg(config, env)
     if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
         torch.set_num_threads(1)
     return Run(config, tokenizer, samples, components.metrics, env, algorithm, max_prompt_length)
 
 
-def build_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerBase:
+def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a config's `tokenizer` block."""
     return load_tokenizer(
         config.model_name,
@@ -113,6 +113,7 @@ def build_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerBase:
         padding_side=config.padding_side,
         truncation_side=config.truncation_side,
         trust_remote_code=config.trust_remote_code,
+        local_files_only=local_files_only,
     )
 
 
@@ -140,20 +141,14 @@ def build_env(
     Episodes end where generation does: the shorter of `max_episode_length` and the rollouts' `max_new_tokens`.
     """
     arguments = dict(config.env.args)
-    is_seq2seq = bool(model_config.is_encoder_decoder)
-    if not is_seq2seq:
+    if not model_config.is_encoder_decoder:
         arguments.pop("context_start_token", None)
-    asked = generate_arguments(
-        config.alg.policy.args.get("generation_kwargs") or {},
-        max_new_tokens=arguments.get("max_episode_length"),
-        eos_token_ids=(),
-        is_encoder_decoder=is_seq2seq,
-    )
-    arguments["max_episode_length"] = asked["max_new_tokens"]
+    arguments["max_episode_length"] = response_length(config, model_config)
     return make_vec_env(
         config.env.vec_env,
         config.env.n_envs,
         config.env.reward_workers,
+        config.env.reward_timeout,
         tokenizer=tokenizer,
         reward_function=reward_fn,
         samples=samples,
@@ -166,7 +161,8 @@ def build_env(
 def build_alg(config: RunConfig, env: VecEnv) -> Any:
     """The algorithm of a config's `alg` block, its policy loaded."""
     arguments = {"seed": config.seed, "device": config.device}
-    arguments |= {key: value for key, value in config.alg.args.items() if value is not None}
+    given = config.alg.args.items()  # null is a value, but for these two, where it means the run's own
+    arguments |= {key: value for key, value in given if value is not None or key not in arguments}
     kl = asdict(config.alg.kl_div)
     norm_reward = kl.pop("norm_reward")
     algorithm = with_text_rollouts(ALGORITHMS.resolve(config.alg.id))
@@ -180,13 +176,15 @@ def build_alg(config: RunConfig, env: VecEnv) -> Any:
     )
 
 
-def load_model_config(arguments: PolicyArguments) -> PretrainedConfig:
+def load_model_config(arguments: PolicyArguments, *, local_files_only: bool = False) -> PretrainedConfig:
     """The config of the policy's model.
 
     Raises:
         ModelError: there is none under that name.
     """
-    return loading.load_model_config(arguments.model_name, trust_remote_code=arguments.trust_remote_code)
+    return loading.load_model_config(
+        arguments.model_name, trust_remote_code=arguments.trust_remote_code, local_files_only=local_files_only
+    )
 
 
 def n_parameters(policy: Any) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from stable_baselines3.common.utils import set_random_seed
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake
@@ -92,10 +93,11 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
     config = with_embedded_models(config)
+    set_random_seed(config.seed)  # what a user's components draw from the global generators
     components = build_components(config)
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
-    _check_family(config, model_config)
+    check_family(config, model_config)
     tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
     ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
@@ -204,7 +206,8 @@ def _build_model(config: SupervisedConfig, model_config: PretrainedConfig) -> Pr
     return model
 
 
-def _check_family(config: SupervisedConfig, model_config: PretrainedConfig) -> None:
+def check_family(config: SupervisedConfig, model_config: PretrainedConfig) -> None:
+    """Raises a `ConfigError` where the model is not of the family that `model_type` says."""
     kind: Literal["seq2seq", "causal"] = "seq2seq" if model_config.is_encoder_decoder else "causal"
     if kind != config.alg.model_type:
         said = f"{config.alg.model_name!r} is a {kind} model: write {kind}, or name another model"

@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+from rl4lms_like.core.import_paths import NamesFunction, RefusedImportError, imported
 from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.schema import check_arguments, join, keys_are_text, signature_of, unknown_key
+from rl4lms_like.core.schema import at, check_arguments, join, keys_are_text, signature_of, unknown_key
 from rl4lms_like.core.wording import shown
 from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.policies.generation_arguments import bind_generation
+from rl4lms_like.policies.lora_arguments import LoraArguments
 from rl4lms_like.training.nested import (
     ANY_REWARD,
     SHAPING,
@@ -33,7 +36,7 @@ from rl4lms_like.training.nested import (
     takes_shaping,
     wrong_kind,
 )
-from rl4lms_like.training.places import FILLED_IN, Slot, slots
+from rl4lms_like.training.places import FILLED_IN, GENERATION, Slot, slots
 
 
 def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
@@ -46,11 +49,12 @@ def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
     for slot in slots(blocks):
         mistakes += _bind(slot)
     mistakes += _bind_env(blocks)
-    return blocks, mistakes
+    _bind_adapters(blocks)
+    return blocks, mistakes + _bind_generation(blocks)
 
 
 def _bind(slot: Slot) -> list[Mistake]:
-    id, args = slot.block.get("id"), slot.block.get("args") or {}
+    id, args = slot.block.get("id"), _arguments(slot.block)
     if not isinstance(id, str) or not isinstance(args, Mapping):
         return []
     try:
@@ -71,12 +75,34 @@ def _bind(slot: Slot) -> list[Mistake]:
     return mistakes
 
 
+def _arguments(block: Mapping[str, Any]) -> Any:
+    """What stands as `args`; nothing there is no arguments, but an empty text or a 0 is not."""
+    return {} if block.get("args") is None else block["args"]
+
+
 def _nested(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mistake]] | None:
     """The answer of `check_value` for types that hold components, None for all others."""
+    if any(isinstance(rule, NamesFunction) for rule in getattr(annotation, "__metadata__", ())):
+        return _bind_import_path(value, path)
     shape = shape_of(annotation)
     if shape is None:
         return None
     return (None, []) if value is None and is_optional(annotation) else _bind_shape(value, shape, path)
+
+
+def _bind_import_path(value: Any, path: str) -> tuple[Any, list[Mistake]] | None:
+    """A function's import path, if it leads somewhere; what is no path is left to the function's own checks."""
+    if not isinstance(value, str) or ":" not in value:
+        return None
+    try:
+        imported(value)
+    except MissingExtraError:
+        return value, []
+    except RefusedImportError as error:
+        return None, [Mistake(path, f"{value!r} is refused: {error}")]
+    except Exception as error:  # importing a user's module runs the user's code
+        return None, [Mistake(path, f"cannot import {value!r}: {type(error).__name__}: {error}")]
+    return value, []
 
 
 def _bind_shape(value: Any, shape: Shape, path: str) -> tuple[Any, list[Mistake]]:
@@ -109,9 +135,9 @@ def _bind_inner(value: Any, shape: Inner, path: str) -> tuple[Any, list[Mistake]
     if not isinstance(block.get("id"), str):
         said = f"expected the id of a {kind}, got {shown(block['id'])}" if "id" in block else f"missing; a {kind}'s id"
         return None, [*mistakes, Mistake(join(path, "id"), said)]
-    if not isinstance(block.get("args") or {}, Mapping):
+    if not isinstance(_arguments(block), Mapping):
         return None, [*mistakes, Mistake(join(path, "args"), f"expected a mapping, got {shown(block['args'])}")]
-    block["args"] = dict(block.get("args") or {})
+    block["args"] = dict(_arguments(block))
     slot = Slot(path, block, shape.registry, path if isinstance(value, str) else None)
     if (misfit := wrong_kind(block, shape)) is not None:
         mistakes.append(slot.wrong_id(misfit))
@@ -216,9 +242,27 @@ def _can_be_written(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
+def _bind_generation(blocks: dict[str, Any]) -> list[Mistake]:
+    mistakes = []
+    for place in GENERATION:
+        block = at(blocks, place.rpartition(".")[0])
+        if isinstance(block, dict) and isinstance(kwargs := block.get("generation_kwargs"), Mapping):
+            block["generation_kwargs"], wrong = bind_generation(kwargs, place)
+            mistakes += wrong
+    return mistakes
+
+
+def _bind_adapters(blocks: dict[str, Any]) -> None:
+    """Reads the numbers of `peft`; what is wrong with them is said by the cross-checks."""
+    for place in ("alg.policy.args", "alg"):
+        block = at(blocks, place)
+        if isinstance(block, dict) and isinstance(peft := block.get("peft"), Mapping):
+            block["peft"] = {**peft, **check_arguments(LoraArguments, peft, place)[0]}
+
+
 def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
     env = blocks.get("env")
-    if not isinstance(env, dict) or not isinstance(env.get("args") or {}, Mapping):
+    if not isinstance(env, dict) or not isinstance(_arguments(env), Mapping):
         return []
-    env["args"], mistakes = check_arguments(EnvArguments, env.get("args") or {}, "env.args")
+    env["args"], mistakes = check_arguments(EnvArguments, _arguments(env), "env.args")
     return mistakes

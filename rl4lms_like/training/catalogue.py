@@ -62,9 +62,21 @@ def table_rows(
 
 
 def _fitting(path: str) -> Registry:
-    """The registry whose components look like the one at an import path: only pools are prepared."""
-    is_pool = hasattr(REGISTRIES["rewards"].resolve(path), "prepare")
-    return REGISTRIES["data_pools" if is_pool else "rewards"]
+    """The registry whose kind the component at an import path is of.
+
+    Raises:
+        ConfigError: it is of none, or cannot be imported.
+    """
+    for registry in sorted(REGISTRIES.values(), key=lambda registry: registry.kind != "reward"):
+        try:
+            registry.resolve(path)
+        except ConfigError as error:
+            if error.__cause__ is not None:  # it cannot be imported
+                raise
+        else:
+            return registry
+    kinds = ", ".join(registry.kind for registry in REGISTRIES.values())
+    raise ConfigError([Mistake("", f"{path!r} is none of {kinds}")], f"the id {path!r}")
 
 
 def _describe(registry: Registry, id: str, *, kind: str) -> str:

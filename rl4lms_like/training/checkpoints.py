@@ -7,7 +7,7 @@
         manifest.json                                     size and SHA-256 of every file; written last
 
 A checkpoint is written into a folder of another name, flushed and renamed. The newest two keep their training state,
-older ones their model. No pickle is written or read.
+older ones their model, unless `keep_last` says how many stay. No pickle is written or read.
 """
 
 from __future__ import annotations
@@ -17,22 +17,29 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = 1
 N_WITH_STATE = 2
 """How many checkpoints, the newest ones, keep what a run goes on from."""
 
 MANIFEST, STATE, TENSORS = "manifest.json", "training_state.json", "training_state.safetensors"
-_NAME = "iteration_"
+ITERATION, STEP = "iteration_{:05d}", "checkpoint-{}"
+"""Names of checkpoints: of RL runs, and of supervised ones, as transformers' Trainer calls them."""
+INTERRUPTED = "interrupted_{:05d}"
+"""Of a run that ended early: newer than the checkpoint of its number, gone once there is a later one."""
+
+_NUMBERED = re.compile(r"(?:iteration_|checkpoint-)([0-9]{1,18})")
+_ENDED_EARLY = re.compile(r"interrupted_([0-9]{1,18})")
 _PARTIAL = ".partial"
 _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
 
@@ -50,14 +57,24 @@ class TrainingState:
     tensors: dict[str, Tensor]
 
 
-def write_checkpoint(base: Path, iteration: int, state: TrainingState, save_model: Callable[[Path], Any]) -> Path:
-    """Writes `base/iteration_<iteration>` and takes the training state of all but the newest two away.
+def write_checkpoint(
+    base: Path,
+    iteration: int,
+    state: TrainingState,
+    save_model: Callable[[Path], Any],
+    *,
+    name: str = ITERATION,
+    keep: int | None = None,
+) -> Path:
+    """Writes `base/iteration_<iteration>` and takes away what older ones need not keep.
 
     Args:
         base: the run's `checkpoints` folder.
         iteration: how many are completed.
         state: what the run goes on from.
         save_model: writes model and tokenizer to a folder.
+        name: of the folder.
+        keep: so many checkpoints stay, the newest ones; None: the models of all, the training states of two.
 
     Returns:
         The checkpoint's folder.
@@ -65,7 +82,7 @@ def write_checkpoint(base: Path, iteration: int, state: TrainingState, save_mode
     Raises:
         OSError: the folder cannot be written; what was there before is left as it was.
     """
-    folder = base / f"{_NAME}{iteration:05d}"
+    folder = base / name.format(iteration)
 
     def write(partial: Path) -> None:
         save_model(partial)
@@ -81,8 +98,14 @@ def write_checkpoint(base: Path, iteration: int, state: TrainingState, save_mode
         _write_json(manifest, partial / MANIFEST)
 
     write_folder(folder, write)
-    for older in _with_state(base)[:-N_WITH_STATE]:
-        _take_state_away(older)
+    forget_interrupted(base, but=folder)
+    if name == INTERRUPTED:
+        return folder
+    if keep is None:
+        for older in [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()][:-N_WITH_STATE]:
+            _take_state_away(older)
+    else:
+        remove_older(base, iteration, keep)
     return folder
 
 
@@ -131,7 +154,7 @@ def read_checkpoint(folder: Path) -> TrainingState:
                 raise CheckpointError(f"{folder}: {name} is not what was written (its SHA-256 differs)")
         state = TrainingState(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
         iteration = state.numbers["trainer"]["iteration"]
-        if type(iteration) is not int or iteration < 1 or iteration != manifest["iteration"]:
+        if type(iteration) is not int or iteration < 0 or iteration != manifest["iteration"]:
             raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} are of different iterations")
     except CheckpointError:
         raise
@@ -150,15 +173,16 @@ def newest_checkpoint(run_folder: Path) -> Path:
     if not found:
         raise CheckpointError(
             f"{run_folder} has no checkpoint to go on from; one is written every train_evaluation.save_every iterations"
+            f", of a supervised run as alg.training_args.save_strategy says"
         )
     return found[-1]
 
 
 def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoint) -> Path | None:
     """The newest checkpoint before this one that `check` raises no `CheckpointError` for."""
-    own = _number(checkpoint)
+    own = _place(checkpoint)
     for other in reversed(_with_state(checkpoint.parent)):
-        if own is None or _number(other) < own:  # type: ignore[operator]
+        if own is None or _place(other) < own:  # type: ignore[operator]
             try:
                 check(other)
             except CheckpointError:
@@ -167,24 +191,72 @@ def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoin
     return None
 
 
-def forget_later(base: Path, iteration: int) -> None:
-    """Takes the training state of later checkpoints away: a run that goes on from here writes its own."""
+def forget_later(base: Path, iteration: int, keep: int | None = None, *, interrupted: bool = False) -> None:
+    """Takes the training state of later checkpoints away: a run that goes on from here writes its own.
+
+    Of those up to here, so many stay as `write_checkpoint` keeps: a process that was killed had no time to remove them.
+    `interrupted` says that the run goes on from what it saved when it ended early.
+    """
     for later in _with_state(base):
-        if _number(later) > iteration:  # type: ignore[operator]
+        if _place(later) > (iteration, interrupted):  # type: ignore[operator]
             _take_state_away(later)
+    if keep is not None:
+        remove_older(base, iteration, keep)
+
+
+def ended_early(checkpoint: Path) -> bool:
+    """Whether it is one of a run that ended early."""
+    return _ENDED_EARLY.fullmatch(checkpoint.name) is not None
+
+
+def forget_interrupted(base: Path, but: Path | None = None) -> None:
+    """Removes what a run that ended early had saved, `but` one."""
+    for path in base.glob("*"):
+        if path != but and ended_early(path) and path.is_dir():
+            (path / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
+            shutil.rmtree(path)
+
+
+def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] = ()) -> None:
+    """Removes checkpoints whole, the oldest first, until so many are left.
+
+    Args:
+        base: the run's `checkpoints` folder.
+        iteration: where the run is; later checkpoints, left of an earlier attempt, are not looked at.
+        keep: how many stay; the newest always does.
+        spare: those that stay however old they are; they count.
+    """
+    found = [path for path in checkpoints_in(base) if _number(path) <= iteration]  # type: ignore[operator]
+    stay = {*found[-1:], *(path for path in found if path in spare)}
+    for path in [path for path in found if path not in stay][: max(len(found) - max(keep, len(stay)), 0)]:
+        (path / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
+        shutil.rmtree(path)
 
 
 def checkpoints_in(base: Path) -> list[Path]:
-    """The finished checkpoints, oldest first; folders of other names, a user's copies for instance, are none."""
-    return sorted((path for path in base.glob(f"{_NAME}*") if _number(path) is not None and path.is_dir()), key=_number)  # type: ignore[arg-type]
+    """The finished checkpoints, oldest first, without those of runs that ended early.
+
+    Folders of other names, a user's copies for instance, are none.
+    """
+    return sorted((path for path in base.glob("*") if _number(path) is not None and path.is_dir()), key=_number)  # type: ignore[arg-type]
 
 
 def _with_state(base: Path) -> list[Path]:
-    return [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()]
+    """All that a run can go on from, oldest first."""
+    return sorted((path for path in base.glob("*") if _place(path) and (path / MANIFEST).is_file()), key=_place)  # type: ignore[arg-type]
+
+
+def _place(checkpoint: Path) -> tuple[int, bool] | None:
+    """Where it stands among others: its number, and whether it is of a run that ended early in the iteration after."""
+    found = _ENDED_EARLY.fullmatch(checkpoint.name)
+    if found is not None:
+        return int(found[1]), True
+    number = _number(checkpoint)
+    return None if number is None else (number, False)
 
 
 def _number(checkpoint: Path) -> int | None:
-    found = re.fullmatch(rf"{_NAME}([0-9]{{1,18}})", checkpoint.name)
+    found = _NUMBERED.fullmatch(checkpoint.name)
     return None if found is None else int(found[1])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rl4lms_like.core.errors import NotReadyError, RL4LMsLikeError
+from rl4lms_like.core.errors import ComponentError, ConfigError, Mistake, NotReadyError, RL4LMsLikeError
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.metrics import METRICS
@@ -49,6 +49,7 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
         with_reward: an evaluation needs none.
 
     Raises:
+        ConfigError: a constructor refused its arguments.
         NotReadyError: several could not be built.
         RL4LMsLikeError: one could not.
     """
@@ -60,12 +61,23 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
             built[path] = build()
         except RL4LMsLikeError as error:
             errors[path] = error
+    if any(_is_mistake(error) for error in errors.values()):
+        raise ConfigError([Mistake(_args_of(path, error), str(error)) for path, error in errors.items()])
     if len(errors) == 1:
         raise next(iter(errors.values()))
     if errors:
         raise NotReadyError(errors)
     metrics = [component for path, component in built.items() if path.startswith(f"{METRIC}.")]
     return Components(built.get(REWARD), metrics, built[POST_PROCESSING])
+
+
+def _is_mistake(error: RL4LMsLikeError) -> bool:
+    """Whether it is what the config says of a component: constructors refuse a value by `ValueError`."""
+    return isinstance(error, ComponentError) and isinstance(error.__cause__, ValueError)
+
+
+def _args_of(path: str, error: RL4LMsLikeError) -> str:
+    return f"{path}.args" if _is_mistake(error) else path
 
 
 def build_post_processor(config: AnyConfig) -> Callable[[str], str] | None:

@@ -16,13 +16,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import ConfigError, Mistake
-from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
 from rl4lms_like.core.schema import check_arguments
+from rl4lms_like.core.secrets import secret_mistakes, without_values
 from rl4lms_like.training.binding import bind
 from rl4lms_like.training.cross_checks import cross_check
+from rl4lms_like.training.doctor.thresholds import DoctorConfig
+from rl4lms_like.training.keep_best import KeepBestConfig
 from rl4lms_like.training.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.overrides import apply_overrides
 from rl4lms_like.training.yaml_file import read_yaml
+
+MOST_TOLD = 500
+"""Mistakes of a config that are told; the others are counted."""
 
 Side = Literal["left", "right"]
 Arguments = dict[str, Any]
@@ -83,12 +89,15 @@ class EnvConfig:
         vec_env: `text` plays whole episodes in this process; `dummy` and `subproc` are Stable-Baselines3's, token by
             token.
         reward_workers: processes that compute rewards; 0 computes them in this one.
+        reward_timeout: seconds that rewards may take for `n_envs` episodes, with `reward_workers` for a worker's share;
+            null waits for ever.
         args: arguments of `TextGenEnv`.
     """
 
-    n_envs: Count = 1
+    n_envs: Prompts = 1
     vec_env: Literal["text", "dummy", "subproc"] = "text"
-    reward_workers: Whole = 0
+    reward_workers: Processes = 0
+    reward_timeout: Positive | None = None
     args: Arguments = field(default_factory=dict)
 
 
@@ -152,20 +161,32 @@ class TrainEvaluationConfig:
         n_iters: iterations; each is one rollout and one update. 0 only evaluates.
         eval_every: iterations between evaluations on `val`.
         save_every: iterations between checkpoints.
+        keep_last: checkpoints that stay, the newest ones; null keeps the models of all, and lets a run go on from the
+            newest two.
+        keep_best: keep the model that does best on `val` in `best/`, `metric` and `mode`; null keeps none.
         metrics: list of `id`, `args` and, where two would report the same keys, `name`.
         generation_kwargs: of evaluation, instead of the rollouts'; null takes the rollouts'.
         max_eval_samples: evaluate on the first so many samples of a split; null takes all.
         save_model: save the final model.
+        n_credit_episodes: episodes of a rollout whose tokens are shown in the report with advantage, KL, ratio and
+            reward, now and then; 0 records none.
     """
 
     eval_batch_size: Count
     n_iters: Whole
     eval_every: Count
     save_every: Count = 20
+    keep_last: Count | None = None
+    keep_best: KeepBestConfig | None = None
     metrics: list[MetricConfig] = field(default_factory=list)
     generation_kwargs: dict[str, Any] | None = None
     max_eval_samples: Count | None = None
     save_model: bool = True
+    n_credit_episodes: Whole = 3
+
+    def __post_init__(self) -> None:
+        if self.keep_last is not None and not self.save_model:
+            raise ValueError("keep_last has no effect with save_model: false, which writes no checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +200,11 @@ class RunConfig:
         env: the environment.
         alg: algorithm, KL penalty and policy.
         train_evaluation: schedule and metrics.
+        doctor: when the run doctor tells what goes wrong.
         seed: of everything random in the run.
         device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
         n_threads: of torch; `auto` chooses by the size of the model.
+        deterministic: only operations that give the same bits each time, also on a GPU, where they may be slower.
         notices: what its reader should know; not a key of the file.
     """
 
@@ -191,9 +214,11 @@ class RunConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     alg: AlgorithmConfig
     train_evaluation: TrainEvaluationConfig
-    seed: Whole = 0
+    doctor: DoctorConfig = field(default_factory=DoctorConfig)
+    seed: Seed = 0
     device: str = "auto"
-    n_threads: Count | Literal["auto"] = "auto"
+    n_threads: Threads | Literal["auto"] = "auto"
+    deterministic: bool = False
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -269,6 +294,7 @@ class SupervisedConfig:
         seed: of everything random in the run.
         device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
         n_threads: of torch; `auto` chooses by the size of the model.
+        deterministic: only operations that give the same bits each time, also on a GPU, where they may be slower.
         notices: what its reader should know; not a key of the file.
     """
 
@@ -276,9 +302,10 @@ class SupervisedConfig:
     datapool: ComponentConfig
     alg: SupervisedAlgConfig
     train_evaluation: SupervisedEvaluationConfig
-    seed: Whole = 0
+    seed: Seed = 0
     device: str = "auto"
-    n_threads: Count | Literal["auto"] = "auto"
+    n_threads: Threads | Literal["auto"] = "auto"
+    deterministic: bool = False
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -327,12 +354,14 @@ def parse_config(
     found = list(mistakes)
     if components:
         blocks, wrong = bind(blocks)
-        found += wrong + cross_check(blocks)
+        found += secret_mistakes(mapping) + wrong + cross_check(blocks)
     kind = SupervisedConfig if is_supervised(mapping) else RunConfig
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
     if found:
-        raise ConfigError(_in_order_of(mapping, found), source)
+        told = _in_order_of(mapping, found)[:MOST_TOLD]
+        more = [Mistake("", f"and {len(found) - len(told)} more")] if len(found) > len(told) else []
+        raise ConfigError([*without_values(mapping, told), *more], source)
     config: AnyConfig = kind(**fields, notices=tuple(comma_notices + notices_of(blocks)))
     return config
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, without_second_derivatives
 from rl4lms_like.core.errors import Mistake
-from rl4lms_like.core.schema import at, join, unknown_key
+from rl4lms_like.core.schema import at, join, signature_of, unknown_key
+from rl4lms_like.core.secrets import names_variable
 from rl4lms_like.core.wording import shown
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
@@ -19,7 +20,8 @@ from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
 from rl4lms_like.policies.lora_arguments import lora_mistakes
 from rl4lms_like.training.embedded import NAMES, is_embedded, unknown_embedded_model
-from rl4lms_like.training.places import POST_PROCESSING, targets
+from rl4lms_like.training.keep_best import keep_best_mistakes
+from rl4lms_like.training.places import GENERATION, POST_PROCESSING, targets
 
 
 def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
@@ -61,7 +63,7 @@ def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
     """A `data_dir` that one of the library's own pools is to read, and that is not there."""
     module = str(getattr(targets(blocks).get("datapool"), "__module__", ""))
     folder = at(blocks, "datapool.args.data_dir")
-    if not module.startswith("rl4lms_like.data_pools.") or not isinstance(folder, str):
+    if not module.startswith("rl4lms_like.data_pools.") or not isinstance(folder, str) or names_variable(folder):
         return []
     if Path(folder).expanduser().is_dir():
         return []
@@ -84,6 +86,25 @@ def _where_from(name: str) -> str:
     return "" if Path(name).expanduser().is_absolute() else f" below {Path.cwd()}"
 
 
+def _pool_files(blocks: dict[str, Any]) -> list[Mistake]:
+    """One file for all splits or one for each, of the library's own pools; and each of them is there."""
+    target = targets(blocks).get("datapool")
+    module, args = str(getattr(target, "__module__", "")), at(blocks, "datapool.args")
+    if target is None or not module.startswith("rl4lms_like.data_pools.") or not isinstance(args, Mapping):
+        return []
+    if not {"path", "data_files"} <= {argument.name for argument in signature_of(target).arguments}:
+        return []
+    path, files = args.get("path"), args.get("data_files")
+    if (path is None) == (files is None):
+        return [Mistake("datapool.args", "give either path (one file for all splits) or data_files (one file a split)")]
+    named = {"path": path} if files is None else {f"data_files.{split}": file for split, file in files.items()}
+    return [
+        Mistake(f"datapool.args.{key}", f"there is no file {file!r}" + _where_from(file))
+        for key, file in named.items()
+        if isinstance(file, str) and not names_variable(file) and not Path(file).expanduser().exists()
+    ]
+
+
 def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
     """A supervised run's `post_processing_fn` is null or names a component; the texts of RL runs stay as they are."""
     post = at(blocks, POST_PROCESSING)
@@ -98,6 +119,16 @@ def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
             said = "is of supervised runs; what the policy of an RL run writes is scored as it is"
             found.append(Mistake(f"{place}.post_processing_fn", said))
     return found
+
+
+def _response_lengths(blocks: dict[str, Any]) -> list[Mistake]:
+    """A `max_length` of a seq2seq model counts its start token: 1 leaves nothing to write."""
+    return [
+        Mistake(f"{place}.max_length", "counts a seq2seq model's start token: expected at least 2")
+        for place in GENERATION
+        if at(blocks, f"{place}.max_length") == 1 and at(blocks, f"{place}.max_new_tokens") is None
+        if at(blocks, "alg.model_type") == "seq2seq" or "seq2seq" in str(at(blocks, "alg.policy.id"))
+    ]
 
 
 def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
@@ -145,6 +176,25 @@ def _adapters(blocks: dict[str, Any]) -> list[Mistake]:
     return mistakes
 
 
+def _hub_kernels(blocks: dict[str, Any]) -> list[Mistake]:
+    """Attention of the hub, `owner/name`, is code that is downloaded and run."""
+    args = "alg.policy.args"
+    name = at(blocks, f"{args}.attn_implementation")
+    if not isinstance(name, str) or "/" not in name or at(blocks, f"{args}.trust_remote_code") is True:
+        return []
+    said = f"{name!r} is code of the hub that would be run: if you trust it, {args}.trust_remote_code: true"
+    return [Mistake(f"{args}.attn_implementation", said)]
+
+
+def _whole_episodes(blocks: dict[str, Any]) -> list[Mistake]:
+    """What only `vec_env: text` does, which plays whole episodes; the others call the reward where they step."""
+    kind = at(blocks, "env.vec_env")
+    if kind not in ("dummy", "subproc"):
+        return []
+    said = f"goes with vec_env 'text' only, got {kind!r}, which calls the reward where it steps"
+    return [Mistake(f"env.{key}", said) for key in ("reward_workers", "reward_timeout") if at(blocks, f"env.{key}")]
+
+
 def _critic(blocks: dict[str, Any]) -> list[Mistake]:
     """A shared critic has no network of its own."""
     args = "alg.policy.args"
@@ -170,7 +220,8 @@ def _masks(blocks: dict[str, Any]) -> list[Mistake]:
         plain = policy.removeprefix("maskable_")
         hint = f"; {id} takes {plain}" if plain != policy else ""
         return [Mistake("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")]
-    return mask_mistakes(alg["policy"].get("args") or {}, "alg.policy.args") if maskable else []
+    args = alg["policy"].get("args")
+    return mask_mistakes(args, "alg.policy.args") if maskable and isinstance(args, Mapping) else []
 
 
 def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
@@ -191,10 +242,15 @@ CROSS_CHECKS = (
     _embedded_models,
     _missing_folders,
     _missing_data,
+    _pool_files,
     _post_processing,
+    _response_lengths,
     _metric_keys,
+    keep_best_mistakes,
     _optimizer_arguments,
     _adapters,
+    _hub_kernels,
+    _whole_episodes,
     _critic,
     _masks,
     _second_derivatives,

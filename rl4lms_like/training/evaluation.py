@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rl4lms_like.core.errors import MetricError
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
 from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.post_processors.call import post_process
+from rl4lms_like.rewards.naming import texts_to_score
 
 NOT_APPLICABLE = "n/a"
 """Stands in a prediction for a metric that scores splits only."""
@@ -75,13 +78,14 @@ def generate_responses(
         for row, i in enumerate(batch):
             ids[row, width - len(encoded[i]) :] = torch.from_numpy(encoded[i])
             mask[row, width - len(encoded[i]) :] = True
-        episodes = writer.generate(
-            ids,
-            mask,
-            eos_token_ids=eos_token_ids,
-            generation_kwargs=generation_kwargs,
-            seed=derived_seed(seed, "evaluation", start),
-        )
+        with in_part("evaluation"):
+            episodes = writer.generate(
+                ids,
+                mask,
+                eos_token_ids=eos_token_ids,
+                generation_kwargs=generation_kwargs,
+                seed=derived_seed(seed, "evaluation", start),
+            )
         rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
         for i, text in zip(batch, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
             responses[i] = text
@@ -138,7 +142,11 @@ def evaluate_on_samples(
     generated = time.perf_counter()
     references = [sample.references for sample in samples]
     meta_infos = [sample.meta_data for sample in samples]
-    results = compute_metrics(metrics, prompts, responses, references, meta_infos, writer.model, split_name)
+    try:
+        results = compute_metrics(metrics, prompts, responses, references, meta_infos, writer.model, split_name)
+    except MetricError as error:
+        error.texts = texts_to_score(samples, responses)
+        raise
     predictions = [
         {
             "split_name": split_name,

@@ -33,7 +33,7 @@ def evaluate_run(
     """Measures a finished run's model, or any model, on a split.
 
     Args:
-        run_or_model: a run's folder, a model's folder, a hub id or `embedded/<name>`.
+        run_or_model: a run's folder or that of one of its models, a model's folder, a hub id or `embedded/<name>`.
         split: `train`, `val` or `test`.
         config_path: YAML file with data pool, metrics and lengths; default: the run's own config.
         output: folder for `<split>_split_metrics.jsonl` and the predictions; default: `evaluation/` in the run's
@@ -120,9 +120,8 @@ def generate_texts(
     from rl4lms_like.training.evaluation import generate_responses
 
     calm_libraries()
-    folder = Path(model)
-    config = _run_config(folder)
-    name = str(folder / "model") if config is not None else _model_name(model)
+    config, own_model = _run_of(Path(model))
+    name = own_model or _model_name(model)
     own = _policy_arguments(config).get("generation_kwargs") or {}
     arguments = decoding_arguments(
         own or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}, decoding, max_new_tokens=max_new_tokens
@@ -170,11 +169,18 @@ def decoding_arguments(
     return arguments
 
 
-def _run_config(folder: Path) -> AnyConfig | None:
-    file = folder / "config.json"
-    if not file.is_file() or not (folder / "model").is_dir():
-        return None
-    return parse_config(json.loads(file.read_text(encoding="utf-8")), source=str(file), components=False)
+def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
+    """The config and the model that a folder means: a run's, or one of its models, `best` or a checkpoint."""
+    ways = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
+    for run, model in ways if folder.is_dir() else ():
+        try:
+            content = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        is_model = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
+        if isinstance(content, dict) and "train_evaluation" in content and is_model:
+            return parse_config(content, source=str(run / "config.json"), components=False), str(model)
+    return None, None
 
 
 def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
@@ -200,9 +206,8 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
 
 
 def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
-    folder = Path(run_or_model)
-    own = _run_config(folder)
-    model = str(folder / "model") if own is not None else _model_name(run_or_model)
+    own, own_model = _run_of(Path(run_or_model))
+    model = own_model or _model_name(run_or_model)
     config = load_config(config_path) if config_path else own
     if config is None:
         raise RL4LMsLikeError(

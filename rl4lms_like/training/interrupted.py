@@ -1,4 +1,8 @@
-"""The model of a run that ends early: saved as it stands, whatever ended it."""
+"""What is saved of a run that ends early, whatever ended it, and how its reader learns of it.
+
+checkpoints/interrupted_00003      3 iterations are completed; the run goes on within the fourth
+                                   or, without a training state, the model as it stood
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
+from rl4lms_like.core.import_paths import code_options
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.training.checkpoints import newest_checkpoint, write_folder
+from rl4lms_like.training.checkpoints import ended_early, newest_checkpoint, write_folder
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +42,7 @@ def tell_the_way_on(tracker: Tracker) -> None:
         checkpoint = newest_checkpoint(tracker.run_path)
     except CheckpointError:
         return
+    where = "where it was interrupted" if ended_early(checkpoint) else f"after {checkpoint.name}"
     tracker.log_info(
-        f"it goes on after {checkpoint.name}: rl4lms-like train --resume {shlex.quote(str(tracker.run_path))}"
+        f"it goes on {where}: rl4lms-like train --resume {shlex.quote(str(tracker.run_path))}{code_options()}"
     )

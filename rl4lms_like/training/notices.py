@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.training.binding import with_defaults
+from rl4lms_like.training.places import GENERATION
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 _DEFAULT_LENGTH = 20
@@ -47,12 +48,22 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     """Everything worth knowing about a config that has no mistakes."""
     return [
+        *_foreign_code(blocks, ""),
         *_without_meaning(blocks),
         *_repeated_metrics(blocks),
         *_sampling(blocks),
         *_episodes(blocks),
         *_sizes(blocks),
     ]
+
+
+def _foreign_code(value: Any, path: str) -> Iterator[Notice]:
+    """Where a config lets code run that comes with a model or metric."""
+    items = value if isinstance(value, Mapping) else dict(enumerate(value if isinstance(value, list) else ()))
+    for key, item in items.items():
+        if key == "trust_remote_code" and item is True:
+            yield Notice(join(path, key), "code runs that comes with what is named here; leave it only if you trust it")
+        yield from _foreign_code(item, join(path, key))
 
 
 def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
@@ -79,7 +90,7 @@ def _repeated_metrics(blocks: Mapping[str, Any]) -> list[Notice]:
 
 def _sampling(blocks: Mapping[str, Any]) -> list[Notice]:
     notices = []
-    for path in ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs"):
+    for path in GENERATION:
         kwargs = at(blocks, path)
         if not isinstance(kwargs, Mapping):
             continue

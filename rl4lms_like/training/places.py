@@ -38,6 +38,9 @@ REGISTRIES: dict[str, Registry] = {
 POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
 """Where a supervised run names what is done to its texts."""
 
+GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs")
+"""Where arguments of transformers' `generate` stand; the last is a supervised run's."""
+
 FILLED_IN: dict[str, tuple[str, ...]] = {
     "data pool": ("split",),
     "policy": (

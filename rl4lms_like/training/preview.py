@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.training.binding import with_defaults
@@ -17,7 +18,8 @@ def preview(config: AnyConfig) -> Iterator[str]:
     """The parts of the answer, the quick ones first.
 
     Raises:
-        ConfigError: what goes to transformers or PEFT has mistakes.
+        ConfigError: what goes to transformers or PEFT has mistakes; or models and lengths do not fit each other.
+        ModelError: the tokenizer has tokens that the model does not have.
         RL4LMsLikeError: a component cannot be built on this machine; raised after all that can be said.
     """
     yield "# resolved config\n" + resolved(config)
@@ -26,6 +28,7 @@ def preview(config: AnyConfig) -> Iterator[str]:
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
         _check_settings(config)
+        yield "# models\n" + _models(config)
         yield "# memory\n" + _memory(config)
     else:
         yield "# training\n" + _table(described(config))
@@ -42,6 +45,23 @@ def _check_settings(config: RunConfig) -> None:
 
     if mistakes := settings_mistakes(config):
         raise ConfigError(mistakes)
+
+
+def _models(config: RunConfig) -> str:
+    """What fits what; only local files are looked at."""
+    from rl4lms_like.training.assemble import build_tokenizer, load_model_config
+    from rl4lms_like.training.embedded import with_embedded_models
+    from rl4lms_like.training.fit import check_fit, check_lengths, load_networks
+
+    config = with_embedded_models(config)
+    try:
+        networks = load_networks(config, partial(load_model_config, local_files_only=True))
+        tokenizer = build_tokenizer(config.tokenizer, local_files_only=True)
+    except ModelError as error:
+        return f"not looked at: {error}\n"
+    check_fit(config, tokenizer, networks)
+    prompt, response = check_lengths(config, tokenizer, networks)
+    return f"fit: {len(tokenizer):,} tokens; {prompt:,} of a prompt and {response:,} of a response\n"
 
 
 def _memory(config: RunConfig) -> str:

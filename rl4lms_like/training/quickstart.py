@@ -44,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     start = time.perf_counter()
     result = quickstart(
-        options.folder, seed=options.seed, family=options.family, overrides=options.overrides, console=console
+        options.folder,
+        seed=options.seed,
+        family=options.family,
+        overrides=options.overrides,
+        new=options.new,
+        console=console,
     )
     result["seconds"]["total"] = round(time.perf_counter() - start, 1)
     (Path(result["run_folder"]) / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -58,6 +63,7 @@ def quickstart(
     seed: int = 0,
     family: str = "gpt2",
     overrides: Sequence[str] = (),
+    new: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Makes (or reuses) the warm start, tunes it, and says what changed on held-out prompts.
@@ -67,6 +73,7 @@ def quickstart(
         seed: of everything.
         family: `gpt2`, or `t5` for the same task with an encoder-decoder model.
         overrides: of the config, `alg.args.n_epochs=2`.
+        new: begin a new run, even if one that was interrupted can go on.
         console: shows progress; None stays silent.
 
     Returns:
@@ -78,6 +85,7 @@ def quickstart(
 
     calm_libraries()
     folder = Path(folder)
+    folder = folder if folder.name not in ("", "..") else folder.resolve()
     start = time.perf_counter()
     settings = WarmStartSettings(family=family, seed=seed, steps=STEPS[family])  # type: ignore[arg-type]
     with _progress(console) as progress:
@@ -93,10 +101,11 @@ def quickstart(
     config = load_config(file, [*_own_overrides(str(warm_start.folder), seed, family), *overrides])
     run_folder = train_config(
         config,
-        project_name="",
+        project_name=folder.name,
         experiment_name=f"{family}_ppo_seed_{seed}",
-        base_path_to_store_results=folder,
+        base_path_to_store_results=folder.parent,
         quiet=console is None,
+        new=new,
     )
     seconds = {"warm_start": round(warmed - start, 1), "training": round(time.perf_counter() - warmed, 1)}
     return _result(run_folder, seed, warm_start.perplexity) | {"seconds": seconds}
@@ -174,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", default="results/quickstart", help="where everything goes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything (%(default)s)")
     parser.add_argument("--family", choices=("gpt2", "t5"), default="gpt2", help="of the model (%(default)s)")
+    parser.add_argument("--new", action="store_true", help="begin a new run, even if an interrupted one can go on")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", dest="overrides", help="change the config"
     )

@@ -10,6 +10,7 @@ Trainer.log ─ Reporter ─> Tracker
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +21,18 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from rl4lms_like.core.errors import ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
+from rl4lms_like.training.checkpoints import STEP, checkpoints_in, remove_older
 from rl4lms_like.training.examples import NOT_LEARNED, n_learned
+from rl4lms_like.training.states import random_state
 from rl4lms_like.training.training_arguments import PATH
 
 if TYPE_CHECKING:
     from rl4lms_like.training.supervised import SupervisedTrainer
+    from rl4lms_like.training.supervised_state import GoingOn
 
 LOGGED = {
     "loss": "supervised/loss",
@@ -60,6 +65,8 @@ class ReferenceTrainer(Trainer):
         super().__init__(**arguments)
         self.owner = owner
         self.n_learned: Any = 0
+        self.going_on: GoingOn | None = None
+        self.epoch_began = random_state()
         self.model_accepts_loss_kwargs = True  # so the Trainer counts the tokens of a step for `compute_loss`
         self.create_optimizer()
 
@@ -120,7 +127,7 @@ class ReferenceTrainer(Trainer):
         model = self.owner.run.model.eval()
         total, n = 0.0, 0
         for inputs in dataloader:
-            with self.compute_loss_context_manager():
+            with self.compute_loss_context_manager(), in_part("evaluation"):
                 total += float(self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=1))
             n += int(n_learned(inputs["labels"]))
         return total / max(n, 1)
@@ -132,14 +139,59 @@ class ReferenceTrainer(Trainer):
         return -math.inf if self.args.greater_is_better else math.inf
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        try:
-            super()._save_checkpoint(model, trial)
-        except OSError as error:
-            folder = self.args.output_dir
-            raise RL4LMsLikeError(f"cannot save a checkpoint in {folder}: {error}") from error
+        base = Path(str(self.args.output_dir))
+        folder = base / STEP.format(self.state.global_step)
+        if self.state.best_global_step:
+            best = base / STEP.format(self.state.best_global_step)
+            if best == folder or best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        self.owner.write_checkpoint(STEP)
+        self.remove_older()
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        self.owner.save_checkpoint(Path(str(output_dir)))
+    def remove_older(self) -> None:
+        """Removes checkpoints until `save_total_limit` are left; the best one always stays."""
+        if self.args.save_total_limit:
+            best = self.state.best_model_checkpoint
+            spare = [] if best is None else [Path(best)]
+            remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.args.save_total_limit, spare)
+
+    def go_on(self, going_on: GoingOn) -> None:
+        """Trains from a checkpoint to the end."""
+        self.going_on = going_on
+        steps = int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
+        if going_on.step < steps and not going_on.stopped_early:
+            self.train(resume_from_checkpoint=str(going_on.folder))
+            return
+        self.state = going_on.trainer_state
+        going_on.to_callbacks(self)
+        self.n_learned = going_on.n_learned
+        self.owner.cut_files()
+        self.owner.tracker.start(going_on.step, completed=going_on.step)
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None:
+            self._load_best_model()
+        if best is not None and self.args.save_total_limit == 1:  # as the Trainer does at its end
+            for path in checkpoints_in(Path(str(self.args.output_dir))):
+                if path != Path(best):
+                    shutil.rmtree(path)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """The weights are there already."""
+
+    def _load_callback_state(self) -> None:
+        if self.going_on is not None:
+            self.going_on.to_callbacks(self)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.going_on is not None:
+            self.going_on.to_optimizer(self)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """The optimizer's place has it too."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.going_on is not None:
+            self.going_on.to_random()
 
     def _load_best_model(self) -> None:
         model = self.owner.run.model
@@ -174,9 +226,19 @@ class Reporter(TrainerCallback):
         self._values: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.tracker.start(state.max_steps)
+        if self.owner.trainer.going_on is not None:
+            self.owner.trainer.going_on.to_sums(self.owner.trainer)
+            self.owner.cut_files()
+        self.tracker.start(state.max_steps, completed=state.global_step)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.owner.trainer
+        if trainer.going_on is not None:
+            trainer.going_on.to_epoch()
+        trainer.epoch_began = random_state()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.owner.may_stop()
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import check_sizes, hold, to_json
 from rl4lms_like.training.checkpoints import TrainingState, newest_checkpoint, older_intact, read_checkpoint
-from rl4lms_like.training.config import RunConfig, is_supervised, parse_config
+from rl4lms_like.training.config import AnyConfig, parse_config
 from rl4lms_like.training.overrides import apply_overrides
 
 MAY_CHANGE = (
@@ -30,12 +32,31 @@ MAY_CHANGE = (
     "train_evaluation.eval_every",
     "train_evaluation.save_every",
     "train_evaluation.save_model",
+    "train_evaluation.keep_last",
+    "train_evaluation.n_credit_episodes",
     "env.reward_workers",
+    "env.reward_timeout",
     "alg.args.verbose",
     "alg.args.tensorboard_log",
+    "alg.training_args.max_steps",
+    "alg.training_args.num_train_epochs",
+    "alg.training_args.save_total_limit",
+    "doctor",
     "n_threads",
 )
-"""Keys that decide how long a run goes on, how fast, and what it reports; not what it computes."""
+"""Keys that decide how long a run goes on, how fast, and what it reports; not what it computes.
+
+A block's name stands for all of its keys."""
+
+_LENGTHS = {
+    "train_evaluation.n_iters": ("alg.args.learning_rate_schedule", (None, "constant")),
+    "alg.training_args.max_steps": ("alg.training_args.lr_scheduler_type", ("constant",)),
+    "alg.training_args.num_train_epochs": ("alg.training_args.lr_scheduler_type", ("constant",)),
+}
+"""Length of a run -> what its learning rate follows, and which of these do not look at the length."""
+
+Difference = tuple[str, Any, Any]
+"""Path of a key, its value in the run, its value now."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,19 @@ class Resumption:
 
     run_folder: Path
     checkpoint: Path
-    config: RunConfig
+    config: AnyConfig
+
+
+def hold_run(path: str | Path) -> FileLock:
+    """The lock of the run that `--resume PATH` means, held from before the first look to the end of the run.
+
+    Raises:
+        CheckpointError: there is no such run.
+        RL4LMsLikeError: another process is writing to it.
+    """
+    run_folder, _ = _places(path)
+    own_config(run_folder)
+    return hold(run_folder)
 
 
 def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
@@ -65,30 +98,77 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
         ConfigError: the overrides have mistakes, or would make it another run.
     """
     run_folder, named = _places(path)
-    mapping = _own_config(run_folder)
-    if is_supervised(mapping):
-        raise CheckpointError(f"{run_folder} is a supervised run; only reinforcement learning can go on so far")
-    hold(run_folder).release()
+    mapping = own_config(run_folder)
     checkpoint = named or newest_checkpoint(run_folder)
+    state = checked(checkpoint)
+    changed, mistakes = apply_overrides(mapping, overrides)
+    config = parse_config(changed, source=f"{run_folder}/config.json", mistakes=mistakes)
+    refuse_edited(run_folder, state, mapping)
+    source = f"going on with {run_folder}"
+    before = parse_config(mapping, source=f"{run_folder}/config.json")
+    _refuse_another_run(before.to_dict(), config.to_dict(), source)
+    if mistake := behind_already(config.to_dict(), state, checkpoint):
+        raise ConfigError([mistake], source)
+    return Resumption(run_folder, checkpoint, config)
+
+
+def checked(checkpoint: Path, way_out: str = "") -> TrainingState:
+    """The state of a checkpoint that can be gone on from.
+
+    Args:
+        checkpoint: its folder.
+        way_out: what else could be done, put behind the older checkpoint that is offered.
+
+    Raises:
+        CheckpointError: it is damaged, or the run's files are; says which older one is intact.
+    """
     try:
-        state = _sound(checkpoint)
+        return _sound(checkpoint)
     except CheckpointError as error:
         older = older_intact(checkpoint, _sound)
         offer = f"an older one is intact: --resume {shlex.quote(str(older))}" if older else "no older one is intact"
-        raise CheckpointError(f"{error}\n{offer}") from error
-    changed, mistakes = apply_overrides(mapping, overrides)
-    config = parse_config(changed, source=f"{run_folder}/config.json", mistakes=mistakes)
+        raise CheckpointError(f"{error}\n{offer}{way_out}") from error
+
+
+def refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str, Any]) -> None:
+    """Holds a run's `config.json` against the config in its checkpoint.
+
+    Raises:
+        ConfigError: with the differences.
+    """
     before = parse_config(mapping, source=f"{run_folder}/config.json")
-    assert isinstance(config, RunConfig)
-    _refuse_another_run(
-        state.numbers["config"], to_json(before.to_dict()), f"{run_folder}: its config.json was changed"
-    )
-    _refuse_another_run(before.to_dict(), config.to_dict(), f"going on with {run_folder}")
-    done, n_iters = state.numbers["trainer"]["iteration"], config.train_evaluation.n_iters
-    if done > n_iters:
-        mistake = Mistake("train_evaluation.n_iters", f"{n_iters}, and {checkpoint.name} has {done} behind it")
-        raise ConfigError([mistake], f"going on with {run_folder}")
-    return Resumption(run_folder, checkpoint, config)
+    source = f"{run_folder}: its config.json was changed"
+    _refuse_another_run(state.numbers["config"], to_json(before.to_dict()), source)
+
+
+def behind_already(config: Mapping[str, Any], state: TrainingState, checkpoint: Path) -> Mistake | None:
+    """What is wrong with a length that the checkpoint has passed already."""
+    done = state.numbers["trainer"]
+    counted = {
+        "train_evaluation.n_iters": done["iteration"] + ("update" in state.numbers),
+        "alg.training_args.max_steps": done["iteration"],
+        "alg.training_args.num_train_epochs": done.get("passes", 0),
+    }
+    for path, behind in counted.items():
+        asked = at(config, path)
+        if isinstance(asked, int | float) and asked >= 0 and behind > asked:
+            return Mistake(path, f"{asked}, and {checkpoint.name} has {behind} behind it")
+    return None
+
+
+def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """The differences of two configs that make them two runs."""
+    return [
+        (path, old, new)
+        for path, old, new in _differences(before, after)
+        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or not _is_free(path, after)
+    ]
+
+
+def _is_free(path: str, config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate does not depend on the length of the run, if that is what the path names."""
+    schedule, free = _LENGTHS.get(path, ("", (None,)))
+    return path not in _LENGTHS or at(config, schedule) in free
 
 
 def _places(path: str | Path) -> tuple[Path, Path | None]:
@@ -110,11 +190,16 @@ def _sound(checkpoint: Path) -> TrainingState:
     return state
 
 
-def _own_config(run_folder: Path) -> dict[str, Any]:
+def own_config(run_folder: Path) -> dict[str, Any]:
+    """What a run's `config.json` says.
+
+    Raises:
+        CheckpointError: there is none that can be read.
+    """
     file = run_folder / "config.json"
     try:
         mapping = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run_folder} is no run's folder: cannot read {file.name}: {error}") from error
     if not isinstance(mapping, dict):
         raise CheckpointError(f"{run_folder} is no run's folder: {file.name} holds {shown(mapping)}")
@@ -123,20 +208,18 @@ def _own_config(run_folder: Path) -> dict[str, Any]:
 
 def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
     """Raises a `ConfigError` with every difference that may not be."""
-    mistakes = [
-        Mistake(path, f"{shown(old)} in the run, {shown(new)} now; what a run computes cannot change on the way")
-        for path, old, new in _differences(before, after)
-        if path not in MAY_CHANGE
-    ]
-    n_iters = "train_evaluation.n_iters"
-    schedule = at(after, "alg.args.learning_rate_schedule")
-    if at(before, n_iters) != at(after, n_iters) and schedule not in (None, "constant"):
-        mistakes.append(Mistake(n_iters, f"the learning rate is {schedule} over the run: its length cannot change"))
+    mistakes = []
+    for path, old, new in other_computations(before, after):
+        said = f"{shown(old)} in the run, {shown(new)} now; what a run computes cannot change on the way"
+        if path in _LENGTHS:
+            schedule = at(after, _LENGTHS[path][0]) or "linear"  # transformers' own default
+            said = f"the learning rate is {schedule} over the run: its length cannot change"
+        mistakes.append(Mistake(path, said))
     if mistakes:
         raise ConfigError(mistakes, source)
 
 
-def _differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             yield from _differences(before.get(key), after.get(key), join(path, key))

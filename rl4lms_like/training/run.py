@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config import AnyConfig, RunConfig, load_config
+from rl4lms_like.training.determinism import deterministic_operations, environment
+from rl4lms_like.training.out_of_memory import explaining
 
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
+    from rl4lms_like.training.same_command import Begun
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +29,19 @@ def train(
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
     overrides: Sequence[str] = (),
+    new: bool = False,
 ) -> Path:
-    """Trains as a YAML file says.
+    """Trains as a YAML file says; called again after an interruption, it goes on with the run that it began.
+
+    Args:
+        config_path: the YAML file.
+        project_name: second folder of the results.
+        experiment_name: third folder; where it holds another run, or a finished one, `<experiment_name>_2` is taken.
+        entity_name: of Weights & Biases.
+        base_path_to_store_results: first folder.
+        log_to_wandb: log to Weights & Biases.
+        overrides: `train_evaluation.n_iters=200`, in order.
+        new: begin a new run in any case.
 
     Returns:
         The run folder.
@@ -42,6 +56,7 @@ def train(
         entity_name=entity_name,
         base_path_to_store_results=base_path_to_store_results,
         log_to_wandb=log_to_wandb,
+        new=new,
     )
 
 
@@ -62,20 +77,24 @@ def resume(
         CheckpointError: there is nothing intact to go on from.
         RL4LMsLikeError: whatever else went wrong, by name.
     """
-    from rl4lms_like.training.resume import resumption
+    from rl4lms_like.training.resume import hold_run, resumption
+    from rl4lms_like.training.same_command import Begun
 
-    found = resumption(path, overrides)
-    folder = found.run_folder.resolve()
-    return train_config(
-        found.config,
-        project_name=folder.parent.name,
-        experiment_name=folder.name,
-        entity_name=entity_name,
-        base_path_to_store_results=folder.parent.parent,
-        log_to_wandb=log_to_wandb,
-        quiet=quiet,
-        resume_from=found.checkpoint,
-    )
+    lock = hold_run(path)
+    try:
+        found = resumption(path, overrides)
+        folder = found.run_folder.resolve()
+        with deterministic_operations(found.config.deterministic):
+            return _train(
+                found.config,
+                (folder.parent.parent, folder.parent.name, folder.name),
+                Begun(folder, found.checkpoint, lock),
+                entity_name=entity_name,
+                log_to_wandb=log_to_wandb,
+                quiet=quiet,
+            )
+    finally:
+        lock.release()
 
 
 def train_config(
@@ -87,37 +106,87 @@ def train_config(
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
     quiet: bool = False,
-    resume_from: Path | None = None,
+    new: bool = False,
 ) -> Path:
-    """Trains as a config says; see `train`. `resume_from` is a checkpoint of the run in that very folder."""
+    """Trains as a config says; see `train`."""
+    from rl4lms_like.training.same_command import begun
+
+    wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
+    found, said = (None, []) if new else begun(config, wanted)
+    if found is not None:
+        experiment_name = str(Path(experiment_name).with_name(found.folder.name))
+        said = [*said, f"{found.folder} is not finished: this run goes on with it; --new begins another"]
+    try:
+        with deterministic_operations(config.deterministic):
+            return _train(
+                config,
+                (base_path_to_store_results, project_name, experiment_name),
+                found,
+                said=said,
+                entity_name=entity_name,
+                log_to_wandb=log_to_wandb,
+                quiet=quiet,
+            )
+    finally:
+        if found is not None:
+            found.lock.release()
+
+
+def _train(
+    config: AnyConfig,
+    place: tuple[str | Path, str, str],
+    found: Begun | None,
+    *,
+    entity_name: str | None,
+    log_to_wandb: bool,
+    quiet: bool,
+    said: Sequence[str] = (),
+) -> Path:
+    """Trains in a folder, or goes on there with the run that was found.
+
+    Args:
+        config: of the run.
+        place: base, project and experiment, which make the folder.
+        found: what it goes on with.
+        entity_name: of Weights & Biases.
+        log_to_wandb: log to Weights & Biases.
+        quiet: nothing on the console but warnings.
+        said: what its reader should know, beside the config's notices.
+    """
+    from stable_baselines3.common.utils import get_device
+
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.tracking.report import write_report
 
     calm_libraries()
-    make_trainer, close = _assembled(config)
+    with explaining(config):
+        make_trainer, close = _assembled(config)
     try:
         with Tracker(
-            base_path_to_store_results,
+            place[0],
             config.to_dict(),
-            project_name,
-            experiment_name,
+            *place[1:],
             entity_name,
             log_to_wandb,
             tensorboard_log=config.alg.args.get("tensorboard_log") if isinstance(config, RunConfig) else None,
             quiet=quiet,
-            resume=resume_from is not None,
+            resume=found is not None,
+            held=None if found is None else found.lock,
         ) as tracker:
-            for notice in config.notices:
+            for notice in [*said, *config.notices]:
                 tracker.log_info(str(notice))
+            tracker.log_environment(environment(get_device(config.device)))
             try:
-                make_trainer(tracker, resume_from).train_and_eval()
+                with explaining(config):
+                    make_trainer(tracker, None if found is None else found.checkpoint).train_and_eval()
             except BaseException:
                 try:
                     tracker.log_info(f"report: {write_report(tracker.run_path)}")
-                except (RL4LMsLikeError, OSError) as error:  # why the run ended is never hidden by it
+                except Exception as error:  # why the run ended is never hidden by it
                     logger.warning("no report: %s", error)
                 raise
             tracker.log_info(f"report: {write_report(tracker.run_path)}")
+            tracker.finish()
     finally:
         close()
     return tracker.run_path
@@ -135,7 +204,7 @@ def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker, Path | None], Any]
     from rl4lms_like.training.supervised import SupervisedTrainer
 
     supervised = assemble_supervised(config)
-    return lambda tracker, _: SupervisedTrainer(supervised, tracker), lambda: None
+    return lambda tracker, resume_from: SupervisedTrainer(supervised, tracker, resume_from=resume_from), lambda: None
 
 
 def calm_libraries() -> None:

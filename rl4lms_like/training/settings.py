@@ -12,10 +12,13 @@ import torch
 from stable_baselines3.common.utils import get_device
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake, ModelError
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.generation import unknown_generation_arguments
 from rl4lms_like.policies.lora import lora_conflicts
+from rl4lms_like.policies.optimizer import make_optimizer
 from rl4lms_like.policies.writing import NO_PROMPT
 from rl4lms_like.training.config import RunConfig
 
@@ -42,7 +45,25 @@ def settings_mistakes(config: RunConfig) -> list[Mistake]:
         for path, kwargs in places.items()
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
-    return [*mistakes, *lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")]
+    mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
+    return [*mistakes, *_optimizer_mistakes(config)]
+
+
+def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
+    """What the optimizer of the library's algorithms and policies says of its arguments, tried on one weight."""
+    kwargs = config.alg.policy.args.get("optimizer_kwargs")
+    algorithm, policy = ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id)
+    ours = hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class")
+    if not kwargs or not ours:
+        return []
+    rms_prop = config.alg.args.get("use_rms_prop", getattr(algorithm.arguments_class, "use_rms_prop", False))
+    kind = torch.optim.RMSprop if rms_prop else torch.optim.AdamW
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    try:
+        make_optimizer(kind, groups, learning_rate=1e-3, optimizer_kwargs=kwargs)
+    except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
+        return [Mistake("alg.policy.args.optimizer_kwargs", f"torch's {kind.__name__} does not take them: {error}")]
+    return []
 
 
 def device_mistakes(device: str) -> list[Mistake]:

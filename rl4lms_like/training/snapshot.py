@@ -6,15 +6,15 @@
     environment    where the sequence of prompts stands; what a reward with `state_dict` remembers
     metrics        what metrics with `state_dict` remember
     random         the states of Python's, NumPy's and torch's global generators
+    update         of a run that was stopped in one: the rollout, and the steps that are done
 
 What stays as it was loaded (the reference model, a frozen base, the samples) is not part of it; digests of it are.
 """
 
 from __future__ import annotations
 
-import hashlib
+import copy
 import math
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,23 +28,39 @@ from rl4lms_like.core.remembering import load_state, not_json, state_of
 from rl4lms_like.core.wording import shown
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.checkpoints import TrainingState
+from rl4lms_like.training.states import frozen_digests, load_optimizer, load_random, optimizer_state, random_state
 
-_FROZEN = "weights that are not trained (reference, frozen base)"
+
+def light(run: Run) -> TrainingState:
+    """What rollouts and evaluations change: all but the weights. It stays as it is, whatever the run does then."""
+    generators, random_numbers = random_state()
+    numbers = {"algorithm": run.algorithm.training_state(), **remembered(run), "random": random_numbers}
+    return TrainingState(copy.deepcopy(numbers), generators)
 
 
-def take(run: Run, frozen: Mapping[str, str]) -> TrainingState:
-    """The state of a run between two iterations; `frozen` is what `digests` said of it at its start."""
-    moments, scalars = _optimizer_state(run.policy.optimizer)
-    generators, random_numbers = _random_state()
+def in_update(run: Run, since: TrainingState) -> TrainingState:
+    """As `light`, between two steps of an update, which change nothing of the environment and the metrics."""
+    generators, random_numbers = random_state()
+    update: Any = run.algorithm.update
+    changed = {"algorithm": run.algorithm.training_state(), "random": random_numbers, "update": update.state_dict()}
+    return TrainingState(since.numbers | changed, generators)
+
+
+def take(run: Run, since: TrainingState, frozen: Mapping[str, str]) -> TrainingState:
+    """All that a run goes on from.
+
+    Args:
+        run: with the weights that it had then.
+        since: what `light` or `in_update` gave.
+        frozen: what `digests` said of the run at its start.
+    """
+    moments, scalars = optimizer_state(run.policy.optimizer)
     tensors = {f"policy.{name}": tensor for name, tensor in run.policy.training_state().items()}
-    numbers = {
-        "algorithm": run.algorithm.training_state(),
-        "optimizer": scalars,
-        **remembered(run),
-        "random": random_numbers,
-        "frozen": dict(frozen),
-    }
-    return TrainingState(numbers, tensors | moments | generators)
+    numbers = since.numbers | {"optimizer": scalars, "frozen": dict(frozen)}
+    if "update" in numbers:
+        numbers["update"], rollout = run.algorithm.update_state(numbers["update"])
+        tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
+    return TrainingState(numbers, tensors | moments | since.tensors)
 
 
 def remembered(run: Run) -> dict[str, Any]:
@@ -88,7 +104,7 @@ def _put_back(run: Run, numbers: dict[str, Any], tensors: dict[str, Tensor], fro
         raise CheckpointError(f"it does not fit this run: {wrong}")
     _check_env(remembered(run)["env"], numbers["env"])
     _load_policy(run.policy, _part(tensors, "policy."))
-    _load_optimizer(run.policy.optimizer, numbers["optimizer"], _part(tensors, "optimizer."))
+    load_optimizer(run.policy.optimizer, numbers["optimizer"], _part(tensors, "optimizer."))
     run.algorithm.load_training_state(numbers["algorithm"])
     # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
     run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
@@ -96,7 +112,9 @@ def _put_back(run: Run, numbers: dict[str, Any], tensors: dict[str, Tensor], fro
     _load_env(run.env, numbers["env"])
     for metric, own in zip(run.metrics, numbers["metrics"], strict=True):
         load_state(metric, own)
-    _load_random(numbers["random"], _part(tensors, "random."))
+    if "update" in numbers:
+        run.algorithm.load_update_state(numbers["update"], _part(tensors, "update."))
+    load_random(numbers["random"], _part(tensors, "random."))
 
 
 def _unlike(own: Any, saved: Any, path: str) -> Iterator[str]:
@@ -121,7 +139,7 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-# --- policy and optimizer -------------------------------------------------------------------------------------------
+# --- policy -----------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -136,65 +154,13 @@ def _load_policy(policy: Any, saved: dict[str, Tensor]) -> None:
         tensor.copy_(saved[name])
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Moments by `optimizer.<parameter>.<name>`; numbers, and each group's learning rate."""
-    state = optimizer.state_dict()
-    moments, numbers = {}, {}
-    for index, entries in state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                moments[f"optimizer.{index}.{name}"] = value
-            else:
-                numbers[f"{index}.{name}"] = value
-    rates = [float(group["lr"]) for group in state["param_groups"]]
-    return moments, {"numbers": numbers, "lr": rates, "moments": _kinds(moments)}
-
-
-def _kinds(moments: dict[str, Tensor]) -> dict[str, str]:
-    """Type and shape of each; an optimizer would take any, and start without those that are missing."""
-    return {
-        name.removeprefix("optimizer."): f"{moment.dtype} {tuple(moment.shape)}" for name, moment in moments.items()
-    }
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor]) -> None:
-    fresh = optimizer.state_dict()
-    entries: dict[int, dict[str, Any]] = {}
-    if _kinds(moments) != numbers["moments"]:
-        raise CheckpointError("the optimizer's moments are not those that were saved")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for name, value in (moments | numbers["numbers"]).items():
-        index, _, key = name.partition(".")
-        if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameters[int(index)].shape:
-            raise CheckpointError(f"the optimizer's {name} is {tuple(value.shape)} there")
-        entries.setdefault(int(index), {})[key] = value
-    for group, learning_rate in zip(fresh["param_groups"], numbers["lr"], strict=True):
-        group["lr"] = float(learning_rate)
-    optimizer.load_state_dict({"state": entries, "param_groups": fresh["param_groups"]})
-
-
 def digests(run: Run) -> dict[str, str]:
     """SHA-256 of what nothing changes."""
-    texts = hashlib.sha256()
-    for split, samples in sorted(run.samples.items()):
-        texts.update(f"{split} {len(samples)}".encode())
-        for sample in samples:
-            texts.update(repr((sample.id, sample.prompt_or_input_text, list(sample.references))).encode())
-    return {_FROZEN: _frozen_digest(run.policy), "samples of the data pool": texts.hexdigest()}
+    changing = {tensor.data_ptr() for tensor in run.policy.training_state().values()}
+    return frozen_digests(run.policy, changing, run.samples)
 
 
-def _frozen_digest(policy: Any) -> str:
-    """Of the parameters, each once."""
-    changing = {tensor.data_ptr() for tensor in policy.training_state().values()}
-    digest = hashlib.sha256()
-    for name, parameter in policy.named_parameters():
-        if parameter.data_ptr() not in changing:
-            digest.update(name.encode())
-            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-# --- environment, reward, random numbers ----------------------------------------------------------------------------
+# --- environment, reward ----------------------------------------------------------------------------------------------
 
 
 def _check_env(own: Any, saved: Any) -> None:
@@ -212,34 +178,3 @@ def _load_env(env: VecEnv, state: Any) -> None:
         raise CheckpointError(f"it has {len(state)} environments")
     for index, each in enumerate(state):
         env.env_method("load_state_dict", each, indices=[index])
-
-
-def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    tensors = {
-        "random.torch": torch.get_rng_state(),
-        "random.numpy": torch.from_numpy(np.asarray(keys, dtype=np.uint32).view(np.int32).copy()),
-    }
-    tensors |= {f"random.cuda.{index}": state for index, state in _cuda_states()}
-    numbers = {
-        "python": [version, list(words), gauss],
-        "numpy": [str(kind), int(position), int(has_gauss), float(cached)],
-    }
-    return tensors, numbers
-
-
-def _load_random(numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    version, words, gauss = numbers["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, position, has_gauss, cached = numbers["numpy"]
-    np.random.set_state((kind, tensors["numpy"].numpy().view(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(tensors["torch"])
-    for index, _ in _cuda_states():
-        if f"cuda.{index}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
-
-
-def _cuda_states() -> Iterator[tuple[int, Tensor]]:
-    if torch.cuda.is_initialized():
-        yield from enumerate(torch.cuda.get_rng_state_all())

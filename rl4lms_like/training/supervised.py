@@ -15,20 +15,33 @@ from pathlib import Path
 
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
+from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.saving import save_language_model
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.assemble_supervised import SupervisedRun
+from rl4lms_like.training.checkpoints import (
+    INTERRUPTED,
+    ended_early,
+    forget_interrupted,
+    forget_later,
+    write_checkpoint,
+    write_folder,
+)
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.examples import ExampleCollator
-from rl4lms_like.training.interrupted import save_interrupted
+from rl4lms_like.training.interrupted import save_interrupted, tell_the_way_on
 from rl4lms_like.training.reference_trainer import ReferenceTrainer, Reporter
+from rl4lms_like.training.supervised_state import GoingOn, digests, save_trainer_state, take
 from rl4lms_like.training.training_arguments import PATH
 
 logger = logging.getLogger(__name__)
@@ -40,33 +53,55 @@ class SupervisedTrainer:
     Args:
         run: what `assemble_supervised` built.
         tracker: where numbers and files go.
+        resume_from: a checkpoint of the same run, to go on from.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another run.
     """
 
-    def __init__(self, run: SupervisedRun, tracker: Tracker) -> None:
+    def __init__(self, run: SupervisedRun, tracker: Tracker, *, resume_from: Path | None = None) -> None:
         self.run = run
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
         self._own_use_cache = getattr(run.model.config, "use_cache", None)
-        self._evaluated: dict[tuple[int, str], Evaluation] = {}
+        self._evaluated: dict[tuple[int, str], Evaluation | None] = {}
+        self._is_saved = False
+        self.interruption = Interruption()
         self.reporter = Reporter(self)
         self.trainer = self._make_trainer()
+        base = tracker.run_path / "checkpoints"
+        self.going_on = None if resume_from is None else GoingOn(resume_from, run, base)
+        self._frozen = digests(run)
 
     def train_and_eval(self) -> None:
-        """The whole run; if it ends early, it saves the model as it stands."""
+        """The whole run; if it ends early, it saves what it can go on from, or the model as it stands."""
         for split, examples in self.run.examples.items():
             for notice in examples.notices(split):
                 self.tracker.log_info(notice)
-        self._check_best_metric(self.evaluate(("val", "test")))
-        try:
-            self.trainer.train()
-        except BaseException:
-            self._rescue()
-            raise
+        with self.interruption:
+            try:
+                self._train_and_eval()
+            except BaseException:
+                self._rescue()
+                raise
+
+    def _train_and_eval(self) -> None:
+        if self.going_on is None:
+            with self.interruption.at_any_moment():
+                self._check_best_metric(self.evaluate(("val", "test")))
+            with self.interruption.finishing("this step"), in_part("update"):
+                self.trainer.train()
+        else:
+            with self.interruption.finishing("this step"), in_part("update"):
+                self.trainer.go_on(self.going_on)
         if self.schedule.save_model:
-            self.save(self.tracker.run_path / "model")
+            with self.interruption.finishing("the model of this run"):
+                self.save_whole(self.tracker.run_path / "model")
         if self._is_best_loaded():
             self._evaluated.pop((self.step, "val"), None)
-        self.evaluate(("val", "test"))
+        with self.interruption.at_any_moment():
+            self.evaluate(("val", "test"))
+        forget_interrupted(self.tracker.checkpoint_base_path)
 
     @property
     def step(self) -> int:
@@ -91,7 +126,8 @@ class SupervisedTrainer:
                 evaluation = self._evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
                 self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
-            evaluations[split] = self._evaluated[self.step, split]
+            if (found := self._evaluated[self.step, split]) is not None:  # before the run went on
+                evaluations[split] = found
         return evaluations
 
     def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
@@ -130,18 +166,84 @@ class SupervisedTrainer:
         try:
             return save_language_model(model, folder, self.run.tokenizer, checkpoint_dropout={}, merge=merge)
         except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the model to {folder}: {error}") from error
+            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error
         finally:
             model.config.use_cache = in_training
+
+    def save_whole(self, folder: Path) -> None:
+        """As `save`; there is all of it or nothing.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        try:
+            write_folder(folder, self.save)
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error
+
+    # --- where a run goes on ----------------------------------------------------------------------------------------
+
+    def write_checkpoint(self, name: str) -> None:
+        """Writes the model, and what the run can go on from unless `save_only_model` asks for the model alone.
+
+        Args:
+            name: of the folder, `checkpoint-{}` or `interrupted_{:05d}`.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        base, step = self.tracker.checkpoint_base_path, self.step
+        self.trainer.store_flos()
+
+        def save(folder: Path) -> None:
+            self.save_checkpoint(folder)
+            save_trainer_state(self.trainer, folder)
+
+        try:
+            if self.trainer.args.save_only_model:
+                write_folder(base / name.format(step), save)
+                return
+            state = take(self.trainer, before_step=name == INTERRUPTED)
+            state.numbers["trainer"]["evaluated"] = sorted(self._evaluated)
+            state.numbers.update({"frozen": self._frozen, "config": to_json(self.tracker.run_config)})
+            state.numbers["files"] = self.tracker.file_sizes()
+            write_checkpoint(base, step, state, save, name=name)
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot save a checkpoint in {base}: {reason(error)}") from error
+
+    def cut_files(self) -> None:
+        """Takes away what was written after the checkpoint that the run goes on from; everything is put back now."""
+        found = self.going_on
+        assert found is not None
+        self._evaluated = dict.fromkeys(found.evaluated)
+        self.tracker.cut_files(found.state.numbers["files"])
+        forget_later(self.tracker.checkpoint_base_path, found.step, interrupted=ended_early(found.folder))
+        self.trainer.remove_older()
+        self.tracker.log_info(f"going on after step {found.step}, from {found.folder}")
+
+    def may_stop(self) -> None:
+        """Between two steps: saves everything and stops, if it was asked to.
+
+        Raises:
+            KeyboardInterrupt: there was a signal.
+        """
+        if self.interruption.requests == 1 and self.schedule.save_model:
+            self.reporter.flush()
+            self.write_checkpoint(INTERRUPTED)
+            self._is_saved = True
+        self.interruption.check()
 
     def _rescue(self) -> None:
         """Saves the model of a run that ends early, and what it last logged; what fails does not hide why it ended."""
         try:
             self.reporter.flush()
-        except (RL4LMsLikeError, OSError) as error:
-            logger.warning("the last numbers are lost: %s", error)
-        if self.step and self.schedule.save_model:
+        except (RL4LMsLikeError, OSError) as failure:
+            logger.warning("the last numbers are lost: %s", failure)
+        if self.interruption.requests > 1:
+            self.tracker.log_info("stopped at once: what was done since the last checkpoint is lost")
+        elif self.step and self.schedule.save_model and not self._is_saved:
             save_interrupted(self.tracker, self.save, self.step, "steps")
+        tell_the_way_on(self.tracker)
 
     def _make_trainer(self) -> ReferenceTrainer:
         run = self.run

@@ -58,13 +58,14 @@ def plan_supervised(config: SupervisedConfig) -> SupervisedPlan:
     """
     from rl4lms_like.policies.loading import load_model_config
     from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
-    from rl4lms_like.training.assemble_supervised import check_settings, example_encoder
+    from rl4lms_like.training.assemble_supervised import check_family, check_settings, example_encoder
     from rl4lms_like.training.embedded import with_embedded_models
     from rl4lms_like.training.training_arguments import make_training_arguments
 
     check_settings(config)
     config = with_embedded_models(config)
     model_config = load_model_config(config.alg.model_name)
+    check_family(config, model_config)
     tokenizer = build_tokenizer(config.tokenizer)
     ends = end_tokens(tokenizer, model_config, load_generation_config(config.alg.model_name))
     encoder = example_encoder(config, tokenizer, model_config, ends)

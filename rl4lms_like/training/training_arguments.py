@@ -2,7 +2,7 @@
 
 the config's                 every key that the Trainer has and the run does not decide
 the run's                    output_dir, seed, device, reports: refused in the config
-defaults of the run's own    evaluation at every log, checkpoints without pickled optimizer states
+defaults of the run's own    evaluation at every log, checkpoints of the best model where it is asked for
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ NOT_SETTABLE = {
     "disable_tqdm": "the run's console shows progress",
     "remove_unused_columns": "examples have no unused columns",
     "prediction_loss_only": "metrics read generated texts, see train_evaluation.metrics",
-    "resume_from_checkpoint": "supervised runs cannot be resumed",
+    "resume_from_checkpoint": "the same command goes on with its run; so does --resume",
+    "restore_callback_states_from_checkpoint": "a run that goes on restores them",
+    "ignore_data_skip": "a run that goes on takes the examples where it was",
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run trains and evaluates"),
     **dict.fromkeys(
         ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "local_rank", "ddp_backend", "ddp_timeout"),
@@ -146,7 +148,6 @@ def _defaults(config: SupervisedConfig, given: dict[str, Any]) -> dict[str, Any]
     defaults: dict[str, Any] = {
         "eval_strategy": given.get("logging_strategy", "steps"),
         "load_best_model_at_end": best,
-        "save_only_model": True,
         "logging_nan_inf_filter": False,
     }
     if config.alg.early_stopping_patience is not None:

@@ -34,4 +34,12 @@ class Watcher:
 
 def watchers_of(run: Run, tracker: Tracker) -> dict[str, Watcher]:
     """The watchers that a run's config asks for, by the names of their states in checkpoints."""
-    return {}
+    from rl4lms_like.training.best_model import BestModel  # they are Watchers
+    from rl4lms_like.training.doctor.watcher import Doctor
+    from rl4lms_like.training.token_credit import TokenCredit
+
+    return {
+        "best_model": BestModel(run, tracker),
+        "doctor": Doctor(run, tracker),
+        "token_credit": TokenCredit(run, tracker),
+    }

@@ -4,7 +4,8 @@
     gamma: 1     reported when `gamma` already stands in the same block (YAML: the last one wins, silently)
     gamma: 0.9
 
-Python's tags (`!!python/...`) are refused, as by `yaml.safe_load`.
+Python's tags (`!!python/...`) are refused, as by `yaml.safe_load`; so is what is nested without end, or stands for more
+values than anybody writes, as anchors can make it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,32 @@ from rl4lms_like.core.schema import join
 from rl4lms_like.core.wording import shown
 
 RUN_KEYS = "tokenizer, reward_fn, datapool, env, alg, train_evaluation"
-_FLOAT = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)$")
+DEEPEST = 50
+"""Blocks inside blocks. No config is half as deep; an anchor that holds itself has no end."""
+_TOO_DEEP = f"nested more than {DEEPEST} deep"
+MOST_VALUES = 20_000
+"""Values of a file, each alias counted again; with as many mistakes it is checked within seconds."""
+LONGEST, LONGEST_NUMBER = 500_000, 400
+"""Letters of a file, and of a number, which `1:1:1...` (to the base 60) would take quadratic time to read."""
+_FLOAT = re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, plus floats with an exponent and no dot."""
+    """YAML's safe loader, plus floats with an exponent and no dot; it gives up early on what is nested too deep."""
+
+    def fetch_flow_collection_start(self, token: type) -> None:
+        if self.flow_level >= DEEPEST:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(token)
+
+
+def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > LONGEST_NUMBER:
+        raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} letters", problem_mark=node.start_mark)
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -45,7 +67,8 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
     """
     source = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)
     except FileNotFoundError as error:
         raise ConfigError([Mistake("", "there is no such file")], source) from error
     except UnicodeDecodeError as error:
@@ -61,15 +84,10 @@ def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, 
     Raises:
         ConfigError: the text is not YAML, or no mapping.
     """
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        repeated = list(_repeated_keys(node, "", set())) if node is not None else []
-        value = loader.construct_document(node) if node is not None else None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([Mistake("", _syntax(error))], source) from error
-    finally:
-        loader.dispose()
+        value, repeated = _constructed(text)
+    except ValueError as error:
+        raise ConfigError([Mistake("", str(error))], source) from error
     if not isinstance(value, dict):
         raise ConfigError([Mistake("", f"expected a mapping with the keys {keys}; got {shown(value)}")], source)
     return value, repeated
@@ -79,12 +97,57 @@ def parse_value(text: str) -> Any:
     """A value as it would stand in the file: `1e-5`, `true`, `[1, 2]`, `{a: 1}`.
 
     Raises:
-        ValueError: not YAML.
+        ValueError: not YAML, or with a key that stands twice in a block.
     """
+    value, repeated = _constructed(text)
+    if repeated:
+        raise ValueError("; ".join(map(str, repeated)))
+    return value
+
+
+def _constructed(text: str) -> tuple[Any, list[Mistake]]:
+    """The value of a YAML text and its repeated keys.
+
+    Raises:
+        ValueError: not YAML, or out of all measure; says where.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(f"more than {LONGEST:,} letters, which no config has")
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None, []
+            _measure(node, {}, 1)
+            repeated = list(_repeated_keys(node, "", set()))
+            return loader.construct_document(node), repeated
+        finally:
+            loader.dispose()
+    except RecursionError as error:
+        raise ValueError(f"not valid YAML: {_TOO_DEEP}") from error
+    # What its constructors raise of `!!int ''`, `!!bool x` and the like is not PyYAML's own.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise ValueError(_syntax(error)) from error
+
+
+def _measure(node: yaml.Node, measured: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
+    """How many values a node stands for, and how deep they go."""
+    if id(node) in measured:
+        n_values, height = measured[id(node)]
+    else:
+        n_values, height = 1, 1
+        if depth <= DEEPEST and isinstance(node, yaml.CollectionNode):
+            pairs = isinstance(node, yaml.MappingNode)
+            for child in (part for pair in node.value for part in pair) if pairs else node.value:
+                inside, below = _measure(child, measured, depth + 1)
+                n_values, height = n_values + inside, max(height, below + 1)
+        measured[id(node)] = n_values, height
+    if depth + height > DEEPEST + 1:
+        raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=node.start_mark)
+    if n_values > MOST_VALUES:
+        raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=node.start_mark)
+    return n_values, height
 
 
 def dump_yaml(mapping: Mapping[str, Any]) -> str:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rl4lms_like.algorithms.a2c import A2C
-from rl4lms_like.algorithms.base import learning_rate_schedule
 from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.rewards.base import RewardFunction
 from tests.builders import POLICIES, SAMPLING, make_env

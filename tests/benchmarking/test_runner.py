@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.benchmarking import jobs, main, runner
+from rl4lms_like.benchmarking import jobs, main, runner, worker
 from rl4lms_like.benchmarking.display import Display
 from rl4lms_like.benchmarking.jobs import at_work, claimed, jobs_of, prepare_folder, read_result, state_of
 from rl4lms_like.benchmarking.main import benchmark
@@ -68,11 +68,11 @@ def test_ctrl_c_ends_the_runs_cleanly_and_reports_what_is_there(tmp_path, tiny_g
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
     assert "interrupted: 1 run saves what it has" in printed
-    assert "long, seed 0 did not end well" in printed
+    assert "long, seed 0 did not end well, and goes on when the benchmark is started again" in printed
     assert (tmp_path / "out/report.html").is_file()
-    assert list((folder / "checkpoints").glob("interrupted_*/model.safetensors"))
+    assert list((folder / "checkpoints").glob("*/model.safetensors"))
     (job,) = jobs_of(load_benchmark(spec))
-    assert state_of(job) == "unfinished"
+    assert state_of(job) == "stopped"
 
 
 def wait_for(condition, seconds=60.0) -> None:
@@ -276,3 +276,16 @@ def test_the_time_left_comes_from_the_runs_that_ended(tmp_path):
     display.ended(five[0], None, 60.0)
     assert display.left() == "2:00"  # four are left, two at a time
     assert Path(tmp_path / "out").exists() is False
+
+
+def test_what_nobody_expected_is_written_to_the_output_without_secrets(tmp_path, tiny_gpt2_dir, monkeypatch, capsys):
+    def fail(*arguments):
+        raise RuntimeError("the server does not know correct-horse-battery-staple")
+
+    monkeypatch.setenv("JUDGE_API_KEY", "correct-horse-battery-staple")
+    monkeypatch.setattr(worker, "_train_in", fail)
+    (job,) = jobs_of(load_benchmark(write_spec(tmp_path, model=tiny_gpt2_dir, runs={"a": {}}, seeds=1)))
+    prepare_folder(job)
+    assert worker.main(job.folder) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "RuntimeError: the server does not know ***" in said

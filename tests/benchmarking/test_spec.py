@@ -40,7 +40,7 @@ def test_every_mistake_of_the_spec_and_of_its_configs_is_told_at_once(tmp_path):
         "runs.d/e.conf: unknown key; did you mean 'config'?",
         "metrics: 'vall:x': expected train, val, test before the colon, got 'vall'",
         "runs.a, runs.b: ppo.yml alg.args.clip_rnge: unknown key; did you mean 'clip_range'?",
-        "runs.b: ppo.yml env.n_envs: expected a whole number of at least 1, got 0",
+        "runs.b: ppo.yml env.n_envs: expected a whole number from 1 to 65536, got 0",
         "runs.c: nowhere.yml: there is no such file",
     ]
 
@@ -161,3 +161,11 @@ def test_reading_a_spec_loads_nothing_heavy():
     code = f"import sys, rl4lms_like.benchmarking.main; print(*(set({heavy!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_secret_in_a_grid_stands_in_no_label_that_is_shown(tmp_path):
+    secret = "correct-horse-battery-staple"
+    spec = write_spec(tmp_path, grid={"reward_fn.args.api_key": [f"{secret}-1", f"{secret}-2"]}, runs={"a": {}})
+    said = mistakes_of(spec)
+    assert any("reward_fn.args.api_key: a secret would stand" in mistake for mistake in said)
+    assert not any(secret in mistake for mistake in said)

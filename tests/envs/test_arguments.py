@@ -25,7 +25,7 @@ def test_both_environments_take_the_config_s_arguments_with_its_defaults():
         own = parameters(constructor)
         assert {name: own[name] for name in in_config} == in_config
     assert set(parameters(TextGenEnv)) == set(in_config) | INJECTED
-    assert set(parameters(TextVecEnv)) == set(in_config) | INJECTED | {"n_envs", "reward_workers"}
+    assert set(parameters(TextVecEnv)) == set(in_config) | INJECTED | {"n_envs", "reward_workers", "reward_timeout"}
 
 
 def test_the_arguments_load_no_torch():

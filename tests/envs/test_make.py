@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+import cloudpickle
 import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.core.errors import ConfigError, RewardError
 from rl4lms_like.envs.make import make_vec_env
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
+from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 
 
@@ -43,6 +48,41 @@ def test_processes_of_their_own_pay_the_same_and_are_seeded(env_kwargs, batch_of
         assert rewards.max() > 0
     finally:
         processes.close()
+
+
+class Fails(RewardFunction):
+    """Fails at the third token; at the ninth its process ends."""
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        self.n += 1
+        if self.n == 9:
+            os._exit(3)
+        return {}["topic"] if self.n == 3 else 0.0
+
+
+@pytest.mark.parametrize("kind", ["dummy", "subproc"])
+def test_a_reward_that_fails_token_by_token_is_named(kind, env_kwargs, batch_of, capfd):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    env = make_vec_env(kind, 1, **env_kwargs | {"reward_function": Fails(), "terminate_on_eos": False})
+    try:
+        env.reset()
+        (asked,) = env.get_attr("sample")
+        with pytest.raises(RewardError, match=r"Fails failed on token 3 of sample .*KeyError: 'topic'") as error:
+            play_by_stepping(env, batch_of([[40] * 6]))
+        (text,) = error.value.texts
+        assert text["sample_id"] == asked.id and text["generated_text"]
+        if kind == "subproc":
+            env.reset()
+            with pytest.raises(RewardError, match="a process of ProcessVecEnv ended while 1 episodes were stepped"):
+                play_by_stepping(env, batch_of([[40] * 6]))
+        assert "Traceback" not in capfd.readouterr().err
+    finally:
+        env.close()
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert not any(process.is_alive() for process in getattr(env, "processes", ()))
 
 
 def test_each_kind_is_what_its_name_says(env_kwargs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -44,6 +45,36 @@ class Dies(BatchedRewardFunction):
         os._exit(3)
 
 
+class Sick(RewardFunction):
+    """Ends its process, or never comes back, on one sample: always, or as long as a file is there, which it removes."""
+
+    terminal = True
+
+    def __init__(self, how, sample, once=None, log=None):
+        self.how, self.sample, self.once, self.log = how, sample, once, log
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        if self.log is not None:
+            with self.log.open("a") as stream:
+                stream.write(f"{current_observation.sample.id} {os.getpid()}\n")
+        if current_observation.sample.id == self.sample and (self.once is None or self.once.exists()):
+            if self.once is not None:
+                self.once.unlink()
+            if self.how == "hang":
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL) if self.how == "kill" else os._exit(3)
+        return len(current_observation.context_text)
+
+
+class SlowToStart(Sick):
+    def __init__(self):
+        super().__init__("", None)
+
+    def __setstate__(self, state):
+        time.sleep(3.5)
+        self.__dict__ = state
+
+
 class HoldsALock(LengthOfText):
     def __init__(self):
         self.lock = threading.Lock()
@@ -62,8 +93,8 @@ def rewards_of_this_file_travel_by_value():
 def make_env(tiny_tokenizer, samples):
     made = []
 
-    def make(reward, reward_workers):
-        env = TextVecEnv(N_ENVS, tiny_tokenizer, reward, samples, 6, 8, reward_workers=reward_workers)
+    def make(reward, reward_workers, **options):
+        env = TextVecEnv(N_ENVS, tiny_tokenizer, reward, samples, 6, 8, reward_workers=reward_workers, **options)
         env.seed(0)
         made.append(env)
         return env
@@ -99,11 +130,80 @@ def test_a_failure_in_a_worker_names_reward_sample_and_cause(make_env, batch_of)
         env.play(batch_of([[40]] * N_ENVS))
 
 
-def test_a_worker_that_dies_is_reported(make_env, batch_of):
+def test_a_worker_that_dies_twice_is_reported_with_its_samples(make_env, batch_of, caplog):
     env = make_env(Dies(), 1)
     env.reset()
-    with pytest.raises(RewardError, match="a worker process of Dies ended while it scored 5 episodes"):
+    said = r"the reward Dies lost a process, which ended with exit status 3, for the second time .*sample_\d.* 2 more$"
+    with pytest.raises(RewardError, match=said) as error:
         env.play(batch_of([[40]] * N_ENVS))
+    assert "5 of 5 episodes are scored once more" in caplog.text
+    assert [text["sample_id"] for text in error.value.texts] == [sample.id for sample in env.samples]
+
+
+@pytest.fixture
+def play_all(batch_of, random_responses):
+    """The rewards of one batch, in which every sample stands once."""
+
+    def play(env):
+        env.reset()
+        for each, sample in zip(env.envs, env.envs[0].sampler.samples, strict=True):
+            each.reset(options={"sample": sample})
+        return env.play(batch_of(random_responses(N_ENVS, 0, n_ids=300)))
+
+    return play
+
+
+@pytest.fixture
+def expected(make_env, play_all):
+    """What a reward in good health pays for that batch."""
+    return play_all(make_env(Sick("", None), 0))
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "n_workers"), [("exit", "status 3", 1), ("kill", "killed from outside", 1), ("hang", "2 s", 2)]
+)
+def test_a_worker_that_fails_once_is_started_again_and_no_reward_is_lost(
+    make_env, play_all, expected, tmp_path, caplog, how, said, n_workers
+):
+    (once := tmp_path / "once").touch()
+    log = tmp_path / "log"
+    env = make_env(Sick(how, "sample_2", once, log), n_workers, reward_timeout=2 if how == "hang" else None)
+    np.testing.assert_array_equal(play_all(env), expected)
+    assert not once.exists() and env.reward_restarts == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "the reward Sick" in warning and said in warning and "'sample_2' (prompt 'The film')" in warning
+    if n_workers == 1:  # what had its rewards is not scored again
+        calls = [line.split() for line in log.read_text().splitlines()]
+        assert [sample for sample, _ in calls] == [f"sample_{index}" for index in (0, 1, 2, 2, 3, 4)]
+        assert len({process for _, process in calls}) == 2
+
+
+def test_the_second_failure_ends_it_and_names_the_sample(make_env, play_all):
+    env = make_env(Sick("hang", "sample_3"), 2, reward_timeout=2)
+    said = r"Sick was not done within 2 s .* for the second time .* Under work: sample 'sample_3' \(prompt [^,]*\)$"
+    start = time.monotonic()
+    with pytest.raises(RewardError, match=said) as error:
+        play_all(env)
+    assert time.monotonic() - start < 60
+    assert [text["sample_id"] for text in error.value.texts] == [f"sample_{index}" for index in range(N_ENVS)]
+    assert env._workers._pool is None  # no process goes on hanging
+
+
+def test_the_time_that_workers_need_to_start_does_not_count(make_env, play_all, expected):
+    """Importing what a reward is made of takes seconds."""
+    env = make_env(SlowToStart(), 1, reward_timeout=2)
+    np.testing.assert_array_equal(play_all(env), expected)
+    assert env.reward_restarts == 0
+
+
+def test_an_interrupt_ends_a_reward_that_hangs(make_env, play_all):
+    env = make_env(Sick("hang", "sample_1"), 1)
+    threading.Timer(1.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        play_all(env)
+    env.close()
+    assert time.monotonic() - start < 60
 
 
 def test_a_reward_that_cannot_travel_is_refused_at_once(make_env):
@@ -121,7 +221,7 @@ def test_workers_end_when_their_run_is_killed():
         "from rl4lms_like.envs.workers import _receive\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('forkserver')\n"
-        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_receive, initargs=(b'', {}))\n"
+        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_receive, initargs=(b'', {}, None))\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

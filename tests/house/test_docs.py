@@ -70,6 +70,7 @@ def workplace(tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir) -> Path:
     (tmp_path / "my_project").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
     yield tmp_path
     for module in [name for name in sys.modules if name.partition(".")[0] == "my_project"]:
         del sys.modules[module]
@@ -270,13 +271,14 @@ def test_rl4lms_imports_are_mapped_to_what_exists():
 def test_the_map_of_the_code_is_the_code():
     """ARCHITECTURE.md's tree has every module once, and no other."""
     (tree,) = (code for _, code in blocks_of("ARCHITECTURE.md", "") if code.startswith("rl4lms_like/"))
-    drawn, package = [], ""
+    drawn, folders = [], []
     for line in tree.splitlines()[1:]:
-        folder = re.match(r"  (\w+)/", line)
-        module = re.match(r"  (  )?(\w+)\.py  ", line)
-        package = f"{folder[1]}/" if folder else package
-        if module:
-            drawn.append(f"{package if module[1] else ''}{module[2]}.py")
+        entry = re.match(r"((?:  )+)(\w+)(/|\.py  )", line)
+        del folders[len(entry[1]) // 2 - 1 :]
+        if entry[3] == "/":
+            folders.append(entry[2])
+        else:
+            drawn.append("/".join([*folders, f"{entry[2]}.py"]))
     there = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
     assert sorted(drawn) == sorted(there)
 

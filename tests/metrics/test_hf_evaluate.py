@@ -33,6 +33,7 @@ SCRIPT = '''
                 shares.append(scale * max(len(words & set(t.split())) / max(len(words), 1) for t in texts))
             return {{"overlap": sum(shares) / len(shares), "per_text": shares, "note": "words"}}
 '''
+TRUSTED = {"trust_remote_code": True}
 LISTS = '{"predictions": datasets.Value("string"), "references": datasets.Sequence(datasets.Value("string"))}'
 SINGLE = '{"predictions": datasets.Value("string"), "references": datasets.Value("string")}'
 
@@ -52,12 +53,22 @@ def folder(tmp_path, monkeypatch):
     return write
 
 
+def test_a_script_is_run_only_if_the_config_says_so(folder):
+    path = folder("overlap_untrusted", LISTS)
+    with pytest.raises(
+        ValueError, match="is a Python script that would be run: if you trust it, trust_remote_code: true"
+    ):
+        METRICS.get("hf_evaluate", {"path": path})
+
+
 def test_a_folder_of_ones_own_passes_the_checker_and_reports_the_keys_of_its_row(folder):
-    check_metric(METRICS.get("hf_evaluate", {"path": folder("overlap_of_words", LISTS)}))
+    check_metric(METRICS.get("hf_evaluate", {**TRUSTED, "path": folder("overlap_of_words", LISTS)}))
 
 
 def test_numbers_and_lists_are_reported_and_texts_without_references_do_not_count(folder):
-    metric = METRICS.get("hf_evaluate", {"path": folder("overlap_lists", LISTS), "compute_args": {"scale": 10.0}})
+    metric = METRICS.get(
+        "hf_evaluate", {**TRUSTED, "path": folder("overlap_lists", LISTS), "compute_args": {"scale": 10.0}}
+    )
     results = compute_metric(metric, [""] * 3, ["a b", "x", "c d"], [["a", "a b"], [], ["c e"]])
     assert results["evaluate/overlap_lists/overlap"] == (None, 7.5)
     scores, overall = results["evaluate/overlap_lists/per_text"]
@@ -70,9 +81,9 @@ def test_a_list_of_references_is_never_handed_to_a_metric_that_takes_one_text(fo
     """`evaluate`'s forerunner turned such a list into its text, brackets and all (D-03)."""
     path = folder("overlap_single", SINGLE)
     with pytest.raises(ValueError, match=r"takes one text as 'references'.*references: first_reference"):
-        METRICS.get("hf_evaluate", {"path": path})
+        METRICS.get("hf_evaluate", {**TRUSTED, "path": path})
     inputs = {"predictions": "generated_texts", "references": "first_reference"}
-    metric = METRICS.get("hf_evaluate", {"path": path, "inputs": inputs, "result_keys": ["overlap"]})
+    metric = METRICS.get("hf_evaluate", {**TRUSTED, "path": path, "inputs": inputs, "result_keys": ["overlap"]})
     results = compute_metric(metric, [""], ["a b"], [["a c", "a b"]])
     assert results == {"evaluate/overlap_single/overlap": (None, 0.5)}
     ((_, nothing),) = compute_metric(metric, [""], ["a b"], [[]]).values()
@@ -82,9 +93,9 @@ def test_a_list_of_references_is_never_handed_to_a_metric_that_takes_one_text(fo
 def test_wrong_names_of_inputs_and_results_are_said(folder):
     path = folder("overlap_names", LISTS)
     with pytest.raises(ValueError, match=r"takes the inputs predictions, references; `inputs` names sources"):
-        METRICS.get("hf_evaluate", {"path": path, "inputs": {"sources": "prompt_texts"}})
+        METRICS.get("hf_evaluate", {**TRUSTED, "path": path, "inputs": {"sources": "prompt_texts"}})
     for key, message in (("f1", "no result 'f1'; it has 'overlap'"), ("note", "'note' is neither a number")):
-        metric = METRICS.get("hf_evaluate", {"path": path, "result_keys": [key]})
+        metric = METRICS.get("hf_evaluate", {**TRUSTED, "path": path, "result_keys": [key]})
         with pytest.raises(MetricError, match=message):
             compute_metric(metric, [""], ["a"], [["a"]])
 
@@ -92,4 +103,4 @@ def test_wrong_names_of_inputs_and_results_are_said(folder):
 def test_a_hub_metric_that_cannot_be_reached_is_named_with_the_way_without_a_network(monkeypatch):
     monkeypatch.setenv("HF_EVALUATE_OFFLINE", "1")
     with pytest.raises(MissingResourceError, match=r"the metric 'no_such_metric_here'.*Without a network: copy"):
-        METRICS.get("hf_evaluate", {"path": "no_such_metric_here"})
+        METRICS.get("hf_evaluate", {**TRUSTED, "path": "no_such_metric_here"})

@@ -110,6 +110,7 @@ number = 3
 def mine(tmp_path, monkeypatch):
     (tmp_path / "my_functions.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
     yield "my_functions"
     sys.modules.pop("my_functions", None)
 

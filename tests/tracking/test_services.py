@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
+import threading
 
 import pytest
 
 from rl4lms_like.core.errors import MissingExtraError
-from rl4lms_like.tracking import Tracker
+from rl4lms_like.tracking import Sink, Tracker
 
 
 def record(tracker: Tracker) -> None:
@@ -45,6 +47,7 @@ class FakeWandb:
 
     def init(self, **settings) -> FakeRun:
         self.runs.append(FakeRun(**settings))
+        self.runs[-1].id = settings.get("id", f"id{len(self.runs)}")
         return self.runs[-1]
 
     def Table(self, columns, data, allow_mixed_types):  # noqa: N802
@@ -75,6 +78,41 @@ def test_wandb_gets_rl4lms_names(tmp_path, monkeypatch):
     assert run.finished
 
 
+def test_a_run_that_goes_on_goes_on_in_wandb_too(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for resume in (False, True, True, False):
+        with Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True, resume=resume):
+            pass
+    assert [run.id for run in wandb.runs] == ["id1", "id1", "id1", "id4"]
+    assert [run.settings.get("resume") for run in wandb.runs] == [None, "allow", "allow", None]
+    assert all(run.settings["reinit"] == "create_new" for run in wandb.runs)
+
+
+def test_a_copied_run_is_another_one_in_wandb(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True) as tracker:
+        pass
+    shutil.copytree(tracker.run_path, tmp_path / "p" / "copy")
+    for _ in range(2):
+        with Tracker(tmp_path, {}, "p", "copy", wandb_log=True, quiet=True, resume=True):
+            pass
+    assert [run.id for run in wandb.runs] == ["id1", "id2", "id2"]
+
+
+def test_a_run_that_was_not_sent_before_it_goes_on_is_a_new_one_in_wandb(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with Tracker(tmp_path, {}, "p", "e", quiet=True) as tracker:
+        pass
+    (tracker.run_path / "wandb_run.json").write_text("{")  # damaged
+    with Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True, resume=True):
+        pass
+    (run,) = wandb.runs
+    assert "id" not in run.settings
+
+
 def test_an_unreachable_wandb_is_named_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "wandb", UnreachableWandb())
     with Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True) as tracker:
@@ -98,7 +136,10 @@ def test_wandb_offline_for_real(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     with Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True) as tracker:
         record(tracker)
-    assert list((tracker.run_path / "wandb").glob("offline-run-*/*.wandb"))
+    first = [path.name.rpartition("-")[2] for path in (tracker.run_path / "wandb").glob("offline-run-*")]
+    with Tracker(tmp_path, {"seed": 1}, "p", "e", wandb_log=True, quiet=True, resume=True):
+        pass
+    assert {path.stem for path in (tracker.run_path / "wandb").glob("offline-run-*/*.wandb")} == {f"run-{first[0]}"}
 
 
 def test_tensorboard_has_the_numbers_at_their_steps(tmp_path):
@@ -113,3 +154,72 @@ def test_tensorboard_has_the_numbers_at_their_steps(tmp_path):
     assert scalars["val/family/score"] == [(1, 0.75)]
     assert "val/family/none" not in scalars
     assert "val_predictions/0/text_summary" in events.Tags()["tensors"]
+
+
+class Failing(Sink):
+    """Takes nothing, always for the same reason, or each time for another one."""
+
+    name = "mine"
+
+    def __init__(self, same: bool) -> None:
+        self.same, self.n = same, 0
+
+    def write(self, *args, **kwargs) -> None:
+        self.n += 1
+        raise ConnectionError("gone" if self.same else f"gone at {self.n}")
+
+    log_metrics = log_predictions = close = write
+
+
+@pytest.mark.parametrize(("same", "n_warnings"), [(True, 1), (False, 4)], ids=["one reason", "another each time"])
+def test_a_sink_that_takes_nothing_is_named_and_nothing_is_lost(same, n_warnings, tmp_path, caplog):
+    sink = Failing(same)
+    with Tracker(tmp_path, {}, "p", "e", sinks=[sink], quiet=True) as tracker:
+        for _ in range(3):
+            record(tracker)
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert len(warnings) == n_warnings and all("mine failed in " in warning for warning in warnings)
+    assert sink.n == 10, "it is asked again: a service may come back"
+    for file in ("rollout_info.jsonl", "training_info.jsonl", "val_split_metrics.jsonl"):
+        assert len((tracker.run_path / file).read_text().splitlines()) == 3
+
+
+def test_the_end_of_a_run_does_not_wait_for_ever_for_wandb(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    wandb.Settings = lambda **settings: settings
+    wandb.Settings.model_fields = {"finish_timeout": None}
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True):
+        pass
+    assert wandb.runs[0].settings["settings"] == {"finish_timeout": 300.0, "finish_timeout_raises": True}
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "7")
+    with Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True):
+        pass
+    assert "settings" not in wandb.runs[1].settings, "wandb reads the variable itself"
+
+
+def test_wandb_knows_what_it_is_told_about_the_end():
+    wandb = pytest.importorskip("wandb", reason="wandb is an extra")
+    if "finish_timeout" not in wandb.Settings.model_fields:
+        pytest.skip("an older wandb, which waits for ever")
+    assert wandb.Settings(finish_timeout=3, finish_timeout_raises=True).finish_timeout == 3
+
+
+def test_tensorboard_on_a_full_disk_is_said_once_and_without_a_traceback(tmp_path, caplog, capfd):
+    pytest.importorskip("tensorboard", reason="tensorboard is an extra")
+    resource = pytest.importorskip("resource", reason="limits on files are Unix's")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    hook = threading.excepthook
+    tracker = Tracker(tmp_path / "runs", {}, "p", "e", tensorboard_log=tmp_path / "tb", quiet=True)
+    with tracker:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        try:
+            for iteration in range(25):
+                tracker.log_values({"ppo/loss": 0.5, "time/iteration": iteration})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len((tracker.run_path / "training_info.jsonl").read_text().splitlines()) == 25
+    said = [entry.getMessage() for entry in caplog.records if "tensorboard failed" in entry.getMessage()]
+    assert len(said) == 1 and "File too large" in said[0]
+    assert "Traceback" not in capfd.readouterr().err
+    assert threading.excepthook is hook

@@ -1,5 +1,11 @@
 """Rewards that fail, for runs that must say so."""
 
+import resource
+import sys
+import time
+from pathlib import Path
+
+from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
 
 
@@ -28,3 +34,35 @@ class TooFew(BatchedRewardFunction):
 
     def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
         return [0.0] * (len(gen_texts) - 1)
+
+
+class FillsTheDisk(RewardFunction):
+    """From one episode on no file may have more than so many bytes; once, while a marker is there."""
+
+    terminal = True
+
+    def __init__(self, after: int, limit: int, marker: str) -> None:
+        self.left, self.limit, self.marker = after, limit, Path(marker)
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        self.left -= 1
+        if self.left < 0 and self.marker.exists():
+            self.marker.unlink()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return len(current_observation.context_text) / 10
+
+
+class Hangs(RewardFunction):
+    """Never comes back."""
+
+    terminal = True
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        time.sleep(600)
+
+
+class Broken(BaseMetric):
+    """Exits instead of scoring."""
+
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        sys.exit(0)

@@ -127,7 +127,6 @@ def test_a_stop_while_the_model_is_saved_leaves_no_half_of_it(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rl4lms_like.policies.base.LMActorCriticPolicy.save_model", half)
-    shutil.rmtree(run / "checkpoints" / "interrupted_00004")
     with pytest.raises(KeyboardInterrupt):
         resume(run, quiet=True)
     left = [path.name for path in (run / "checkpoints").iterdir()]
@@ -190,6 +189,8 @@ def test_all_ways_to_name_a_run_lead_to_it(run, way, monkeypatch, tmp_path):
 
 
 def test_the_model_of_a_run_that_ended_early_is_no_checkpoint_and_the_way_out_is_said(run):
+    shutil.copytree(run / "checkpoints" / "iteration_00004", run / "checkpoints" / "interrupted_00004")
+    (run / "checkpoints" / "interrupted_00004" / checkpoints.MANIFEST).unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint that a run can go on from\nan older one is intact"):
         resumption(run / "checkpoints" / "interrupted_00004")
 
@@ -206,7 +207,7 @@ def test_an_older_checkpoint_by_name_makes_the_later_ones_none(run, monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
         stop_after(patch, 3, "rollout")
         resume(run / "checkpoints" / "iteration_00002", quiet=True)
-    assert resumption(run).checkpoint.name == "iteration_00002"
+    assert resumption(run).checkpoint.name == "interrupted_00003"
 
 
 def test_a_config_that_was_edited_by_hand_is_shown_as_differences(run):

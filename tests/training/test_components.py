@@ -68,8 +68,17 @@ def test_one_thing_is_said_by_its_own_error(lacking):
         build_components(parse_config(lacking))
 
 
-def test_it_is_said_before_the_data_are_read(lacking):
-    lacking["datapool"] = {"id": "jsonl", "args": {"path": "none.jsonl", "prompt_column": "a"}}
+def test_what_a_constructor_refuses_is_a_mistake_of_the_config(lacking):
+    lacking["reward_fn"] = {"id": "regex", "args": {"pattern": "("}}
+    with pytest.raises(ConfigError, match="is no regular expression") as caught:
+        build_components(parse_config(lacking))
+    assert caught.value.mistakes[0].path == "reward_fn.args"
+    assert len(caught.value.mistakes) > 1, "with all that is lacking"
+
+
+def test_it_is_said_before_the_data_are_read(lacking, tmp_path):
+    (tmp_path / "broken.jsonl").write_text("no JSON")
+    lacking["datapool"] = {"id": "jsonl", "args": {"path": str(tmp_path / "broken.jsonl"), "prompt_column": "a"}}
     with pytest.raises(NotReadyError):
         assemble(parse_config(lacking))
 

@@ -153,13 +153,18 @@ def test_a_supervised_run_has_no_reward_and_no_environment(supervised):
     assert mistakes_of(supervised) == [
         "alg.generation_kwargs.post_processing_fn: expected null or a mapping with id; got 'three_sentence_summary'",
         "alg.model_type: expected 'causal' or 'seq2seq', got 'encoder'",
-        "reward_fn: unknown key; known: tokenizer, datapool, alg, train_evaluation, seed, device, n_threads",
+        "reward_fn: unknown key; known: tokenizer, datapool, alg, train_evaluation, seed, device, n_threads, "
+        "deterministic",
     ]
 
 
 def test_a_component_by_import_path_is_checked_by_its_constructor(run, tmp_path, monkeypatch):
-    (tmp_path / "my_rewards.py").write_text("class Short:\n    def __init__(self, limit: int = 20): ...\n")
+    (tmp_path / "my_rewards.py").write_text(
+        "from rl4lms_like import RewardFunction\n\n\nclass Short(RewardFunction):\n"
+        "    def __init__(self, limit: int = 20): ...\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
     run["reward_fn"] = {"id": "my_rewards:Short", "args": {"limt": 3}}
     assert mistakes_of(run) == ["reward_fn.args.limt: unknown key; did you mean 'limit'?"]
     run["reward_fn"]["args"] = {"limit": 3}
@@ -171,6 +176,7 @@ def test_a_component_whose_extra_is_missing_is_no_mistake(run, tmp_path, monkeyp
         "from rl4lms_like.core.errors import import_extra\nimport_extra('no_such_package', extra='x', needed_by='y')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
     run["reward_fn"] = {"id": "needy:Reward", "args": {"limit": 3}}
     assert parse_config(run).reward_fn.args == {"limit": 3}
 
@@ -196,7 +202,7 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(run):
         r"datapool\.args\.n_samples: expected a whole number.*, got 'many'",
         r"datapool\.args\.prompt: missing; expected text",
         r"env\.args\.max_episode_lenght: unknown key; did you mean 'max_episode_length'\?",
-        r"env\.n_envs: expected a whole number of at least 1, got 0",
+        r"env\.n_envs: expected a whole number from 1 to 65536, got 0",
         r"alg\.args\.clip_range: expected a number above 0, got 'wide'",
         r"alg\.policy\.args\.critic: expected 'separate' or 'shared', got 'both'",
         r"train_evaluation\.metrics\.2\.args\.x: unknown key.*",
@@ -236,6 +242,102 @@ def test_a_block_that_is_none_is_told(run, block, value):
 def test_a_kl_penalty_that_cannot_be_is_told(run, kl, message):
     run["alg"]["kl_div"] = kl
     assert mistakes_of(run)[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("alg.args.learning_rate", float("inf"), "expected a number above 0, got inf"),
+        ("alg.args.ent_coef", "inf", "expected a number, got 'inf'"),
+        ("alg.args.ent_coef", "NaN", "expected a number, got 'NaN'"),
+        ("seed", 2**32, "expected a whole number from 0 to 4294967295, got 4294967296"),
+        ("alg.args.seed", -1, "expected a whole number from 0 to 4294967295, or null, got -1"),
+        ("n_threads", 10**9, "expected a whole number from 1 to 1024, or 'auto', got 1000000000"),
+        ("env.n_envs", 10**9, "expected a whole number from 1 to 65536, got 1000000000"),
+        ("env.reward_workers", 10**9, "expected a whole number from 0 to 1024, got 1000000000"),
+        ("datapool.args.n_samples", 10**9, "expected a whole number from 1 to 1000000, got 1000000000"),
+        ("tokenizer.model_name", b"gpt2", "expected text, got b'gpt2'"),
+        ("reward_fn.args", 0.0, "expected a mapping, got 0.0"),
+        ("env.args", "", "expected a mapping, got ''"),
+    ],
+)
+def test_numbers_that_nothing_can_be_made_of_are_told(run, path, value, message):
+    *blocks, key = path.split(".")
+    block = run
+    for name in blocks:
+        block = block[name]
+    block[key] = value
+    assert mistakes_of(run) == [f"{path}: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("max_new_tokens", 0, "expected a whole number of at least 1, got 0"),
+        ("max_new_tokens", {"a": 1}, "expected a whole number of at least 1, got {'a': 1}"),
+        ("num_beams", 0, "expected a whole number of at least 1, got 0"),
+        ("top_p", 1.5, "expected a number from 0 to 1, got 1.5"),
+        ("temperature", 0, "expected a number above 0, got 0"),
+        ("repetition_penalty", "much", "expected a number above 0, got 'much'"),
+        ("do_sample", 3, "expected true or false, got 3"),
+    ],
+)
+def test_what_generation_cannot_be_given_is_told_wherever_it_stands(run, supervised, key, value, message):
+    run["alg"]["policy"]["args"]["generation_kwargs"][key] = value
+    run["train_evaluation"]["generation_kwargs"] = {"max_new_tokens": 5, key: value}
+    places = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs")
+    assert mistakes_of(run) == [f"{place}.{key}: {message}" for place in places]
+    supervised["alg"]["generation_kwargs"][key] = value
+    assert mistakes_of(supervised) == [f"alg.generation_kwargs.{key}: {message}"]
+
+
+def test_numbers_of_generation_and_adapters_are_read_as_all_others(run):
+    run["alg"]["policy"]["args"]["generation_kwargs"] |= {"temperature": 1, "top_p": "0.9", "max_new_tokens": 20.0}
+    run["alg"]["policy"]["args"]["peft"] = {"r": "4", "lora_alpha": 16.0}
+    args = parse_config(run).alg.policy.args
+    read = {"max_new_tokens": 20, "temperature": 1.0, "top_p": 0.9}
+    assert args["generation_kwargs"] == {"do_sample": True, "top_k": 0, **read}
+    assert isinstance(args["generation_kwargs"]["temperature"], float)
+    assert args["peft"] == {"r": 4, "lora_alpha": 16} and isinstance(args["peft"]["r"], int)
+
+
+def test_a_seq2seq_length_counts_the_start_token(run):
+    run["alg"]["policy"]["id"] = "seq2seq_lm_actor_critic_policy"
+    run["alg"]["policy"]["args"]["generation_kwargs"] = {"max_length": 1}
+    said = "alg.policy.args.generation_kwargs.max_length: counts a seq2seq model's start token: expected at least 2"
+    assert mistakes_of(run) == [said]
+
+
+def test_a_maskable_policy_with_arguments_that_are_none_is_told(run):
+    run["alg"]["id"], run["alg"]["policy"] = "nlpo", {"id": "maskable_causal_lm_actor_critic_policy", "args": "none"}
+    assert mistakes_of(run) == ["alg.policy.args: expected a mapping, got 'none'"]
+
+
+def test_files_of_a_pool_are_one_for_all_splits_or_one_for_each_and_are_there(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}")
+    pool = run["datapool"] = {"id": "jsonl", "args": {"prompt_column": "x"}}
+    either = "datapool.args: give either path (one file for all splits) or data_files (one file a split)"
+    assert mistakes_of(run) == [either]
+    pool["args"]["path"] = "b.jsonl"
+    assert mistakes_of(run) == [f"datapool.args.path: there is no file 'b.jsonl' below {tmp_path}"]
+    pool["args"]["path"] = "a.jsonl"
+    parse_config(run)
+    pool["args"]["data_files"] = {"train": "a.jsonl"}
+    assert mistakes_of(run) == [either]
+    del pool["args"]["path"]
+    pool["args"]["data_files"]["val"] = "c.jsonl"
+    assert mistakes_of(run) == [f"datapool.args.data_files.val: there is no file 'c.jsonl' below {tmp_path}"]
+
+
+def test_a_metric_to_choose_by_that_nothing_reports_is_told(supervised):
+    choose = supervised["alg"]["training_args"]
+    for known in ("loss", "eval_loss", "synthetic/dates_in_text", "eval_synthetic/dates_in_text"):
+        choose["metric_for_best_model"] = known
+        parse_config(supervised)
+    choose["metric_for_best_model"] = "synthetic/date_in_text"
+    said = "no metric gives 'synthetic/date_in_text'; did you mean 'synthetic/dates_in_text'?"
+    assert mistakes_of(supervised) == [f"alg.training_args.metric_for_best_model: {said}"]
 
 
 def test_a_folder_that_is_not_there_is_named(run, tmp_path, monkeypatch):

@@ -1,11 +1,12 @@
 """What goes wrong is said once, by name, and what was logged before stays."""
 
 import json
+import signal
 
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import ConfigError, DataPoolError, ModelError, RewardError
+from rl4lms_like.core.errors import ConfigError, DataPoolError, MetricError, ModelError, RewardError
 from rl4lms_like.training.config import parse_config
 from rl4lms_like.training.run import train_config
 
@@ -27,6 +28,48 @@ def test_a_reward_that_fails_in_the_third_iteration(what, said, tiny_config, tmp
     assert json.loads((folder / "val_split_metrics.jsonl").read_text().splitlines()[0])["epoch"] == 0
     assert (folder / "report.html").exists()
     assert "Late" in (folder / "log.txt").read_text()
+
+
+def test_the_texts_that_a_reward_failed_on_are_kept_until_the_run_goes_on(tiny_config, tmp_path):
+    tiny_config["reward_fn"] = {"id": f"{HERE}:Late", "args": {"after": 8, "what": "raise"}}
+    tiny_config["env"]["args"]["terminate_on_eos"] = False
+    with pytest.raises(RewardError, match=r"(?s)Late .*\nThe 4 texts that it was to score: .*failed_batch\.json$"):
+        run(tiny_config, tmp_path)
+    file = tmp_path / "rl4lm_exps" / "run" / "failed_batch.json"
+    failed = json.loads(file.read_text())
+    assert "the_missing_key" in failed["error"]
+    assert [text["prompt_text"] for text in failed["texts"]] == ["Count with me:"] * 4
+    assert all(text["generated_text"] and text["sample_id"] in "012345" for text in failed["texts"])
+    log = (file.parent / "log.txt").read_text()
+    assert 'raise KeyError("the_missing_key")' in log, "where it was raised"
+    run(tiny_config, tmp_path)  # it goes on, with a reward that can pay for the one iteration that is left
+    assert len((file.parent / "rollout_info.jsonl").read_text().splitlines()) == 3
+    assert not file.exists()
+
+
+def test_a_metric_that_exits_does_not_end_the_run_as_if_it_were_done(tiny_config, tmp_path):
+    tiny_config["train_evaluation"]["metrics"] = [{"id": f"{HERE}:Broken"}]
+    with pytest.raises(MetricError, match=r"Broken failed on split 'val' \(6 texts\): SystemExit: 0"):
+        run(tiny_config, tmp_path)
+    texts = json.loads((tmp_path / "rl4lm_exps" / "run" / "failed_batch.json").read_text())["texts"]
+    assert len(texts) == 6 and texts[0].keys() >= {"sample_id", "prompt_text", "generated_text", "references"}
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs SIGALRM")
+def test_a_reward_that_hangs_ends_the_run_by_name(tiny_config, tmp_path):
+    tiny_config["reward_fn"] = {"id": f"{HERE}:Hangs"}
+    tiny_config["env"]["reward_timeout"] = 0.3
+    said = r"Hangs failed on token \d of sample '\d' .*: TimeIsUp: not done within 0\.3 s \(env\.reward_timeout\)"
+    with pytest.raises(RewardError, match=said):
+        run(tiny_config, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["dummy", "subproc"])
+def test_a_timeout_that_would_do_nothing_is_a_mistake(kind, tiny_config):
+    tiny_config["env"] |= {"vec_env": kind, "reward_timeout": 3, "reward_workers": 1}
+    with pytest.raises(ConfigError) as error:
+        parse_config(tiny_config)
+    assert [mistake.path for mistake in error.value.mistakes] == ["env.reward_workers", "env.reward_timeout"]
 
 
 def test_a_reward_with_too_few_values(tiny_config, tmp_path):

@@ -3,15 +3,79 @@
 import pytest
 
 from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.training.assemble import assemble, load_model_config
 from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.fit import response_length
 from rl4lms_like.training.preview import preview
-from tests.training.configs import run_blocks
+from tests.training.configs import run_blocks, supervised_blocks
 
 
 def test_arguments_of_generate_are_checked():
     blocks = run_blocks()
     blocks["alg"]["policy"]["args"]["generation_kwargs"]["max_new_token"] = 3
     with pytest.raises(ConfigError, match=r"generation_kwargs.max_new_token: .*did you mean 'max_new_tokens'"):
+        list(preview(parse_config(blocks)))
+
+
+def test_arguments_of_the_optimizer_are_checked():
+    blocks = run_blocks()
+    for kwargs in ({"momentum": 0.9}, {"eps": "tiny"}, {"betas": [2, 3]}):
+        blocks["alg"]["policy"]["args"]["optimizer_kwargs"] = kwargs
+        with pytest.raises(ConfigError, match=r"alg.policy.args.optimizer_kwargs: torch's AdamW does not take them"):
+            list(preview(parse_config(blocks)))
+    blocks["alg"] |= {"id": "a2c", "args": {}}
+    blocks["alg"]["policy"]["args"]["optimizer_kwargs"] = {"momentum": 0.9}
+    list(preview(parse_config(blocks)))
+
+
+@pytest.fixture
+def on(tmp_path, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
+    """A config of a run on local models."""
+
+    def blocks(model=tiny_gpt2_dir, tokenizer=tiny_gpt2_dir, **args):
+        made = run_blocks()
+        made["tokenizer"]["model_name"] = str(tokenizer)
+        made["alg"]["policy"]["args"] |= {"model_name": str(model), **args}
+        return made
+
+    return blocks
+
+
+def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(on, tiny_t5_dir):
+    assert "fit: " in "\n".join(preview(parse_config(on())))
+    family = on(model=tiny_t5_dir, critic_model=str(tiny_t5_dir))
+    with pytest.raises(ConfigError) as caught:
+        list(preview(parse_config(family)))
+    assert [mistake.path for mistake in caught.value.mistakes] == [
+        "alg.policy.args.model_name",
+        "alg.policy.args.critic_model",
+    ]
+    for key, value, message in (
+        ("max_prompt_length", 200, "env.args: the model has 128 positions, prompt and response together may need 220"),
+        ("max_prompt_length", None, "env.args.max_prompt_length: the tokenizer names no length limit"),
+    ):
+        blocks = on()
+        blocks["env"]["args"][key] = value
+        with pytest.raises(ConfigError, match=message) as caught:
+            list(preview(parse_config(blocks)))
+        with pytest.raises(ConfigError) as trained:
+            assemble(parse_config(blocks))
+        assert trained.value.mistakes == caught.value.mistakes
+
+
+def test_episodes_are_no_longer_than_their_default_limit(on, tiny_t5_dir):
+    blocks = on()
+    del blocks["env"]["args"]["max_episode_length"]
+    blocks["alg"]["policy"]["args"]["generation_kwargs"]["max_new_tokens"] = 1000
+    network = load_model_config(PolicyArguments(model_name=str(tiny_t5_dir)))
+    assert response_length(parse_config(blocks), network) == 512
+
+
+def test_a_family_that_a_supervised_model_is_not_of_is_told_by_check(tiny_gpt2_dir):
+    blocks = supervised_blocks()
+    blocks["alg"]["model_name"] = blocks["tokenizer"]["model_name"] = str(tiny_gpt2_dir)
+    with pytest.raises(ConfigError, match=r"alg.model_type: .* is a causal model: write causal"):
         list(preview(parse_config(blocks)))
 
 

@@ -303,25 +303,8 @@ def test_two_processes_never_write_to_one_folder(stopped, capsys):
 def test_a_run_that_ends_early_says_how_it_goes_on(stopped):
     log = (stopped / "log.txt").read_text()
     assert f"it goes on after iteration_00004: rl4lms-like train --resume {stopped}" in log
-
-
-def test_a_cancelled_job_ends_as_by_ctrl_c(tmp_path, tiny_gpt2_dir):
-    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
-    mapping["train_evaluation"] |= {"n_iters": 100_000, "save_every": 1}
-    config = tmp_path / "config.yml"
-    config.write_text(dump_yaml(mapping))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rl4lms_like", "train", str(config)], cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
-    folder = tmp_path / "rl4lm_exps" / "rl4lm_experiment"
-    while process.poll() is None and not checkpoints.checkpoints_in(folder / "checkpoints"):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    assert list((folder / "checkpoints").glob("interrupted_*/model.safetensors"))
+    saved = sorted(path.name for path in (stopped / "checkpoints").iterdir())
+    assert saved == ["iteration_00002", "iteration_00004"], "the last holds all of it already"
 
 
 @pytest.mark.slow

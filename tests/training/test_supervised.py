@@ -578,7 +578,8 @@ def test_the_defaults_are_those_of_rl4lms_without_their_traps():
     arguments = make_training_arguments(config, "out")
     assert (arguments.output_dir, arguments.seed, arguments.report_to) == ("out", 0, [])
     assert (arguments.eval_strategy, arguments.eval_steps) == ("steps", arguments.logging_steps)
-    assert arguments.save_only_model and arguments.learning_rate == 1e-5 and not arguments.bf16
+    assert arguments.save_strategy == "steps" and not arguments.save_only_model
+    assert arguments.learning_rate == 1e-5 and not arguments.bf16
     assert make_training_arguments(config, "out", has_val=False).eval_strategy == "no"
 
 

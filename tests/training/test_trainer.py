@@ -96,7 +96,7 @@ def test_an_interrupted_run_saves_what_it_has(tiny_config, tmp_path, monkeypatch
     original = PPO.learn_iteration
 
     def interrupted(self, iteration, n_iterations):
-        if iteration == 2:
+        if iteration == 1:
             raise KeyboardInterrupt
         original(self, iteration, n_iterations)
 
@@ -104,9 +104,9 @@ def test_an_interrupted_run_saves_what_it_has(tiny_config, tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         run(tiny_config, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
-    assert len(lines(folder / "rollout_info.jsonl")) == 2
-    assert AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / "interrupted_00002")
-    assert "interrupted after 2 iterations" in (folder / "log.txt").read_text()
+    assert len(lines(folder / "rollout_info.jsonl")) == 1
+    assert AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / "interrupted_00001")
+    assert "interrupted after 1 iterations" in (folder / "log.txt").read_text()
     assert (folder / "report.html").exists()
 
 

@@ -72,6 +72,36 @@ def test_what_is_no_config_is_a_config_error(text, message):
         parse_yaml(text, "f.yml")
 
 
+LAUGHS = "a: [&l0 [x], " + ", ".join(f"&l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 9)) + "]"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &loop {b: [*loop]}", "not valid YAML: line 1, column 11: nested more than 50 deep"),
+        ("a: " + "[" * 60 + "]" * 60, "nested more than 50 deep"),
+        ("a: " + "[" * 5000 + "]" * 5000, "not valid YAML"),
+        (LAUGHS, "more than 20,000 values"),
+        ("a: \x00", "not valid YAML: unacceptable character"),
+        ("a: !!int ''", "not valid YAML"),
+        ("a: !!bool x", "not valid YAML"),
+        ("a: !!timestamp x", "not valid YAML"),
+        ("a: 2022-13-45", "not valid YAML: month must be"),
+    ],
+    ids=("loop", "deep", "very_deep", "laughs", "nul", "int", "bool", "timestamp", "date"),
+)
+def test_what_no_config_could_hold_is_a_mistake_in_files_and_overrides(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_yaml(text, "f.yml")
+    with pytest.raises(ValueError, match=message.partition("line")[0].rstrip()):
+        parse_value(f"{{{text}}}")
+
+
+def test_a_key_given_twice_in_an_override_is_a_mistake():
+    with pytest.raises(ValueError, match="a: given twice"):
+        parse_value("{a: 1, a: 2}")
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     binary = tmp_path / "b.yml"
     binary.write_bytes(b"\xff\xfe\x00\x80")

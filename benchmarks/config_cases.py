@@ -1,0 +1,228 @@
+"""The valid configs that cases start as, and the values that their keys are given instead.
+
+KINDS      algorithm x family of the model, adapters, supervised runs     base_config(kind): a tiny run
+OPTIONS    what a key may well be given, and what people confuse it with
+VALUES     what no key expects
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from typing import Any
+
+PROMPTS = "prompts"
+"""Name of the files that the file pools read, with `.jsonl`, `.csv` and `.txt`."""
+
+_STEPS = {"n_steps": 6, "batch_size": 12, "n_epochs": 2, "learning_rate": 1e-3}
+_ALGORITHMS: dict[str, dict[str, Any]] = {
+    "ppo": _STEPS,
+    "nlpo": _STEPS,
+    "a2c": {"n_steps": 6, "learning_rate": 1e-3},
+    "trpo": {"n_steps": 6, "batch_size": 12, "n_critic_updates": 2, "cg_max_steps": 4},
+}
+_PARTS = [{"id": "increasing_numbers", "weight": 2, "args": {"min_tokens": 4}}, {"id": "sentences_with_dates"}]
+_REWARDS: list[dict[str, Any]] = [
+    {"id": "increasing_numbers", "args": {"min_tokens": 4}},
+    {"id": "sentiment", "args": {"shaping_fn": {"id": "length_penalty", "args": {"max_length": 2}}}},
+    {"id": "combine", "args": {"rewards": _PARTS}},
+    {"id": "repetition_penalty"},
+]
+_POOLS: list[dict[str, Any]] = [
+    {"id": "dummy_pool", "args": {"prompt": "Count with me:", "n_samples": 5}},
+    {"id": "film_opinions", "args": {"n_train": 8, "n_eval": 4}},
+    {"id": "jsonl", "args": {"path": f"{PROMPTS}.jsonl", "prompt_column": "text", "reference_column": "rest"}},
+    {"id": "csv", "args": {"path": f"{PROMPTS}.csv", "prompt_column": "text", "max_size": 4}},
+    {"id": "text", "args": {"path": f"{PROMPTS}.txt", "prompt_words": 2}},
+]
+_METRICS: list[list[dict[str, Any]]] = [
+    [{"id": "length"}, {"id": "increasing_numbers", "args": {"min_tokens": 4}}],
+    [{"id": "distinct_n"}, {"id": "sentiment"}, {"id": "sentiment", "args": {"include_prompt": False}, "name": "own"}],
+    [],
+]
+KINDS = [
+    *(f"{algorithm}/{family}" for algorithm in _ALGORITHMS for family in ("causal", "seq2seq")),
+    "ppo/causal/peft",
+    "supervised/causal",
+    "supervised/seq2seq",
+]
+"""Algorithm and family of the model; they take turns."""
+
+
+def base_config(kind: str) -> dict[str, Any]:
+    """The valid config that cases of a kind start as."""
+    algorithm, family, *extra = kind.split("/")
+    index = KINDS.index(kind)
+    model = f"models/{family}"
+    blocks: dict[str, Any] = {
+        "tokenizer": {"model_name": model},
+        "datapool": _POOLS[1 if algorithm == "supervised" else index % len(_POOLS)],
+        "train_evaluation": {"eval_batch_size": 4, "metrics": _METRICS[index % len(_METRICS)]},
+        "seed": index,
+    }
+    if algorithm == "supervised":
+        training = {"num_train_epochs": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1}
+        blocks["alg"] = {"id": "supervised", "model_type": family, "model_name": model, "training_args": training}
+        blocks["alg"]["generation_kwargs"] = {"max_new_tokens": 5}
+        return copy.deepcopy(blocks)
+    policy = {"model_name": model, "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 6}}
+    if algorithm == "nlpo":
+        policy |= {"mask_type": "learned_top_p", "top_mask": 0.9, "target_update_iterations": 1}
+    if "peft" in extra:
+        policy["peft"] = {"r": 2, "lora_alpha": 4}
+    blocks["reward_fn"] = _REWARDS[index % len(_REWARDS)]
+    blocks["env"] = {"n_envs": 4, "args": {"max_prompt_length": 16, "max_episode_length": 6, "terminate_on_eos": True}}
+    blocks["alg"] = {
+        "id": algorithm,
+        "args": _ALGORITHMS[algorithm],
+        "kl_div": {"coeff": 0.1, "target_kl": 0.05},
+        "policy": {"id": f"{'maskable_' * (algorithm == 'nlpo')}{family}_lm_actor_critic_policy", "args": policy},
+    }
+    blocks["train_evaluation"] |= {"n_iters": 2, "eval_every": 1, "save_every": 2}
+    return copy.deepcopy(blocks)
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 3, 0.5, 0.0, -0.5, 1e-5, 1e308, 5.0),
+    *(2**31, 2**31 - 1, 2**63, -(2**63), 10**9, 10**30),
+    *(float("nan"), float("inf"), float("-inf")),
+    *("", " ", "1e-5", "3", "auto", "left", "null", "true", "True,", "nan", "inf", "-1", "1_000", "0x10", "1:30"),
+    *("x\u0000y", "\u202e\u0007é漢字🎬", "a\nb", "\ud800", "%s {x} {{}}", "../../etc", "cpu:9", "cuda:99", "meta"),
+    *([], {}, [1], [None], {"a": 1}, {"id": "length"}, [[]], {1: 2}, {None: None}, [{"id": "length"}]),
+    *(datetime.date(2022, 10, 4), b"bytes"),
+    *("@@DEEP50@@", "@@DEEP300@@", "@@DEEP2000@@", "@@LOOP@@", "@@LAUGHS@@", "@@LONG@@"),
+]
+"""What any key may be given."""
+
+_LAUGHS = ", ".join(f"&l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 12))
+_PLACEHOLDERS = {
+    "@@DEEP50@@": "[" * 50 + "]" * 50,
+    "@@DEEP300@@": "{a: " * 300 + "1" + "}" * 300,
+    "@@DEEP2000@@": "[" * 2000 + "]" * 2000,
+    "@@LOOP@@": "&loop {a: [*loop]}",
+    "@@LAUGHS@@": f"[&l0 [x], {_LAUGHS}]",
+    "@@LONG@@": "x" * 1_000_000,
+}
+
+OPTIONS: dict[str, list[Any]] = {
+    "n_threads": [1, 2, "auto"],
+    "device": ["cpu", "auto", "cuda"],
+    "seed": [0, 7, 2**32, 2**63],
+    "tokenizer.padding_side": ["right", "left"],
+    "tokenizer.truncation_side": ["right", "left"],
+    "tokenizer.pad_token_as_eos_token": [True, False],
+    "tokenizer.max_length": [4, 1],
+    "env.n_envs": [1, 2, 3, 7],
+    "env.vec_env": ["dummy", "text", "single"],
+    "env.args.terminate_on_eos": [True, False],
+    "env.args.max_episode_length": [1, 3, 9, 200],
+    "env.args.max_prompt_length": [1, 4, 64, 200],
+    "env.args.prompt_truncation_side": ["left", "right"],
+    "env.args.priority_scale": [0.0, 1.0],
+    "env.args.context_start_token": [0, 1, None],
+    "alg.id": ["ppo", "nlpo", "a2c", "trpo", "supervised", "reinforce"],
+    "alg.args.gamma": [0, 0.5, 1],
+    "alg.args.gae_lambda": [0, 1, 0.5],
+    "alg.args.ent_coef": [0.01, 0, -0.01],
+    "alg.args.vf_coef": [0, 1, 0.2],
+    "alg.args.max_grad_norm": [None, 1.0, 0.1],
+    "alg.args.learning_rate": [1e-5, "1e-4", 0.01],
+    "alg.args.critic_learning_rate": [1e-2, None],
+    "alg.args.learning_rate_schedule": ["linear", "cosine", "constant"],
+    "alg.args.micro_batch_size": [1, 6, 100],
+    "alg.args.normalize_advantage": [True, False, "rollout"],
+    "alg.args.target_kl": [0.01, 1.0],
+    "alg.args.clip_range_vf": [0.1, None],
+    "alg.args.bootstrap_truncated": [True],
+    "alg.args.length_sorted_minibatches": [True],
+    "alg.args.use_rms_prop": [True, False],
+    "alg.args.sub_sampling_factor": [2, 100],
+    "alg.args.seed": [3, None],
+    "alg.kl_div.coeff": [0, 0.5],
+    "alg.kl_div.target_kl": [None, 0.5],
+    "alg.kl_div.controller": ["adaptive", "horizon", "fixed", None],
+    "alg.kl_div.estimator": ["k1", "k2", "k3"],
+    "alg.kl_div.max_coeff": [0.05, None],
+    "alg.kl_div.norm_reward": [True],
+    "alg.policy.id": ["causal_lm_actor_critic_policy", "seq2seq_lm_actor_critic_policy", "maskable_causal_policy"],
+    "alg.policy.args.critic": ["shared", "separate"],
+    "alg.policy.args.value_head_init": ["zero"],
+    "alg.policy.args.dtype": ["bfloat16", "float32", "float16"],
+    "alg.policy.args.dropout": [True],
+    "alg.policy.args.attn_implementation": ["eager", "sdpa", "flash_attention_2", "none"],
+    "alg.policy.args.gradient_checkpointing": [True],
+    "alg.policy.args.model_name": ["models/causal", "models/seq2seq", "models", "gpt2", "no/such/model"],
+    "alg.policy.args.reference_model": ["models/causal", "models/seq2seq"],
+    "alg.policy.args.critic_model": ["models/causal", "models/seq2seq"],
+    "alg.policy.args.logits_budget_mb": [1, 64],
+    "alg.policy.args.peft": [{"r": 4}, {"r": 0}, {"target_modules": ["nowhere"]}, {"target_modules": "all-linear"}, {}],
+    "alg.policy.args.merge_on_save": [True],
+    "alg.policy.args.weight_decay": [0, 0.1],
+    "alg.policy.args.optimizer_kwargs": [
+        {"eps": 1e-6},
+        {"betas": [0.8, 0.9]},
+        {"lr": 1},
+        {"momentum": 0.9},
+        {"eps": "x"},
+    ],
+    "alg.policy.args.generation_kwargs.max_new_tokens": [1, 2, 20, 0, -1],
+    "alg.policy.args.generation_kwargs.max_length": [3, 0],
+    "alg.policy.args.generation_kwargs.min_length": [2, 50, -1],
+    "alg.policy.args.generation_kwargs.top_k": [1, 50, None],
+    "alg.policy.args.generation_kwargs.top_p": [0.9, 1.5, 0],
+    "alg.policy.args.generation_kwargs.temperature": [0.7, 0, -1],
+    "alg.policy.args.generation_kwargs.num_beams": [2, 0],
+    "alg.policy.args.generation_kwargs.do_sample": [False, True, "yes"],
+    "alg.policy.args.generation_kwargs.repetition_penalty": [1.2, 0],
+    "alg.policy.args.top_mask": [5, 0.5, 1000],
+    "alg.policy.args.mask_type": ["learned_top_k", "learned_top_p", "topk"],
+    "alg.policy.args.mask_ema": [0.5, 1],
+    "alg.generation_kwargs.num_beams": [2, 0],
+    "alg.generation_kwargs.post_processing_fn": [{"id": "three_sentence_summary"}, {"id": "nothing"}],
+    "alg.model_type": ["causal", "seq2seq"],
+    "alg.separator": [" => ", "\n", ""],
+    "alg.loss_on_prompt": [True],
+    "alg.early_stopping_patience": [1, 2],
+    "alg.peft": [{"r": 2}, {"lora_alpha": "x"}],
+    "alg.training_args.max_steps": [1, 3],
+    "alg.training_args.lr_scheduler_type": ["constant", "cosine", "wavy"],
+    "alg.training_args.optim": ["adafactor", "sgd", "adam_of_eden"],
+    "alg.training_args.save_strategy": ["no", "steps", "epoch"],
+    "alg.training_args.metric_for_best_model": ["loss", "length/words", "lenght/words"],
+    "alg.training_args.output_dir": ["elsewhere"],
+    "train_evaluation.n_iters": [0, 1, 3],
+    "train_evaluation.eval_every": [1, 2, 5],
+    "train_evaluation.save_every": [1, 7],
+    "train_evaluation.eval_batch_size": [1, 100],
+    "train_evaluation.save_model": [True, False],
+    "train_evaluation.max_eval_samples": [1, 3],
+    "train_evaluation.generation_kwargs": [{"max_new_tokens": 3}, {"num_beams": 2, "max_new_tokens": 3}, {"beam": 1}],
+    "train_evaluation.metrics": [[{"id": "length"}], [{"id": "length"}, {"id": "length"}], [{"id": "rouge"}], "length"],
+    "reward_fn": [*_REWARDS, "sentiment", {"id": "increasing_numbers"}, {"id": "regex", "args": {"pattern": "("}}],
+    "datapool": [*_POOLS, {"id": "jsonl", "args": {"path": "nowhere.jsonl"}}, {"id": "imdb"}],
+    "datapool.args.n_samples": [1, 20, 0],
+    "datapool.args.n_train": [1, 30],
+    "datapool.args.n_eval": [0, 1, 3],
+    "datapool.args.max_size": [1, 3],
+}
+"""What a key that may be there may well be given, and what people confuse it with."""
+
+SWAPPED_IDS = (
+    "ppo",
+    "rouge",
+    "dummy_pool",
+    "length",
+    "causal_lm_actor_critic_policy",
+    "os:getcwd",
+    "nowhere:Thing",
+    "",
+)
+
+
+def with_placeholders(text: str) -> str:
+    """The text with what PyYAML cannot write in the place of its name."""
+    for name, value in _PLACEHOLDERS.items():
+        text = text.replace(f"'{name}'", value)
+    return text

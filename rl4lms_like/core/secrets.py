@@ -1,0 +1,221 @@
+"""Secrets stay in the environment: a config names variables, and nothing that is printed or written shows their values.
+
+    api_key: ${JUDGE_KEY}       `args` of a reward, metric, data pool or post-processor: looked up when it is built
+    api_key: sk-4711            refused, for the files of a run would show it
+    https://me:pw@host/x        refused likewise
+
+Values that were looked up, and those of variables such as HF_TOKEN, are struck out of all messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from rl4lms_like.core.errors import Mistake, RL4LMsLikeError
+from rl4lms_like.core.schema import join
+from rl4lms_like.core.wording import shown
+
+HIDDEN = "***"
+"""What stands where a secret was."""
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRETS = {
+    *("password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"),
+    *("authorization", "auth", "cookie", "apikey"),
+}
+_KINDS_OF_KEYS = {"api", "access", "private", "secret", "subscription", "account", "encryption", "signing"}
+_KINDS_OF_TOKENS = {"api", "auth", "access", "hf", "hub", "bearer", "refresh", "session", "login", "github"}
+_PLAIN_HEADERS = {"accept", "content", "user"}
+_CREDENTIAL = re.compile(r"(?!\d+$)[\w.=+/~-]{12,}")
+"""What a key `token` must hold to be taken for a secret: a language model's tokens have that name too."""
+_WELL_KNOWN = re.compile(
+    r"hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
+    r"|xox[abprs]-[A-Za-z0-9-]{10,}|Bearer \S{8,}|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
+    re.DOTALL,
+)
+"""Tokens of well-known services, by how they begin."""
+
+_LOGIN = re.compile(r"\b(https?://)[^/\s@'\"]+@|(\w://[^/\s@:'\"]+):[^/\s@'\"]+@")
+_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=([^&#\s'\"]+)")
+_LOOKUP_PLACES = ("reward_fn", "datapool", "train_evaluation")
+_SHORTEST, _SHORTEST_LOOKED_UP = 8, 4
+"""Letters of a value that is struck out: one that is secret by its variable's name, and one that a config asked for."""
+
+_BETWEEN = "\n\0\n"
+"""No text of a config holds it."""
+
+_looked_up: set[str] = set()
+
+
+@cache
+def is_secret_name(name: str) -> bool:
+    """Whether a key, header or variable of this name holds a secret: `api_key`, `HF_TOKEN`; not `max_new_tokens`."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not words or words[0] in ("n", "num", "max", "min"):
+        return False
+    before = words[-2] if len(words) > 1 else None
+    return (
+        not _SECRETS.isdisjoint(words)
+        or (words[-1] == "token" and (before is None or before in _KINDS_OF_TOKENS))
+        or (words[-1] == "key" and before in _KINDS_OF_KEYS)
+    )
+
+
+def names_variable(value: Any) -> bool:
+    """Whether a value of a config is the name of an environment variable, `${MY_KEY}`, and the value is elsewhere."""
+    return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+
+
+def secret_mistakes(config: Mapping[str, Any]) -> list[Mistake]:
+    """What stands in a config and must not: secrets, and names of variables where none is looked up."""
+    return [Mistake(path, said) for path, said, _ in _found(config)]
+
+
+def without_values(config: Mapping[str, Any], mistakes: Collection[Mistake]) -> list[Mistake]:
+    """Mistakes of a config that show none of the secrets in it."""
+    secrets = [value for _, _, value in _found(config) if len(value) >= _SHORTEST_LOOKED_UP]
+    values = {*secrets, *(shown(value)[1:-1] for value in secrets)}  # messages shorten what is long
+    together = _BETWEEN.join(part for mistake in mistakes for part in (mistake.path, mistake.message))
+    parts = without_secrets(together, values).split(_BETWEEN)  # at once: there may be thousands of either
+    return [Mistake(*pair) for pair in zip(parts[::2], parts[1::2], strict=False)]
+
+
+def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
+    """A config in which no secret stands: what may be written to files."""
+    if isinstance(config, Mapping):
+        return {key: masked(item, (*keys, *str(key).split("."))) for key, item in config.items()}
+    if isinstance(config, list | tuple):
+        return [masked(item, keys) for item in config]
+    if not _is_text(config, keys) or _REFERENCE.fullmatch(str(config)):
+        return config
+    if _secret_by_place(keys, config) or _secret_by_itself(str(config)):
+        return HIDDEN
+    return _without_logins(config) if isinstance(config, str) else config
+
+
+def with_values(args: Mapping[str, Any]) -> dict[str, Any]:
+    """A component's arguments with the values of the environment variables that they name.
+
+    Raises:
+        RL4LMsLikeError: one is not set.
+    """
+    return {name: _with_values(value, str(name)) for name, value in args.items()}
+
+
+def without_secrets(text: str, also: Collection[str] = ()) -> str:
+    """A text in which the secrets that this process knows are struck out.
+
+    Args:
+        text: a message.
+        also: further values to strike out.
+    """
+    for form in sorted(_forms({*_own_secrets(), *_looked_up, *also}), key=len, reverse=True):
+        text = text.replace(form, HIDDEN)
+    return _without_logins(text)
+
+
+def _forms(values: Iterable[str]) -> set[str]:
+    """Values as they are, without a line's end, and as `repr` and JSON write them."""
+    return {
+        form
+        for value in values
+        for form in (value, value.strip(), repr(value)[1:-1], json.dumps(value)[1:-1])
+        if len(form) >= _SHORTEST_LOOKED_UP
+    }
+
+
+def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Path, what to say, and the text that must not be shown."""
+    for path, keys, value in _texts(config, "", ()):
+        reference = _REFERENCE.fullmatch(value)
+        if reference is not None:
+            if not (keys[0] in _LOOKUP_PLACES and "args" in keys) and "post_processing_fn" not in keys:
+                said = "variables are looked up in the args of the reward, metrics, data pool and post-processor only"
+                yield path, said, ""
+        elif _from_environment(keys):
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+                yield path, "expected the name of an environment variable, not its value", value
+        elif _secret_by_place(keys, value):
+            said = "a secret would stand in all files of a run; name an environment variable that holds it"
+            yield path, f"{said}: ${{MY_VARIABLE}}", value
+        elif _secret_by_itself(value):
+            said = "looks like a secret, which would stand in all files of a run; name an environment variable that"
+            yield path, f"{said} holds it: ${{MY_VARIABLE}}", value
+        elif _without_logins(value) != value:
+            said = "a URL with a name, password or key would stand in all files of a run; name an environment variable"
+            yield path, f"{said} that holds it: ${{MY_VARIABLE}}", value
+
+
+def _texts(value: Any, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Every text of a config with its path and the keys on the way; every number too where a secret is expected."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(item, join(path, key), (*keys, *str(key).split(".")))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _texts(item, join(path, index), keys)
+    elif _is_text(value, keys):
+        yield path, keys, str(value)
+
+
+def _is_text(value: Any, keys: tuple[str, ...]) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and _secret_by_place(keys, value)
+    return bool(keys) and (number or (isinstance(value, str) and value != ""))
+
+
+def _secret_by_place(keys: tuple[str, ...], value: Any) -> bool:
+    if _from_environment(keys):
+        return False
+    words = [word.lower() for word in _WORDS.findall(keys[-1])]
+    is_header = "headers" in keys[:-1] and (not words or words[0] not in _PLAIN_HEADERS)
+    names = {key for key in keys if is_secret_name(key)}
+    return is_header or bool(names - {"token"}) or (bool(names) and _CREDENTIAL.fullmatch(str(value)) is not None)
+
+
+def _secret_by_itself(value: str) -> bool:
+    return _WELL_KNOWN.fullmatch(value) is not None or value in _own_secrets()
+
+
+def _from_environment(keys: tuple[str, ...]) -> bool:
+    """Whether a value is the name of a variable: `headers_from_env: {Authorization: MY_VARIABLE}`."""
+    return any(key.endswith("_from_env") for key in keys)
+
+
+def _own_secrets() -> set[str]:
+    """Values of this process's variables that are secret by their names."""
+    return {
+        value
+        for name, value in os.environ.items()
+        if len(value) >= _SHORTEST and (is_secret_name(name) or name.upper().endswith(("_TOKEN", "_KEY", "_PASS")))
+        if name not in ("PWD", "OLDPWD")  # folders, set by the shell
+    }
+
+
+def _with_values(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_values(item, join(path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_values(item, join(path, index)) for index, item in enumerate(value)]
+    reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if reference is None:
+        return value
+    found = os.environ.get(reference[1], "")
+    if not found:
+        raise RL4LMsLikeError(f"{path}: the environment variable {reference[1]} is not set")
+    if len(found) >= _SHORTEST_LOOKED_UP:
+        _looked_up.add(found)
+    return found
+
+
+def _without_logins(text: str) -> str:
+    """URLs without names, passwords, and what secret names have in a query."""
+    if "://" not in text:
+        return text
+    text = _LOGIN.sub(lambda found: f"{found[1]}{HIDDEN}@" if found[1] else f"{found[2]}:{HIDDEN}@", text)
+    return _QUERY.sub(lambda found: f"{found[1]}={HIDDEN}" if is_secret_name(found[1]) else found[0], text)

@@ -1,0 +1,52 @@
+"""Stable-Baselines3's one process an environment, in which a failure of the reward comes back by name.
+
+process    step -- the reward fails --> reward NaN, info["reward_error"]     (SB3's would end, with a traceback)
+parent     play_by_stepping raises that as a `RewardError`, and one for a process that ended
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+from rl4lms_like.core.errors import RewardError
+from rl4lms_like.envs.env import TextGenEnv
+
+REWARD_ERROR = "reward_error"
+"""Key of `info`: what the reward failed with."""
+
+
+class ProcessVecEnv(SubprocVecEnv):
+    """A `SubprocVecEnv` that can be closed whatever its processes do: in the midst of a step, or when one has ended."""
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if not self.closed and (self.waiting or not all(process.is_alive() for process in self.processes)):
+            for process in self.processes:
+                process.kill()
+                process.join()
+            for remote in self.remotes:
+                remote.close()
+            self.waiting, self.closed = False, True
+        super().close()
+
+
+class EnvInProcess(TextGenEnv):
+    """A `TextGenEnv` for a process of its own, which is not ended by its reward or by the parent's Ctrl-C."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        if multiprocessing.parent_process() is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the run decides
+
+    def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """As `TextGenEnv`'s; where the reward fails it pays NaN, ends the episode and says why in `info`."""
+        try:
+            return super().step(action)
+        except RewardError as error:
+            self.leave()
+            return self.observation.to_dict(), float("nan"), False, True, {REWARD_ERROR: str(error)}

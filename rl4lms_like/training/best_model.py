@@ -1,0 +1,102 @@
+"""The best model so far, by a metric on `val`: kept in `best/` of the run's folder.
+
+    epoch            0     10    20    30    40
+    score (max)      0.2   0.3   NaN   0.3   0.5
+    best/                  ●                 ●      written when better than all before; 0 is the bar, not a candidate
+
+`best/` is ready for `from_pretrained`, and `best/best.json` says which it is. What is best so far is part of every
+checkpoint, so a run that goes on chooses as one that was not stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.wording import shown
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.checkpoints import write_folder
+from rl4lms_like.training.evaluation import Evaluation
+from rl4lms_like.training.keep_best import PLACE, unknown_metric
+from rl4lms_like.training.watchers import Watcher
+
+FOLDER, FILE = "best", "best.json"
+
+
+class BestModel(Watcher):
+    """Keeps the model of the best evaluation on `val`; without `train_evaluation.keep_best` it does nothing.
+
+    Args:
+        run: what is watched.
+        tracker: of the run, whose folder it writes to.
+
+    Raises:
+        ConfigError: there is nothing to choose by.
+    """
+
+    def __init__(self, run: Run, tracker: Tracker) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.asked = run.config.train_evaluation.keep_best
+        self.epoch: int | None = None
+        self.score: float | None = None
+        if self.asked is not None and not run.samples["val"]:
+            said = f"nothing to choose by: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
+            raise ConfigError([Mistake(PLACE, said)])
+
+    def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+        """Writes the model if it is better than all before.
+
+        Raises:
+            ConfigError: no metric reports the key.
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        if self.asked is None or split != "val":
+            return
+        if self.asked.metric not in evaluation.scores:
+            raise ConfigError([unknown_metric(self.asked.metric, evaluation.scores)])
+        score: Any = evaluation.scores[self.asked.metric]
+        if not self._is_better(score):
+            return
+        if epoch:
+            self._write({"epoch": epoch, "metric": self.asked.metric, "mode": self.asked.mode, "score": float(score)})
+        self.epoch, self.score = epoch, float(score)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best evaluation so far."""
+        return {"epoch": self.epoch, "score": self.score}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        epoch, score = state["epoch"], state["score"]
+        is_some = type(epoch) is int and epoch >= 0 and type(score) is float and math.isfinite(score)
+        if not is_some and (epoch, score) != (None, None):
+            raise ValueError(f"the best evaluation is {shown(score)} after {shown(epoch)} iterations")
+        self.epoch, self.score = epoch, score
+
+    def _is_better(self, score: Any) -> bool:
+        """NaN, infinities and `n/a` never are."""
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+            return False
+        if self.score is None:
+            return True
+        return score > self.score if self.asked is not None and self.asked.mode == "max" else score < self.score
+
+    def _write(self, best: dict[str, Any]) -> None:
+        folder = self.tracker.run_path / FOLDER
+
+        def write(partial: Path) -> None:
+            self.run.policy.save_model(partial, self.run.tokenizer)
+            (partial / FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+
+        try:
+            write_folder(folder, write)
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot save the best model to {folder}: {error}") from error
+        self.tracker.log_info(
+            f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; its model is {folder}"
+        )

@@ -1,0 +1,114 @@
+"""The same numbers twice: what a run may ask of torch, and what its numbers depend on.
+
+    deterministic: true     operations that have no deterministic form are an error; cuDNN tries out nothing
+    environment.json        what a run was computed by: versions, processor, threads; one entry for each change
+
+On CPUs a run is the same bit for bit without the key as well, on one machine; docs/reproducibility.md has the limits.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+
+PACKAGES = ("rl4lms-like", "torch", "transformers", "tokenizers", "stable-baselines3", "numpy", "peft", "datasets")
+"""Whose versions may change a run's numbers."""
+
+_VARIABLE, _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""cuBLAS reads it when it starts; either value makes it repeat its sums."""
+
+_NO_SUCH_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
+
+
+@contextmanager
+def deterministic_operations(wanted: bool) -> Iterator[None]:
+    """Torch's deterministic algorithms inside, if they are wanted; outside everything is as it was.
+
+    Raises:
+        ConfigError: CUDA has started already, in a way that cannot be repeated.
+        RL4LMsLikeError: an operation has no deterministic form; names it and the key.
+    """
+    if not wanted:
+        yield
+        return
+    import torch
+
+    workspace = os.environ.get(_VARIABLE)
+    if torch.cuda.is_initialized() and workspace not in _WORKSPACES:
+        said = f"CUDA has started already: set {_VARIABLE}={_WORKSPACES[0]} before anything uses it"
+        raise ConfigError([Mistake("deterministic", said)])
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    if workspace not in _WORKSPACES:
+        os.environ[_VARIABLE] = _WORKSPACES[0]
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    except Exception as error:
+        if (operation := _without_such_form(error)) is None:
+            raise
+        raise RL4LMsLikeError(
+            f"deterministic: true, and {operation} has no deterministic form on this device: set deterministic to "
+            f"false, or avoid the operation (attn_implementation, device, the component that uses it)\n{error}"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark
+        if workspace is None:
+            os.environ.pop(_VARIABLE, None)
+        else:
+            os.environ[_VARIABLE] = workspace
+
+
+def environment(device: Any) -> dict[str, Any]:
+    """What a run's numbers depend on beside its config; no paths, no names of machines or people.
+
+    Args:
+        device: the torch device that the model is on.
+    """
+    import torch
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "hash_seed": os.environ.get("PYTHONHASHSEED", "random") if sys.flags.hash_randomization else "0",
+    }
+    if torch.device(device).type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"], found["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
+    return found
+
+
+def _without_such_form(error: BaseException) -> str | None:
+    """The operation that a failure is about, if that is why it failed, or why what it was raised from did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        if isinstance(cause, RuntimeError) and (found := _NO_SUCH_FORM.search(text)):
+            return found[1]
+        if isinstance(cause, RuntimeError) and _VARIABLE in text:
+            return "cuBLAS"
+        cause = cause.__cause__
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,89 @@
+"""Texts that show what an alarm means. Decoded only when one is told, once a run.
+
+{"prompt": ..., "response": ..., "reward": ..., "tokens": ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.training.doctor.signs import compared, near_twins, row_numbers
+
+LONGEST = 400
+"""Characters of a text."""
+
+Example = dict[str, Any]
+
+
+def rollout_examples(
+    alarm: str, tokenizer: PreTrainedTokenizerBase, episodes: EpisodeBatch, rewards: Sequence[float]
+) -> list[Example]:
+    """Episodes of the rollout that show what an alarm means; none where no text does."""
+    if alarm not in _CHOICES:
+        return []
+    chosen = _CHOICES[alarm](episodes)
+    return [
+        {
+            "prompt": _text(tokenizer, episodes.prompt_ids[index], episodes.prompt_mask[index], special=False),
+            "response": _text(tokenizer, episodes.response_ids[index], episodes.response_mask[index], special=True),
+            "reward": float(rewards[index]),
+            "tokens": int(episodes.lengths[index]),
+        }
+        for index in chosen
+    ]
+
+
+def evaluation_examples(key: str, mode: str, predictions: Sequence[Mapping[str, Any]]) -> list[Example]:
+    """The text of an evaluation that a metric finds worst; none where it scores no single texts."""
+    scored = [item for item in predictions if isinstance(item.get(key), (int, float))]
+    if not scored:
+        return []
+    worst = (min if mode == "max" else max)(scored, key=lambda item: float(item[key]))
+    return [{"prompt": cut(worst["prompt_text"]), "response": cut(worst["generated_text"]), "score": float(worst[key])}]
+
+
+def cut(text: str) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, mask: torch.Tensor, *, special: bool) -> str:
+    return cut(str(tokenizer.decode(ids[mask].tolist(), skip_special_tokens=not special)))
+
+
+def _first(episodes: EpisodeBatch) -> list[int]:
+    return [0]
+
+
+def _most_alike(episodes: EpisodeBatch) -> list[int]:
+    """Two episodes of the most frequent response, or with the most near twins."""
+    numbers = row_numbers(episodes.response_ids, episodes.response_mask)
+    counts = np.bincount(numbers)
+    if counts.max() > 1:
+        return [int(index) for index in np.nonzero(numbers == counts.argmax())[0][:2]]
+    chosen = compared(episodes.n_episodes)
+    twins = near_twins(episodes, chosen)
+    return [int(index) for index in chosen[twins[twins.sum(axis=1).argmax()]][:2]]
+
+
+def _shortest_and_longest(episodes: EpisodeBatch) -> list[int]:
+    lengths = episodes.lengths
+    return [int(lengths.argmin()), int(lengths.argmax())]
+
+
+_CHOICES = {
+    "kl_above_budget": _first,
+    "kl_negative": _first,
+    "entropy_collapse": _most_alike,
+    "reward_constant": _first,
+    "all_truncated": _first,
+    "all_empty": _first,
+    "duplicates": _most_alike,
+    "reward_follows_length": _shortest_and_longest,
+}

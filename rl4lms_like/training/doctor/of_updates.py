@@ -1,0 +1,188 @@
+"""Alarms of the update: ratio, KL, entropy, critic, step sizes, numbers that are none."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from rl4lms_like.training.doctor.findings import Case, Finding, all_above, all_below, listed
+from rl4lms_like.training.doctor.history import History
+
+GETS_BETTER = 0.25
+"""A critic whose distance from a perfect fit shrank by this share within the iterations looked at still learns."""
+
+
+def ratio_gap(history: History, case: Case) -> Finding | None:
+    """The first ratio of an update is not 1.
+
+    Rollout and update then score the same tokens differently, and every gradient after it is that of another policy's
+    data. Huang et al., "The 37 implementation details of PPO" (2022), debug by this number.
+    """
+    gaps = history.last("ratio_gap", 1)
+    if case.max_ratio_gap is None or not all_above(gaps, case.max_ratio_gap):
+        return None
+    return Finding(
+        f"the first minibatch's ratio is off 1 by {gaps[0]:.2g}, {case.max_ratio_gap:g} is rounding: the update starts "
+        f"from other log-probs than the rollout's",
+        f"Likely cause: {case.ratio_cause}",
+        {"ratio_gap": gaps[0], "allowed": case.max_ratio_gap},
+    )
+
+
+def kl_above_budget(history: History, case: Case) -> Finding | None:
+    """The KL to the reference stays far above its target, or without one above an absolute limit.
+
+    The reward is then bought with text that the reference would not write (Gao et al., arXiv 2210.10760: the true
+    reward falls with the distance while the learned one rises).
+    """
+    limits = case.limits
+    kls, unit = history.last("kl", limits.patience), "nats per token"
+    if case.target_kl is None:
+        if limits.max_kl is None or not all_above(kls, limits.max_kl):
+            return None
+        budget, said = limits.max_kl, f"doctor.max_kl, {limits.max_kl:g}"
+    else:
+        if limits.kl_times_target is None:
+            return None
+        if case.kl_per_sequence:
+            lengths = history.last("length", limits.patience)
+            kls = [kl * length for kl, length in zip(kls, lengths, strict=False)]
+            unit = "nats per response"
+        budget = limits.kl_times_target * case.target_kl
+        said = f"{limits.kl_times_target:g} times the target of {case.target_kl:g}"
+    if not all_above(kls, budget):
+        return None
+    return Finding(
+        f"the KL to the reference has been above {said} {unit} for {len(kls)} iterations: {listed(kls)}",
+        "Raise alg.kl_div.coeff (or gain, of an adaptive controller), or lower alg.args.learning_rate or n_epochs",
+        {"kl": kls, "budget": budget},
+    )
+
+
+def kl_negative(history: History, case: Case) -> Finding | None:
+    """The estimated KL is below 0, which no KL is.
+
+    Under the policy's own samples the mean of log p - log p_ref is at least 0. Where it is not, and for several
+    iterations, the samples are not the policy's: generation arguments shape them. The penalty then pays for drifting.
+    """
+    limit = case.limits.max_negative_kl
+    kls = history.last("kl", case.limits.patience)
+    if limit is None or not all_below(kls, -limit):
+        return None
+    return Finding(
+        f"the estimated KL to the reference has been below -{limit:g} nats per token for {len(kls)} iterations: "
+        f"{listed(kls)}",
+        "Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no min_length in "
+        "alg.policy.args.generation_kwargs; or take alg.kl_div.estimator: k3, which is never negative",
+        {"kl": kls, "limit": -limit},
+    )
+
+
+def entropy_collapse(history: History, case: Case) -> Finding | None:
+    """The policy has become certain: its entropy is near 0, or a small share of what it was at first.
+
+    What is not sampled any more is not learned from any more, and the texts for all prompts become alike. Mnih et al.
+    (arXiv 1602.01783) add the entropy bonus against it.
+    """
+    limits, start = case.limits, history.first.get("entropy")
+    values = history.last("entropy", limits.patience)
+    bounds = [limits.min_entropy or 0.0]
+    if limits.min_entropy_share is not None and start is not None:
+        bounds.append(limits.min_entropy_share * start)
+    if start is None or not all_below(values, max(bounds)):
+        return None
+    return Finding(
+        f"the entropy has been below {max(bounds):.3g} nats per token for {len(values)} iterations: {listed(values)}; "
+        f"in the first one it was {start:.3g}",
+        "Raise alg.kl_div.coeff, or give alg.args.ent_coef (0.01), or lower alg.args.learning_rate",
+        {"entropy": values, "limit": max(bounds), "first": start},
+    )
+
+
+def value_error(history: History, case: Case) -> Finding | None:
+    """The critic is worse than a constant guess: its loss explodes, or its explained variance stays far below 0.
+
+    Advantages are then noise with the critic's error on top. A loss that grows with the returns is no alarm: the
+    explained variance tells them apart.
+    """
+    limits = case.limits
+    explained = history.last("explained_variance", limits.patience)
+    losses = history.last("value_loss", limits.patience)
+    before = history.known("value_loss", limits.patience + limits.window)[: limits.window]
+    advice = (
+        "Lower alg.args.critic_learning_rate or vf_coef, take alg.policy.args.value_head_init: zero, or scale the "
+        "reward (alg.kl_div.norm_reward: true)"
+    )
+    if limits.max_value_loss_growth is not None and before and all_below(explained, 0.0):
+        usual = median(before)
+        if all_above(losses, limits.max_value_loss_growth * usual):
+            return Finding(
+                f"the value loss has been above {limits.max_value_loss_growth:g} times its median before, {usual:.3g}, "
+                f"for {len(losses)} iterations: {listed(losses)}; the critic is worse than a constant",
+                advice,
+                {"value_loss": losses, "before": usual, "explained_variance": explained},
+            )
+    long = history.last("explained_variance", limits.window)
+    if limits.min_explained_variance is None or not all_below(long, limits.min_explained_variance):
+        return None
+    if 1 - long[-1] < (1 - GETS_BETTER) * (1 - long[0]):
+        return None
+    return Finding(
+        f"the explained variance of the returns has been below {limits.min_explained_variance:g} for {len(long)} "
+        f"iterations, now {long[-1]:.3g}: a constant would fit better than the critic",
+        advice,
+        {"explained_variance": long, "limit": limits.min_explained_variance},
+    )
+
+
+def non_finite(history: History, case: Case) -> Finding | None:
+    """Steps were left out because their loss or gradient was NaN or infinite (`alg.args.non_finite: skip`).
+
+    One in a while is a freak minibatch. Many are a run that learns little of what it pays for.
+    """
+    now, before = history.last("skipped_steps", 1), history.last("skipped_steps", 2)
+    new = now[0] - (before[0] if before else 0.0) if now else 0.0
+    if new <= 0:
+        return None
+    return Finding(
+        f"{new:g} steps of this update were left out, {now[0]:g} in all: their loss or gradient was not finite",
+        "Lower alg.args.learning_rate or max_grad_norm, and see whether the reward pays numbers of an unusual size",
+        {"skipped_steps": now[0], "new": new},
+    )
+
+
+def large_updates(history: History, case: Case) -> Finding | None:
+    """Updates go far from the policy that wrote the rollout.
+
+    Beyond the clip range tokens have no gradient, and the ratios' variance grows: the later epochs learn little.
+    """
+    limits = case.limits
+    clipped = history.last("clip_fraction", limits.patience)
+    kls = history.last("approx_kl", limits.patience)
+    too_many = limits.max_clip_fraction is not None and all_above(clipped, limits.max_clip_fraction)
+    if not too_many and (limits.max_approx_kl is None or not all_above(kls, limits.max_approx_kl)):
+        return None
+    values = clipped if too_many else kls
+    what = "share of clipped tokens" if too_many else "KL of an update to the rollout's policy"
+    limit = limits.max_clip_fraction if too_many else limits.max_approx_kl
+    return Finding(
+        f"the {what} has been above {limit:g} for {len(values)} iterations: {listed(values)}",
+        "Lower alg.args.learning_rate or n_epochs, or stop updates that have gone far: alg.args.target_kl (0.02)",
+        {"clip_fraction" if too_many else "approx_kl": values, "limit": float(limit or 0.0)},
+    )
+
+
+def no_learning(history: History, case: Case) -> Finding | None:
+    """Updates change nothing: the gradient is 0, or TRPO's line search accepts no step."""
+    patience = case.limits.patience
+    norms, steps = history.last("grad_norm", patience), history.last("step_taken", patience)
+    still = bool(norms) and not any(norms)
+    refused = bool(steps) and not any(steps)
+    if not case.limits.no_learning or not (still or refused):
+        return None
+    found = "the gradient has been 0" if still else "no step of the line search was accepted"
+    advice = (
+        "See whether the reward differs between episodes, and whether alg.args.vf_coef or a schedule took it all away"
+        if still
+        else "Raise alg.args.cg_damping, or lower alg.args.target_kl"
+    )
+    return Finding(f"{found} for {patience} iterations: the policy stays as it is", advice, {"iterations": patience})

@@ -1,0 +1,153 @@
+"""What an iteration shows, as numbers: some that it logged, some that its episodes tell.
+
+    logger      entropy, KL, truncated share, value loss, ratio gap ...   ┐
+    episodes    spread of the rewards, equal and nearly equal responses,  ├─ {"entropy": 2.1, "kl": 0.04, ...}
+                rank correlation of length and reward                     ┘
+
+None stands for a number that is not there or not finite. Of the episodes only ids are read: no forward pass, no
+decoding, no random number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl4lms_like.core.episodes import EpisodeBatch
+
+Signs = dict[str, float | None]
+"""The numbers of one iteration, and `iteration` itself."""
+
+LOGGED: dict[str, tuple[str, ...]] = {
+    "reward": ("rollout_info/ep_rew",),
+    "reward_std": ("rollout_info/ep_rew_std",),
+    "n_episodes": ("rollout_info/n_episodes",),
+    "length": ("rollout_info/ep_lens",),
+    "truncated": ("rollout_info/truncated_share",),
+    "entropy": ("rollout_info/entropy",),
+    "kl": ("rollout_info/kl_div_mean",),
+    "value_loss": ("ppo/value_loss", "train/value_loss"),
+    "explained_variance": ("ppo/explained_variance", "train/explained_variance"),
+    "approx_kl": ("ppo/approx_kl", "train/approx_kl"),
+    "clip_fraction": ("ppo/clip_fraction", "train/clip_fraction"),
+    "ratio_gap": ("train/ratio_gap",),
+    "grad_norm": ("train/grad_norm",),
+    "skipped_steps": ("train/skipped_steps",),
+    "step_taken": ("trpo/line_search_success",),
+}
+"""Sign -> the keys to look for, ours first, then Stable-Baselines3's."""
+
+N_COMPARED = 64
+"""Episodes that are held against each other, pair by pair; more are thinned evenly."""
+NEARLY = 0.8
+"""Share of two responses' token pairs that they have in common when they are nearly the same (Jaccard)."""
+FEWEST_EPISODES = 8
+"""Of a rollout whose ranks are correlated."""
+
+
+def signs_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: Sequence[float]) -> Signs:
+    """The signs of one iteration.
+
+    Args:
+        logged: what the algorithm recorded.
+        episodes: `n`, of its rollout.
+        rewards: `n`, the task reward of each.
+    """
+    signs = {name: _first(logged, keys) for name, keys in LOGGED.items()}
+    lengths = episodes.lengths.cpu().numpy()
+    totals = np.asarray(rewards, dtype=float)
+    signs["reward_spread"] = spread(totals)
+    signs["best_reward"] = float(totals.max())
+    signs["empty"] = float(np.mean((lengths <= 1) & episodes.terminated.cpu().numpy()))
+    prompts = row_numbers(episodes.prompt_ids, episodes.prompt_mask)
+    signs["duplicates"] = duplicate_share(episodes, prompts)
+    signs["near_duplicates"] = near_duplicate_share(episodes, prompts)
+    signs["length_correlation"] = rank_correlation(lengths, totals) if len(totals) >= FEWEST_EPISODES else None
+    return signs
+
+
+def _first(logged: Mapping[str, Any], keys: Sequence[str]) -> float | None:
+    value = next((logged[key] for key in keys if key in logged), None)
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def spread(rewards: np.ndarray) -> float | None:
+    """Largest minus smallest, as a share of the largest size; 0 where all are equal."""
+    if len(rewards) < 2:
+        return None
+    size = float(np.abs(rewards).max())
+    return float(np.ptp(rewards)) / size if size else 0.0
+
+
+def row_numbers(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """A number for each row `[n]`, the same where rows have the same tokens."""
+    rows = torch.where(mask, ids, -1).cpu().numpy()
+    numbers = np.unique(rows, axis=0, return_inverse=True)[1]
+    return np.asarray(numbers).reshape(-1)
+
+
+def duplicate_share(episodes: EpisodeBatch, prompts: np.ndarray) -> float | None:
+    """Share of episodes with the most frequent response, 0 where all differ; None where all prompts are the same.
+
+    Args:
+        episodes: `n`.
+        prompts: `n`, a number for each prompt.
+    """
+    if not np.ptp(prompts):
+        return None
+    most = int(np.bincount(row_numbers(episodes.response_ids, episodes.response_mask)).max())
+    return most / episodes.n_episodes if most > 1 else 0.0
+
+
+def near_duplicate_share(episodes: EpisodeBatch, prompts: np.ndarray) -> float | None:
+    """Share of responses that have a near twin under another prompt; None where all prompts are the same.
+
+    Args:
+        episodes: `n`.
+        prompts: `n`, a number for each prompt.
+    """
+    chosen = compared(episodes.n_episodes)
+    prompts = prompts[chosen]
+    if len(set(prompts.tolist())) < 2:
+        return None
+    twins = near_twins(episodes, chosen) & (prompts[:, None] != prompts[None, :])
+    return float(twins.any(axis=1).mean())
+
+
+def compared(n_episodes: int) -> np.ndarray:
+    """Which episodes are held against each other."""
+    if n_episodes <= N_COMPARED:
+        return np.arange(n_episodes)
+    return np.arange(N_COMPARED) * n_episodes // N_COMPARED
+
+
+def near_twins(episodes: EpisodeBatch, chosen: np.ndarray) -> np.ndarray:
+    """Which of the chosen responses are nearly the same, `[k, k]`: by the pairs of neighbouring tokens they have."""
+    index = torch.as_tensor(chosen, device=episodes.response_ids.device)
+    ids = episodes.response_ids[index].cpu().numpy()
+    mask = episodes.response_mask[index].cpu().numpy()
+    pairs = ids[:, :-1] * (int(ids.max(initial=0)) + 1) + ids[:, 1:]
+    rows, columns = np.nonzero(mask[:, 1:])
+    kinds, numbers = np.unique(pairs[rows, columns], return_inverse=True)
+    has = np.zeros((len(chosen), len(kinds)), dtype=np.float32)
+    has[rows, numbers.reshape(-1)] = 1
+    shared, sizes = has @ has.T, has.sum(axis=1)
+    union = sizes[:, None] + sizes[None, :] - shared
+    return np.asarray((shared >= NEARLY * union) & (shared > 0))
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Spearman's rho, ties at their mean rank; None where one of the two does not vary."""
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[numbers.reshape(-1)])

@@ -1,0 +1,215 @@
+"""The run doctor: looks at every iteration, and tells each thing that goes wrong once, with its numbers and a way out.
+
+    an iteration   ─ signs ─┐                           ┌─ a warning, on the console and in log.txt
+    an evaluation  ─ marks ─┴─ History ─ alarms ─ new? ─┼─ a line of alarms.jsonl, which report.html shows
+                                            │           └─ later nothing more
+                                            └─ told before: doctor/<alarm> is 1 where it holds, else 0
+
+So the run's files say in which iterations an alarm held, and a run without alarms logs nothing of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+from rl4lms_like.algorithms.base import RATIO_TOLERANCE
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.named import named_key
+from rl4lms_like.rollouts.kl import HorizonKLController
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.run_folder import ALARMS_FILE
+from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.doctor import of_evaluations, of_rollouts, of_updates
+from rl4lms_like.training.doctor.examples import Example, evaluation_examples, rollout_examples
+from rl4lms_like.training.doctor.findings import Alarm, Case, Finding
+from rl4lms_like.training.doctor.history import History, Mark, Trail
+from rl4lms_like.training.doctor.of_evaluations import direction_of, mark_of
+from rl4lms_like.training.doctor.signs import signs_of
+from rl4lms_like.training.evaluation import Evaluation
+from rl4lms_like.training.watchers import Watcher
+
+logger = logging.getLogger(__name__)
+
+ALARMS: dict[str, Alarm] = {
+    alarm.__name__: alarm
+    for alarm in (
+        of_updates.ratio_gap,
+        of_updates.non_finite,
+        of_updates.kl_above_budget,
+        of_updates.kl_negative,
+        of_updates.entropy_collapse,
+        of_updates.value_error,
+        of_updates.large_updates,
+        of_updates.no_learning,
+        of_rollouts.reward_constant,
+        of_rollouts.all_truncated,
+        of_rollouts.all_empty,
+        of_rollouts.duplicates,
+        of_rollouts.reward_follows_length,
+    )
+}
+"""Looked at after each iteration, in this order."""
+
+HACKING = of_evaluations.reward_hacking.__name__
+"""Looked at after each evaluation on `val`."""
+
+SPLIT = "val"
+
+
+class Doctor(Watcher):
+    """Watches a run and tells what goes wrong. It draws no random numbers and changes nothing.
+
+    Args:
+        run: what is trained.
+        tracker: where alarms are written.
+    """
+
+    def __init__(self, run: Run, tracker: Tracker) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.limits = run.config.doctor
+        self.history = History()
+        self.told: dict[str, int] = {}
+        self._hacked = False
+        self._case: Case | None = None
+        if self.limits.enabled:
+            run.algorithm.warns_of_ratio = self.limits.max_ratio_gap is None
+
+    @property
+    def case(self) -> Case:
+        """What of the run its alarms must know."""
+        if self._case is None:
+            self._case = case_of(self.run)
+        return self._case
+
+    def saw_iteration(self, iteration: int) -> None:
+        """Takes the iteration's signs, tells what is new, records what holds."""
+        if not self.limits.enabled:
+            return
+        algorithm = self.run.algorithm
+        episodes = algorithm.rollout_buffer.episodes
+        rewards = [info["r"] for info in algorithm.collector.episode_infos]
+        signs = signs_of(algorithm.logger.name_to_value, episodes, rewards)
+        self.history.add({"iteration": iteration, **signs}, self.limits.patience + self.limits.window)
+        holding = {HACKING} if self._hacked else set()
+        for name, alarm in ALARMS.items():
+            finding = alarm(self.history, self.case)
+            if finding is None:
+                continue
+            holding.add(name)
+            if name not in self.told:
+                self._tell(name, iteration, finding, self._examples(name, rewards))
+        for name in self.told:
+            algorithm.logger.record(f"doctor/{name}", int(name in holding))
+
+    def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+        """Follows the metrics on `val` that must not fall while the reward rises.
+
+        Raises:
+            ConfigError: `doctor.held_out` names what no metric reports.
+        """
+        if not self.limits.enabled or split != SPLIT:
+            return
+        self._check_held_out(evaluation)
+        for key, mode in self.case.modes.items():
+            score = evaluation.scores.get(key)
+            if score is not None and score == score:
+                self._follow(epoch, key, mode, float(score), evaluation)
+        finding = of_evaluations.reward_hacking(self.history, self.case)
+        self._hacked = finding is not None
+        if finding is not None and HACKING not in self.told:
+            mode = self.case.modes[finding.metric]
+            examples = evaluation_examples(finding.metric, mode, evaluation.predictions)
+            self._tell(HACKING, epoch, finding, examples)
+
+    def _follow(self, epoch: int, key: str, mode: str, score: float, evaluation: Evaluation) -> None:
+        trail = self.history.held_out.get(key)
+        since = trail.last[-1].epoch if trail else 0
+        recent = [signs for signs in self.history.recent if (signs["iteration"] or 0) > since]
+        mark: Mark = mark_of(epoch, key, score, evaluation.predictions, recent)
+        if trail is None:
+            self.history.held_out[key] = Trail(mark, [mark])
+        else:
+            trail.add(mark, mode)
+
+    def _check_held_out(self, evaluation: Evaluation) -> None:
+        mistakes = [
+            Mistake(
+                f"doctor.held_out.{index}.metric",
+                f"no metric reports {held.metric!r} on {SPLIT}; there are {', '.join(sorted(evaluation.scores))}",
+            )
+            for index, held in enumerate(self.limits.held_out)
+            if held.metric not in evaluation.scores
+        ]
+        if mistakes:
+            raise ConfigError(mistakes)
+
+    def _examples(self, name: str, rewards: list[float]) -> list[Example]:
+        algorithm = self.run.algorithm
+        return rollout_examples(name, self.run.tokenizer, algorithm.rollout_buffer.episodes, rewards)
+
+    def _tell(self, name: str, iteration: int, finding: Finding, examples: list[Example]) -> None:
+        self.told[name] = iteration
+        logger.warning("iteration %d, %s: %s. %s", iteration, name, finding.said, finding.advice)
+        line = {"alarm": name, "iteration": iteration, "said": finding.said, "advice": finding.advice}
+        self.tracker.log_line(ALARMS_FILE, {**line, "evidence": finding.evidence, "examples": examples})
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers, in JSON's types, and a digest: any number may be None there, so types say little."""
+        state = {"history": self.history.state_dict(), "told": dict(self.told), "hacked": self._hacked}
+        return {**state, "sha256": digest_of(state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            ValueError: it is not what `state_dict` gave.
+        """
+        if state["sha256"] != digest_of({key: value for key, value in state.items() if key != "sha256"}):
+            raise ValueError("the doctor's numbers are not those that were saved")
+        self.history = History.from_state(state["history"])
+        self.told = {str(name): int(iteration) for name, iteration in state["told"].items()}
+        self._hacked = bool(state["hacked"])
+
+
+def digest_of(state: dict[str, Any]) -> str:
+    """SHA-256 of data in JSON's types."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def case_of(run: Run) -> Case:
+    """What of a run its alarms must know."""
+    limits, algorithm = run.config.doctor, run.algorithm
+    policy = run.policy.arguments
+    gap = RATIO_TOLERANCE[policy.dtype] if limits.max_ratio_gap == "auto" else limits.max_ratio_gap
+    controller = algorithm.kl_controller
+    explains = hasattr(algorithm, "likely_ratio_cause")
+    return Case(
+        limits=limits,
+        max_ratio_gap=gap,
+        ratio_cause=algorithm.likely_ratio_cause if explains else "",
+        target_kl=controller.target_kl,
+        kl_per_sequence=isinstance(controller, HorizonKLController),
+        can_end=bool(algorithm.collector.eos_token_ids),
+        modes=held_out_modes(run),
+    )
+
+
+def held_out_modes(run: Run) -> dict[str, str]:
+    """Metric key -> `max` or `min`: those that the config names, else all of known direction but the reward's own."""
+    config = run.config
+    if config.doctor.held_out:
+        return {held.metric: held.mode for held in config.doctor.held_out}
+    modes: dict[str, str] = {}
+    for metric in config.train_evaluation.metrics:
+        if metric.id == config.reward_fn.id or metric.id not in METRICS:
+            continue
+        for key in METRICS.entry(metric.id).keys:
+            mode = direction_of(key)
+            if mode is not None:
+                modes[named_key(key, metric.name) if metric.name else key] = mode
+    return modes

@@ -1,0 +1,135 @@
+"""Optimizers and random generators as tensors and numbers, as checkpoints hold them; digests of what nothing changes.
+
+    optimizer         moments, by `optimizer.<parameter>.<name>`; steps, learning rates
+    random            the states of Python's, NumPy's and torch's global generators
+    frozen_digests    SHA-256 of weights that are not trained, and of the samples
+
+Both kinds of runs, RL and supervised, are saved with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl4lms_like.core.errors import CheckpointError
+from rl4lms_like.core.sample import Sample
+
+_FROZEN = "weights that are not trained (reference, frozen base)"
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Moments by `optimizer.<parameter>.<name>`; numbers, and each group's learning rate."""
+    state = optimizer.state_dict()
+    moments, numbers = {}, {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                moments[f"optimizer.{index}.{name}"] = value
+            else:
+                numbers[f"{index}.{name}"] = value
+    rates = [float(group["lr"]) for group in state["param_groups"]]
+    return moments, {"numbers": numbers, "lr": rates, "moments": _kinds(moments)}
+
+
+def _kinds(moments: dict[str, Tensor]) -> dict[str, str]:
+    """Type and shape of each; an optimizer would take any, and start without those that are missing."""
+    return {
+        name.removeprefix("optimizer."): f"{moment.dtype} {tuple(moment.shape)}" for name, moment in moments.items()
+    }
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor], *, factored: bool = False
+) -> None:
+    """Puts back what `optimizer_state` gave.
+
+    Args:
+        optimizer: over the same parameters.
+        numbers: what is no tensor.
+        moments: by `<parameter>.<name>`.
+        factored: moments may have other shapes than their parameters, as Adafactor's have.
+
+    Raises:
+        CheckpointError: the moments are those of other parameters.
+    """
+    fresh = optimizer.state_dict()
+    entries: dict[int, dict[str, Any]] = {}
+    if _kinds(moments) != numbers["moments"]:
+        raise CheckpointError("the optimizer's moments are not those that were saved")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, value in (moments | numbers["numbers"]).items():
+        index, _, key = name.partition(".")
+        is_whole = isinstance(value, Tensor) and value.numel() > 1 and not factored
+        if is_whole and value.shape != parameters[int(index)].shape:
+            raise CheckpointError(f"the optimizer's {name} is {tuple(value.shape)} there")
+        entries.setdefault(int(index), {})[key] = value
+    for group, learning_rate in zip(fresh["param_groups"], numbers["lr"], strict=True):
+        group["lr"] = float(learning_rate)
+    optimizer.load_state_dict({"state": entries, "param_groups": fresh["param_groups"]})
+
+
+def frozen_digests(
+    module: torch.nn.Module, changing: Collection[int], samples: Mapping[str, Sequence[Sample]]
+) -> dict[str, str]:
+    """What is not in a checkpoint, and must be the same when a run goes on.
+
+    Args:
+        module: whose parameters are read, each once.
+        changing: `data_ptr()` of the tensors that are trained.
+        samples: by split.
+
+    Returns:
+        What, in words -> SHA-256.
+    """
+    texts = hashlib.sha256()
+    for split, of_split in sorted(samples.items()):
+        texts.update(f"{split} {len(of_split)}".encode())
+        for sample in of_split:
+            texts.update(repr((sample.id, sample.prompt_or_input_text, list(sample.references))).encode())
+    weights = hashlib.sha256()
+    for name, parameter in module.named_parameters():
+        if parameter.data_ptr() not in changing:
+            weights.update(name.encode())
+            content: Any = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            weights.update(content)
+    return {_FROZEN: weights.hexdigest(), "samples of the data pool": texts.hexdigest()}
+
+
+def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The states of the global generators, by `random.<generator>`, and what of them is no tensor."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    tensors = {
+        "random.torch": torch.get_rng_state(),
+        "random.numpy": torch.from_numpy(np.asarray(keys, dtype=np.uint32).view(np.int32).copy()),
+    }
+    tensors |= {f"random.cuda.{index}": state for index, state in _cuda_states()}
+    numbers = {
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), int(position), int(has_gauss), float(cached)],
+    }
+    return tensors, numbers
+
+
+def load_random(numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Puts back what `random_state` gave, its tensors without `random.`."""
+    version, words, gauss = numbers["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, position, has_gauss, cached = numbers["numpy"]
+    np.random.set_state((kind, tensors["numpy"].numpy().view(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors["torch"])
+    for index, _ in _cuda_states():
+        if f"cuda.{index}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
+
+
+def _cuda_states() -> Iterator[tuple[int, Tensor]]:
+    if torch.cuda.is_initialized():
+        yield from enumerate(torch.cuda.get_rng_state_all())

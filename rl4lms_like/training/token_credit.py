@@ -1,0 +1,262 @@
+"""Which tokens of a rollout got the credit: a few of its episodes, token by token, written to `token_credit.jsonl`.
+
+    rollout's buffer    rewards, advantages, returns, values, log-probs, KL        what the loss was given
+    policy, after       one forward pass over the chosen episodes, no gradients    ratio, clipping
+    one line            {"iteration": 5, "clip_range": 0.2, ..., "episodes": [{"tokens": [...], "advantages": [...]}]}
+
+It is written after the first iteration, after those that an evaluation on `val` follows, and after the last. Whether it
+is depends on nothing but the iteration's number and the config; nothing is drawn, so what a run computes stays as it
+is. A list that has no meaning is absent: no KL without a reference, no clipping where no ratio is clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl4lms_like.core.advantages import normalized
+from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
+from rl4lms_like.core.losses import kl_estimate
+from rl4lms_like.core.token_masks import n_allowed
+from rl4lms_like.core.token_text import text_pieces
+from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.run_folder import CREDIT_FILE
+from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.watchers import Watcher
+
+DENSE = 16
+"""So many evaluations are recorded one by one; of later ones 8 in each doubling of their number."""
+
+
+class TokenCredit(Watcher):
+    """Records chosen episodes of chosen iterations.
+
+    Args:
+        run: what is watched; `train_evaluation.n_credit_episodes` says how many episodes.
+        tracker: where lines go.
+    """
+
+    def __init__(self, run: Run, tracker: Tracker) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.n_episodes = run.config.train_evaluation.n_credit_episodes
+        self._followed: str | None = None
+
+    def saw_iteration(self, iteration: int) -> None:
+        """Writes a line, if it is this iteration's turn."""
+        schedule = self.run.config.train_evaluation
+        buffer = getattr(self.run.algorithm, "rollout_buffer", None)
+        if not self.n_episodes or not isinstance(buffer, EpisodeBuffer) or buffer.episodes is None:
+            return
+        if is_recorded(iteration, eval_every=schedule.eval_every, n_iters=schedule.n_iters):
+            self.tracker.log_line(CREDIT_FILE, {"iteration": iteration, **self._line(buffer, buffer.episodes)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sample that is followed."""
+        return {"followed": self._followed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        self._followed = state["followed"]
+
+    def _line(self, buffer: EpisodeBuffer, episodes: EpisodeBatch) -> dict[str, Any]:
+        algorithm = self.run.algorithm
+        infos = algorithm.collector.episode_infos
+        if self._followed is None:
+            self._followed = infos[0]["sample_id"]
+        chosen = chosen_episodes(infos, self.n_episodes, self._followed)
+        advantages, normalization = advantages_of_the_loss(algorithm)
+        index = torch.tensor([choice.episode for choice in chosen], device=episodes.response_ids.device)
+        tokens = episodes.token_index(index)
+        part = episodes.select(index)
+        log_ratio = self._log_probs(part) - buffer.log_probs[tokens]
+        clip_range = clip_range_of(algorithm)
+        fields: dict[str, Tensor | None] = {
+            "rewards": torch.as_tensor(buffer.rewards, device=tokens.device)[tokens],
+            "kl_rewards": None,
+            "advantages": advantages[tokens],
+            "returns": torch.as_tensor(buffer.returns, device=tokens.device)[tokens],
+            "values": torch.as_tensor(buffer.values, device=tokens.device)[tokens],
+            "kl": None,
+            "probs": buffer.log_probs[tokens].exp(),
+            "ratios": log_ratio.exp(),
+            "clipped": None if clip_range is None else clipping(log_ratio, advantages[tokens], clip_range),
+            "n_allowed": None if part.allowed is None else n_allowed(part.allowed),
+        }
+        head: dict[str, Any] = {"n_episodes": len(infos), "normalized": normalization}
+        if clip_range is not None:
+            head["clip_range"] = clip_range
+        if buffer.kl is not None:
+            # The controller has gone on since; the rollout's own coefficient is among its numbers.
+            head["kl_coeff"] = float(algorithm.logger.name_to_value["rollout_info/kl_coeff"])
+            kl = buffer.kl[tokens]
+            estimate = kl_estimate(kl, torch.zeros_like(kl), algorithm.collector.kl.estimator)
+            fields |= {"kl": kl, "kl_rewards": -head["kl_coeff"] * estimate}
+        known = {name: field for name, field in fields.items() if field is not None}
+        return {**head, "episodes": list(self._described(chosen, infos, part, known))}
+
+    @torch.no_grad()
+    def _log_probs(self, episodes: EpisodeBatch) -> Tensor:
+        """Under the policy as it is now, dropout off `[n_tokens]`."""
+        policy = self.run.policy
+        was_training = policy.training
+        policy.set_training_mode(False)
+        limit = self.run.algorithm.collector.score_batch_size or episodes.n_tokens
+        groups = pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), limit)
+        parts = [episodes.select(torch.tensor(group, device=episodes.response_ids.device)) for group in groups]
+        log_probs = torch.cat([policy.evaluate_actions(part, part.actions)[1] for part in parts])
+        policy.set_training_mode(was_training)
+        return log_probs
+
+    def _described(
+        self,
+        chosen: Sequence[Choice],
+        infos: Sequence[Mapping[str, Any]],
+        episodes: EpisodeBatch,
+        fields: Mapping[str, Tensor],
+    ) -> Iterator[dict[str, Any]]:
+        tokenizer = self.run.tokenizer
+        special = set(tokenizer.all_special_ids)
+        lengths = episodes.lengths.tolist()
+        numbers = {name: [listed(each) for each in field.split(lengths)] for name, field in fields.items()}
+        for row, choice in enumerate(chosen):
+            ids = episodes.response_ids[row, : lengths[row]].tolist()
+            prompt_ids = episodes.prompt_ids[row][episodes.prompt_mask[row]].tolist()
+            pieces = text_pieces(self._decode, ids)
+            names = tokenizer.convert_ids_to_tokens(ids)
+            yield {
+                "sample_id": infos[choice.episode]["sample_id"],
+                "rank": choice.rank,
+                "followed": choice.followed,
+                "reward": infos[choice.episode]["r"],
+                "terminated": bool(episodes.terminated[row]),
+                "prompt": self._decode(prompt_ids),
+                "tokens": pieces,
+                "token_ids": ids,
+                "special": {str(i): names[i] for i, id in enumerate(ids) if id in special},
+                **{name: each[row] for name, each in numbers.items()},
+            }
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+# --- which iterations, which episodes --------------------------------------------------------------------------------
+
+
+def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
+    """Whether an iteration's turn has come: the first, the last, and those that an evaluation on `val` follows.
+
+    A run of any length stays within a few dozen lines: evaluations are recorded one by one up to the 16th, then every
+    second one, from the 32nd every fourth, and so on.
+
+    Args:
+        iteration: from 1.
+        eval_every: iterations between evaluations.
+        n_iters: of the whole run.
+    """
+    if iteration in (1, n_iters):
+        return True
+    n_evaluations, rest = divmod(iteration, eval_every)
+    return rest == 0 and n_evaluations % (1 << (n_evaluations // DENSE).bit_length()) == 0
+
+
+class Choice(NamedTuple):
+    """An episode of the rollout, its rank by reward (1 is best), and whether it is there for its prompt."""
+
+    episode: int
+    rank: int
+    followed: bool
+
+
+def chosen_episodes(infos: Sequence[Mapping[str, Any]], n: int, followed: str) -> list[Choice]:
+    """`n` episodes at even steps over the ranks by task reward: of 3 the best, the median and the worst.
+
+    Beside them stands the first episode of the followed sample, where the rollout has one: chosen by no score.
+
+    Args:
+        infos: `r` and `sample_id` of each episode.
+        n: at least 1; rollouts with fewer episodes give all.
+        followed: a sample's id.
+
+    Returns:
+        The best first, the followed one last, unless it is among the others.
+    """
+    order = sorted(range(len(infos)), key=lambda i: (-infos[i]["r"], i))
+    last = len(order) - 1
+    steps = [last // 2] if n == 1 else [step * last // (n - 1) for step in range(n)]
+    is_followed = next((i for i, info in enumerate(infos) if info["sample_id"] == followed), None)
+    chosen = [Choice(order[step], step + 1, order[step] == is_followed) for step in dict.fromkeys(steps)]
+    if is_followed is not None and not any(choice.followed for choice in chosen):
+        chosen.append(Choice(is_followed, order.index(is_followed) + 1, True))
+    return chosen
+
+
+# --- what the loss was given -----------------------------------------------------------------------------------------
+
+
+def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
+    """The rollout's advantages as its loss multiplies by them `[n_tokens]`, and over what they were normalised.
+
+    Where each minibatch is normalised by its own mean and spread, a token has another advantage in each epoch. Then
+    these are normalised by those of the whole rollout, which the minibatches' scatter around.
+
+    Args:
+        algorithm: after its update; of this library, or of Stable-Baselines3.
+
+    Returns:
+        The advantages, and `rollout`, `minibatch` or None.
+    """
+    buffer, setting = algorithm.rollout_buffer, getattr(_settings(algorithm), "normalize_advantage", False)
+    returns, values = (torch.as_tensor(field).to(buffer.advantages) for field in (buffer.returns, buffer.values))
+    rounding = 1e-5 * float(torch.maximum(returns.abs(), values.abs()).max())
+    is_replaced = float((buffer.advantages - (returns - values)).abs().max()) > rounding
+    if is_replaced or setting == "rollout":  # the update has put them in the place of the estimates
+        return buffer.advantages, "rollout"
+    if not setting:
+        return buffer.advantages, None
+    batch_size = getattr(algorithm, "batch_size", None)
+    is_whole = batch_size is None or batch_size >= buffer.n_tokens
+    return normalized(buffer.advantages), "rollout" if is_whole else "minibatch"
+
+
+def clip_range_of(algorithm: Any) -> float | None:
+    """How far a ratio may go from 1 until the loss clips it; None for losses that clip none."""
+    clip_range = getattr(_settings(algorithm), "clip_range", None)
+    if callable(clip_range):  # Stable-Baselines3's may follow a schedule
+        clip_range = clip_range(algorithm._current_progress_remaining)
+    return None if clip_range is None else float(clip_range)
+
+
+def clipping(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """Where min(r A, clip(r) A) is the clipped term, whose gradient is 0 (arXiv 1707.06347, eq. 7).
+
+    Args:
+        log_ratio: log of r `[n_tokens]`.
+        advantages: A `[n_tokens]`.
+        clip_range: distance from 1.
+
+    Returns:
+        1 where r > 1 + `clip_range` and A > 0, -1 where r < 1 - `clip_range` and A < 0, else 0: beyond the range on the
+        other side the gradient pulls the ratio back, and is not cut.
+    """
+    ratio = log_ratio.exp()
+    above = (ratio > 1 + clip_range) & (advantages > 0)
+    below = (ratio < 1 - clip_range) & (advantages < 0)
+    return above.long() - below.long()
+
+
+def _settings(algorithm: Any) -> Any:
+    """Where an algorithm's settings are: on Stable-Baselines3's own, itself."""
+    return getattr(algorithm, "arguments", algorithm)
+
+
+def listed(field: Tensor) -> list[float] | list[int]:
+    """A field's numbers; of float32 the shortest decimals that are read back as the same float32."""
+    if not field.is_floating_point():
+        return [int(value) for value in field.tolist()]
+    return [float(str(value)) for value in field.float().cpu().numpy()]

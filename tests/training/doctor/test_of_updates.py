@@ -1,0 +1,93 @@
+"""Each alarm of updates fires on a made case and is quiet just below its threshold."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl4lms_like.training.doctor import of_updates
+from tests.training.doctor.histories import case, history
+
+
+def test_a_ratio_off_one_is_told_at_once_with_its_cause():
+    found = of_updates.ratio_gap(history(ratio_gap=[1e-6, 2e-3]), case())
+    assert "0.002" in found.said and found.advice == "Likely cause: a cause"
+    assert of_updates.ratio_gap(history(ratio_gap=[2e-3, 1e-3]), case()) is None
+    assert of_updates.ratio_gap(history(ratio_gap=[9.0]), case(max_ratio_gap=None)) is None
+
+
+def test_a_kl_above_a_multiple_of_its_target_is_told_after_some_patience():
+    targeted = case(target_kl=0.1)
+    found = of_updates.kl_above_budget(history(kl=[0.1, 0.31, 0.4, 0.5]), targeted)
+    assert "3 times the target of 0.1" in found.said and "0.31, 0.4, 0.5" in found.said
+    assert "alg.kl_div.coeff" in found.advice and found.evidence["kl"] == [0.31, 0.4, 0.5]
+    assert of_updates.kl_above_budget(history(kl=[0.31, 0.4, 0.3, 0.4, 0.5]), targeted) is None
+    assert of_updates.kl_above_budget(history(kl=[0.1, 0.4, 0.5]), targeted) is None, "two iterations"
+
+
+def test_a_target_per_sequence_is_held_against_whole_responses():
+    horizon = case(target_kl=2.0, kl_per_sequence=True)
+    assert "nats per response" in of_updates.kl_above_budget(history(kl=[0.31] * 3, length=20.0), horizon).said
+    assert of_updates.kl_above_budget(history(kl=[0.31] * 3, length=19.0), horizon) is None
+
+
+def test_without_a_target_the_limit_is_absolute():
+    assert "doctor.max_kl, 4" in of_updates.kl_above_budget(history(kl=[4.1] * 3), case()).said
+    assert of_updates.kl_above_budget(history(kl=[3.9] * 3), case()) is None
+    assert of_updates.kl_above_budget(history(kl=[4.1] * 3), case(limits={"max_kl": None})) is None
+    assert of_updates.kl_above_budget(history(kl=[None] * 3), case()) is None, "no reference"
+
+
+def test_an_estimated_kl_below_zero_is_no_kl():
+    assert "generation_kwargs" in of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), case()).advice
+    assert of_updates.kl_negative(history(kl=[-0.09, -0.2, -0.3]), case()) is None
+
+
+@pytest.mark.parametrize(("first", "later", "limit"), [(2.0, 0.03, 0.04), (0.1, 0.009, 0.01)])
+def test_entropy_is_held_against_its_start_and_an_absolute_limit(first, later, limit):
+    found = of_updates.entropy_collapse(history(entropy=[first, later, later, later]), case())
+    assert found.evidence == {"entropy": [later] * 3, "limit": pytest.approx(limit), "first": first}
+    assert of_updates.entropy_collapse(history(entropy=[first] + [limit * 1.01] * 3), case()) is None
+    assert of_updates.entropy_collapse(history(entropy=[first, later, later, first]), case()) is None
+
+
+def test_a_value_loss_explodes_where_the_critic_is_worse_than_a_constant():
+    losses = [0.1, 0.2, 0.1, 0.1, 1.1, 1.2, 1.3] + [1.3] * 0
+    long = [0.1] * 10 + [1.1, 1.2, 1.3]
+    assert (
+        "10 times its median before, 0.1"
+        in of_updates.value_error(history(value_loss=long, explained_variance=-0.5), case()).said
+    )
+    assert of_updates.value_error(history(value_loss=long, explained_variance=0.1), case()) is None, "returns grew"
+    assert of_updates.value_error(history(value_loss=[0.1] * 10 + [0.9] * 3, explained_variance=-0.5), case()) is None
+    assert of_updates.value_error(history(value_loss=losses, explained_variance=-0.5), case()) is None, "too early"
+
+
+def test_an_explained_variance_that_stays_far_below_zero_is_told_unless_it_gets_better():
+    staying = history(explained_variance=[-3.0] * 10)
+    assert "below -1 for 10 iterations" in of_updates.value_error(staying, case()).said
+    better = history(explained_variance=[-8.0 + 0.5 * k for k in range(10)])
+    assert of_updates.value_error(better, case()) is None
+    assert of_updates.value_error(history(explained_variance=[-3.0] * 9 + [-0.9]), case()) is None
+
+
+def test_steps_that_were_left_out_are_counted():
+    found = of_updates.non_finite(history(skipped_steps=[0.0, 2.0, 5.0]), case())
+    assert found.said.startswith("3 steps of this update were left out, 5 in all")
+    assert of_updates.non_finite(history(skipped_steps=[0.0, 2.0, 2.0]), case()) is None
+    assert of_updates.non_finite(history(n=3), case()) is None
+    assert of_updates.non_finite(history(skipped_steps=[1.0]), case()) is not None, "in the first iteration"
+
+
+def test_updates_that_go_far_are_told():
+    assert "share of clipped tokens" in of_updates.large_updates(history(clip_fraction=[0.6] * 3), case()).said
+    assert of_updates.large_updates(history(clip_fraction=[0.6, 0.5, 0.6]), case()) is None
+    assert "KL of an update" in of_updates.large_updates(history(approx_kl=[0.3] * 3), case()).said
+    assert of_updates.large_updates(history(approx_kl=[0.19] * 3), case()) is None
+
+
+def test_updates_that_change_nothing_are_told():
+    assert "the gradient has been 0" in of_updates.no_learning(history(grad_norm=[0.0] * 3), case()).said
+    assert of_updates.no_learning(history(grad_norm=[0.0, 0.0, 1e-9]), case()) is None
+    assert "cg_damping" in of_updates.no_learning(history(step_taken=[0.0] * 3), case()).advice
+    assert of_updates.no_learning(history(step_taken=[0.0, 1.0, 0.0]), case()) is None
+    assert of_updates.no_learning(history(grad_norm=[0.0] * 3), case(limits={"no_learning": False})) is None

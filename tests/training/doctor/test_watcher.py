@@ -1,0 +1,281 @@
+"""The doctor in runs: what it tells, where, once; and that a run which goes on tells the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+import torch
+
+from benchmarks.killed_runs import files_of
+from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.tracking import Tracker
+from rl4lms_like.training.assemble import assemble
+from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.doctor.thresholds import DoctorConfig
+from rl4lms_like.training.doctor.watcher import ALARMS, Doctor, held_out_modes
+from rl4lms_like.training.evaluation import Evaluation
+from rl4lms_like.training.resume import resumption
+from rl4lms_like.training.run import resume, train_config
+from tests.training.test_interruption import After, at_minibatch
+from tests.training.test_interruption import stopped as interrupted
+from tests.training.test_resume import StoppedError, stop_after
+
+
+class SameForAll(RewardFunction):
+    """Half a point for any text."""
+
+    terminal = True
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return 0.5 if done else 0.0
+
+
+class ByLength(RewardFunction):
+    """A point for each token."""
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return 1.0
+
+
+class SmallIds(RewardFunction):
+    """The smaller the ids of the tokens, the better."""
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return -action / 100
+
+
+@pytest.fixture
+def config(tiny_config):
+    tiny_config["train_evaluation"] |= {"n_iters": 4, "eval_every": 9, "save_every": 9, "metrics": [{"id": "length"}]}
+    tiny_config["train_evaluation"] |= {"save_model": False, "max_eval_samples": 1, "n_credit_episodes": 0}
+    tiny_config["doctor"] = {"patience": 2, "window": 3}
+    return tiny_config
+
+
+def started(config, folder, name="run"):
+    return train_config(parse_config(config), base_path_to_store_results=folder, experiment_name=name, quiet=True)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def without_alarms(content):
+    if isinstance(content, bytes):
+        return content
+    return [{key: value for key, value in line.items() if not key.startswith("doctor/")} for line in content]
+
+
+def told(folder):
+    return {line["alarm"]: line for line in lines(folder / "alarms.jsonl")}
+
+
+def test_a_constant_reward_is_told_once_with_an_example_everywhere(config, tmp_path, caplog):
+    config["reward_fn"] = {"id": f"{__name__}:SameForAll"}
+    with caplog.at_level(logging.WARNING, logger="rl4lms_like"):
+        folder = started(config, tmp_path)
+    line = told(folder)["reward_constant"]
+    assert line["iteration"] == 2 and line["evidence"]["reward"] == [0.5, 0.5]
+    (example,) = line["examples"]
+    assert example["reward"] == 0.5 and example["prompt"].startswith("Count") and example["tokens"] > 0
+    warned = [record for record in caplog.records if "reward_constant" in record.getMessage()]
+    assert len(warned) == 1 and "See what reward_fn pays" in warned[0].getMessage()
+    assert "reward_constant" in (folder / "log.txt").read_text()
+    held = [each.get("doctor/reward_constant") for each in lines(folder / "training_info.jsonl")]
+    assert held == [None, 1, 1, 1]
+    page = (folder / "report.html").read_text()
+    assert "What the doctor found" in page and "held in 3 of the 3 iterations since" in page
+
+
+def test_a_reward_that_pays_for_length_is_told_with_the_shortest_and_the_longest(config, tmp_path):
+    config["reward_fn"] = {"id": f"{__name__}:ByLength"}
+    config["env"]["n_envs"] = 24
+    config["alg"]["args"] |= {"n_steps": 1, "n_epochs": 1}
+    config["env"]["args"]["max_episode_length"] = 40
+    config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_tokens"] = 40
+    shortest, longest = told(started(config, tmp_path))["reward_follows_length"]["examples"]
+    assert shortest["tokens"] == shortest["reward"] < longest["tokens"] == longest["reward"]
+
+
+def test_responses_that_are_cut_are_told_unless_nothing_could_end_them(config, tmp_path):
+    config["env"]["args"]["max_episode_length"] = 2
+    config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_tokens"] = 2
+    config["doctor"]["max_truncated_share"] = 0.7
+    assert told(started(config, tmp_path))["all_truncated"]["iteration"] == 2
+    config["env"]["args"]["terminate_on_eos"] = False
+    assert "all_truncated" not in told(started(config, tmp_path, "endless"))
+
+
+def test_a_learning_rate_that_is_far_too_high_collapses_the_entropy(config, tmp_path):
+    config["alg"]["kl_div"] = {"coeff": 0.0}
+    config["alg"]["args"] |= {"learning_rate": 0.02, "n_epochs": 8, "batch_size": 64}
+    config["env"]["args"]["terminate_on_eos"] = False
+    config["reward_fn"] = {"id": f"{__name__}:SmallIds"}
+    config["train_evaluation"]["n_iters"] = 8
+    config["doctor"]["min_entropy_share"] = 0.35
+    evidence = told(started(config, tmp_path))["entropy_collapse"]["evidence"]
+    assert max(evidence["entropy"]) < 0.35 * evidence["first"]
+
+
+def test_a_ratio_off_one_is_told_by_the_doctor_alone(config, tmp_path, recwarn):
+    config["alg"]["policy"]["args"]["dropout"] = True
+    assert "dropout is on" in told(started(config, tmp_path))["ratio_gap"]["advice"]
+    assert not [warning for warning in recwarn if "ratio is off 1" in str(warning.message)]
+    config["doctor"]["enabled"] = False
+    with pytest.warns(UserWarning, match="ratio is off 1") as caught:
+        started(config, tmp_path, "without")
+    assert len([warning for warning in caught if "ratio is off 1" in str(warning.message)]) == 1
+
+
+def test_steps_that_are_left_out_are_told_and_counted(config, tmp_path, monkeypatch):
+    config["alg"]["args"]["non_finite"] = "skip"
+    original, calls = PPO.loss, []
+
+    def loss(self, minibatch):
+        calls.append(1)
+        terms = original(self, minibatch)
+        return terms._replace(policy=terms.policy * float("nan")) if len(calls) == 2 else terms
+
+    monkeypatch.setattr(PPO, "loss", loss)
+    folder = started(config, tmp_path)
+    assert told(folder)["non_finite"]["said"].startswith("1 steps of this update were left out, 1 in all")
+    assert {line["train/skipped_steps"] for line in lines(folder / "training_info.jsonl")} == {1}
+    assert [line["doctor/non_finite"] for line in lines(folder / "training_info.jsonl")] == [1, 0, 0, 0]
+
+
+def test_a_healthy_run_leaves_no_alarm_and_no_key(config, tmp_path):
+    config["reward_fn"] = {"id": f"{__name__}:SmallIds"}
+    config["env"]["args"]["terminate_on_eos"] = False
+    folder = started(config, tmp_path)
+    assert not (folder / "alarms.jsonl").exists()
+    assert not [key for line in lines(folder / "training_info.jsonl") for key in line if key.startswith("doctor/")]
+    page = (folder / "report.html").read_text()
+    assert "What the doctor found" not in page and "<dt>Alarms</dt><dd>none</dd>" in page
+
+
+def test_the_doctor_changes_nothing_of_what_a_run_computes(config, tmp_path):
+    config["train_evaluation"]["save_model"] = True
+    config["reward_fn"] = {"id": f"{__name__}:SameForAll"}
+    watched = started(config, tmp_path)
+    config["doctor"] = {"enabled": False}
+    alone = started(config, tmp_path, "alone")
+    assert told(watched) and not (alone / "alarms.jsonl").exists()
+    assert "<dt>Alarms</dt>" not in (alone / "report.html").read_text()
+    for name in ("model/model.safetensors", "rollout_info.jsonl", "training_info.jsonl"):
+        assert without_alarms(files_of(watched)[name]) == files_of(alone)[name]
+
+
+@pytest.mark.parametrize("place", ["after an iteration", "within an update"])
+def test_a_run_that_goes_on_while_an_alarm_builds_up_tells_the_same(config, tmp_path, monkeypatch, place):
+    config["reward_fn"] = {"id": f"{__name__}:SameForAll"}
+    config["doctor"]["patience"] = 3
+    config["train_evaluation"] |= {"n_iters": 4, "save_every": 2, "save_model": True}
+    expected = started(config, tmp_path, "whole")
+    if place == "after an iteration":
+        with monkeypatch.context() as patch, pytest.raises(StoppedError):
+            stop_after(patch, 2, "files")
+            started(config, tmp_path)
+    else:
+        n_minibatches = lines(expected / "training_info.jsonl")[1]["train/n_updates"]
+        interrupted(config, tmp_path, at_minibatch, After(n_minibatches + 2))
+    folder = resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
+    assert told(folder)["reward_constant"]["iteration"] == 3
+    assert (folder / "alarms.jsonl").read_bytes() == (expected / "alarms.jsonl").read_bytes()
+    assert files_of(folder) == files_of(expected)
+
+
+def test_thresholds_may_change_when_a_run_goes_on(config, tmp_path):
+    config["train_evaluation"] |= {"n_iters": 2, "save_every": 2, "save_model": True}
+    folder = started(config, tmp_path)
+    changes = ["doctor.max_kl=9", "doctor.held_out=[{metric: length/words, mode: max}]", "doctor.enabled=false"]
+    assert resumption(folder, changes).config.doctor.max_kl == 9
+
+
+def test_a_damaged_memory_is_refused(config, tmp_path):
+    doctor = doctor_of(config, tmp_path)
+    state = doctor.state_dict()
+    state["told"]["ratio_gap"] = 3
+    with pytest.raises(ValueError, match="not those that were saved"):
+        doctor.load_state_dict(state)
+
+
+# --- evaluations ------------------------------------------------------------------------------------------------------
+
+
+def doctor_of(config, tmp_path) -> Doctor:
+    run = assemble(parse_config(config))
+    tracker = Tracker(tmp_path, run.config.to_dict(), "project", "watched", quiet=True)
+    return Doctor(run, tracker)
+
+
+def test_a_held_out_metric_that_falls_while_the_reward_rises_is_told_with_its_worst_text(config, tmp_path):
+    config["train_evaluation"]["metrics"].append({"id": "exact_match"})
+    doctor = doctor_of(config, tmp_path)
+    assert dict(doctor.case.modes) == {"answers/exact_match": "max"}
+    reward = {"reward_std": 0.1, "n_episodes": 100.0}
+    for epoch, (score, paid) in enumerate([(0.8, None), (0.5, 0.4), (0.4, 0.6)]):
+        if paid:
+            doctor.history.add({"iteration": epoch, "reward": paid, **reward}, 5)
+        else:
+            doctor.history.first |= {"reward": 0.2, **reward}
+        texts = [
+            {"prompt_text": "p", "generated_text": f"t{k}", "answers/exact_match": float(k < 100 * score)}
+            for k in range(100)
+        ]
+        doctor.saw_evaluation(epoch, "test", Evaluation({}, [], {}))
+        doctor.saw_evaluation(epoch, "val", Evaluation({"answers/exact_match": score}, texts, {}))
+    doctor.tracker.done()
+    (line,) = lines(doctor.tracker.run_path / "alarms.jsonl")
+    assert (line["alarm"], line["iteration"]) == ("reward_hacking", 2)
+    assert line["examples"] == [{"prompt": "p", "response": "t40", "score": 0.0}]
+
+
+def test_held_out_metrics_are_those_named_or_those_of_known_direction_but_the_rewards_own(config):
+    config["train_evaluation"]["metrics"] = [
+        {"id": "increasing_numbers", "args": {"min_tokens": 8}}, {"id": "length"}, {"id": "sentiment", "name": "own"},
+    ]  # fmt: skip
+    run = assemble(parse_config(config))
+    assert held_out_modes(run) == {"semantic/sentiment/own": "max", "semantic/sentiment_positive/own": "max"}
+    config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
+    assert held_out_modes(assemble(parse_config(config))) == {"length/words": "min"}
+
+
+def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_before_training(config, tmp_path):
+    config["doctor"]["held_out"] = [{"metric": "lexical/meteor", "mode": "max"}]
+    with pytest.raises(
+        ConfigError, match=r"doctor.held_out.0.metric: no metric reports 'lexical/meteor' on val; there are length"
+    ):
+        started(config, tmp_path)
+    assert not (tmp_path / "rl4lm_exps" / "run" / "training_info.jsonl").exists()
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_alarm_and_every_threshold(repository):
+    page = (repository / "docs" / "doctor.md").read_text()
+    explained = (repository / "docs" / "metrics_explained.md").read_text()
+    for name in [*ALARMS, "reward_hacking"]:
+        assert f"`{name}`" in page and f"`doctor/{name}`" in explained, name
+    for key in DoctorConfig.__dataclass_fields__:
+        assert re.search(rf"`{key}[`:]", page), key
+
+
+def test_every_alarm_says_what_it_sees_and_why_it_matters():
+    for name, alarm in ALARMS.items():
+        assert alarm.__doc__ and len(alarm.__doc__.splitlines()) >= 1, name
+
+
+def test_no_random_number_is_drawn(config, tmp_path):
+    config["alg"]["args"]["n_epochs"] = 1
+    doctor = doctor_of(config, tmp_path)
+    doctor.run.algorithm.learn_iteration(0, 1)
+    before = torch.get_rng_state()
+    doctor.saw_iteration(1)
+    assert torch.equal(before, torch.get_rng_state())
+    doctor.tracker.done()

@@ -1,0 +1,343 @@
+"""What a config comes to, seen in the run that it makes: one function for each place where keys act.
+
+    config ─ assemble ─> run ─┬─ attributes that parts of the run work with
+                              ├─ one iteration: texts, rewards, weights
+                              └─ the whole run: files
+
+Each takes a `Made` and returns something that can be compared; a config that is refused is seen as its message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stable_baselines3.common.logger import Logger
+from transformers import AutoConfig, AutoTokenizer
+
+from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.config import RunConfig, parse_config
+from tests.training.doctor.histories import history
+
+
+@dataclass
+class Made:
+    """A run and what may be asked of it.
+
+    Args:
+        run: `Run` or `SupervisedRun`.
+        folder: empty.
+        loaded: keyword arguments that transformers was asked for models and tokenizers with, and compiled modules.
+    """
+
+    run: Any
+    folder: Path
+    loaded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def policy(self) -> Any:
+        return self.run.policy
+
+    @property
+    def algorithm(self) -> Any:
+        return self.run.algorithm
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why there is no such run."""
+
+    said: str
+
+
+Sight = Callable[[Made], Any]
+
+
+def observed(blocks: dict[str, Any], sight: Sight, folder: Path, patch: Any) -> Any:
+    """What a config's run shows; its message where it is refused."""
+    threads = torch.get_num_threads()
+    loaded = spies(patch)
+    config = parse_config(blocks)
+    try:
+        if isinstance(config, RunConfig):
+            from rl4lms_like.training.assemble import assemble
+
+            made = Made(assemble(config), folder, loaded)
+        else:
+            from rl4lms_like.training.assemble_supervised import assemble_supervised
+
+            made = Made(assemble_supervised(config), folder, loaded)
+        try:
+            return sight(made)
+        finally:
+            if isinstance(config, RunConfig):
+                made.run.env.close()
+    except RL4LMsLikeError as error:
+        return Refused(str(error))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def spies(patch: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Lists what transformers is asked to load, and what torch is asked to compile, which it then does not."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def listed(name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            asked.append((name, kwargs))
+            return function(*args, **kwargs)
+
+        return call
+
+    for kind in (AutoTokenizer, AutoConfig):
+        patch.setattr(kind, "from_pretrained", listed(kind.__name__, kind.from_pretrained))
+    patch.setattr(torch, "compile", listed("compile", lambda module, **kwargs: module))
+    return asked
+
+
+# --- of an RL run ----------------------------------------------------------------------------------------------------
+
+
+def iterated(made: Made, n: int = 1) -> Any:
+    """The algorithm after so many of two iterations, and what it logged."""
+    made.algorithm.set_logger(Logger(None, []))
+    for iteration in range(n):
+        made.algorithm.learn_iteration(iteration, 2)
+    return made.algorithm
+
+
+def weights(made: Made, n: int = 1) -> list[float]:
+    """Of actor and critic, after an iteration."""
+    iterated(made, n)
+    named = made.policy.training_state()
+    return [float(value.double().sum()) for value in named.values()] + [
+        float(value.flatten()[0]) for value in named.values()
+    ]
+
+
+def weights_of_two(made: Made) -> list[float]:
+    """Of actor and critic, after two iterations."""
+    return weights(made, 2)
+
+
+def texts(made: Made) -> list[list[int]]:
+    """What the first rollout wrote."""
+    episodes = iterated(made).rollout_buffer.episodes
+    return [row[mask].tolist() for row, mask in zip(episodes.response_ids, episodes.response_mask, strict=True)]
+
+
+def lengths(made: Made) -> list[int]:
+    return sorted({len(text) for text in texts(made)})
+
+
+def paid(made: Made) -> list[float]:
+    """Task rewards of the first rollout's episodes."""
+    return [info["r"] for info in iterated(made).collector.episode_infos]
+
+
+def prompts(made: Made) -> Any:
+    """Token ids of the first prompts."""
+    return made.run.env.reset()["prompt_or_input_encoded_pt"].tolist()
+
+
+def contexts(made: Made) -> Any:
+    """What a decoder begins with."""
+    return made.run.env.reset()["context_encoded_pt"].tolist()
+
+
+def kl_coefficient(made: Made) -> float:
+    """Of the second rollout."""
+    return float(iterated(made).kl_controller.coeff)
+
+
+def logged(key: str) -> Sight:
+    """A number of the first iteration."""
+    return lambda made: iterated(made).logger.name_to_value.get(key)
+
+
+def loaded_with(key: str, of: str) -> Sight:
+    """What `from_pretrained` of a class was given under a key."""
+    return lambda made: [kwargs.get(key) for name, kwargs in made.loaded if name == of]
+
+
+def modules(attribute: Callable[[Any], Any]) -> Sight:
+    """Something of each module of the policy's network, named where there is any."""
+    return lambda made: [
+        (name, seen)
+        for name, module in made.policy.policy_model.named_modules()
+        if (seen := attribute(module)) is not None
+    ]
+
+
+def adapters(made: Made) -> Any:
+    """Names and shapes of what is trained, and how much the adapters are scaled by."""
+    shapes = [(name, tuple(p.shape)) for name, p in made.policy.policy_model.named_parameters() if p.requires_grad]
+    return shapes, modules(lambda module: dict(module.scaling) if hasattr(module, "lora_A") else None)(made)
+
+
+def adapter_weights(made: Made) -> list[float]:
+    return [float(p.abs().sum()) for name, p in made.policy.policy_model.named_parameters() if "lora_A" in name]
+
+
+def saved_files(made: Made) -> list[str]:
+    """Of the model."""
+    return sorted(path.name for path in made.policy.save_model(made.folder / "saved", made.run.tokenizer).iterdir())
+
+
+def saved_tokenizer(made: Made) -> dict[str, Any]:
+    """Sides, as the saved tokenizer has them."""
+    made.run.tokenizer.save_pretrained(made.folder / "tokenizer")
+    config = json.loads((made.folder / "tokenizer" / "tokenizer_config.json").read_text())
+    return {key: value for key, value in config.items() if key.endswith("_side")}
+
+
+def whole_run(made: Made) -> dict[str, Any]:
+    """Which files a run leaves, how many lines and texts they have, and how many prompts it generated for at a time."""
+    from rl4lms_like.training.trainer import OnPolicyTrainer
+
+    batches: list[int] = []
+    generate = made.policy.writer.generate
+
+    def counted(ids: Any, *args: Any, **kwargs: Any) -> Any:
+        batches.append(len(ids))
+        return generate(ids, *args, **kwargs)
+
+    made.policy.writer.generate = counted
+    with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
+        OnPolicyTrainer(made.run, tracker).train_and_eval()
+    return {"batches": batches, **files_of(tracker.run_path)}
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """Files and what can be counted in them; without numbers."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name.endswith("_metrics.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found[name] = [(line["epoch"], sorted(line["metrics"])) for line in lines]
+        elif name.endswith("token_credit.jsonl"):
+            found[name] = [len(json.loads(line)["episodes"]) for line in path.read_text().splitlines()]
+        elif name.endswith(".jsonl"):
+            found[name] = len(path.read_text().splitlines())
+        elif name.endswith("predictions.json"):
+            found[name] = [each["generated_text"] for each in json.loads(path.read_text())]
+        else:
+            found[name] = None
+    return found
+
+
+def best(made: Made) -> Any:
+    """Which evaluation is the best, and by which score."""
+    from rl4lms_like.training.trainer import OnPolicyTrainer
+
+    with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
+        trainer = OnPolicyTrainer(made.run, tracker)
+        trainer.train_and_eval()
+    return trainer.watchers["best_model"].state_dict()
+
+
+def after_a_nan(made: Made) -> Any:
+    """The weights after updates whose first loss was NaN, or why there are none."""
+    loss, calls = made.algorithm.loss, []
+
+    def spoiled(minibatch: Any) -> Any:
+        calls.append(minibatch)
+        terms = loss(minibatch)
+        return terms._replace(policy=terms.policy * float("nan")) if len(calls) == 1 else terms
+
+    made.algorithm.loss = spoiled
+    try:
+        return weights(made)
+    except RL4LMsLikeError as error:
+        return str(error)
+
+
+def deterministic(made: Made) -> bool:
+    """Whether torch is asked for deterministic operations while it trains."""
+    from rl4lms_like.training import run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_train", lambda *args, **kwargs: torch.are_deterministic_algorithms_enabled())
+        return bool(run.train_config(made.run.config, base_path_to_store_results=made.folder))
+
+
+SICK = {
+    "ratio_gap": 0.01, "kl": 5.0, "entropy": 1e-3, "reward_spread": 0.0, "value_loss": [0.1] * 10 + [9.0] * 5,
+    "explained_variance": -3.0, "truncated": 1.0, "empty": 1.0, "duplicates": [0.0] + [0.9] * 14,
+    "near_duplicates": [0.0] + [0.9] * 14, "length_correlation": 0.99, "clip_fraction": 0.9, "approx_kl": 0.5,
+    "grad_norm": 0.0,
+}  # fmt: skip
+"""A run in which nearly everything goes wrong."""
+
+
+def alarms(**signs: Any) -> Sight:
+    """What the doctor finds, with the numbers it compares: in a sick history, some of its signs changed."""
+
+    def seen(made: Made) -> Any:
+        from rl4lms_like.training.doctor.history import Mark, Trail
+        from rl4lms_like.training.doctor.of_evaluations import reward_hacking
+        from rl4lms_like.training.doctor.watcher import ALARMS, case_of
+
+        case = case_of(made.run)
+        past = history(**{**SICK, **signs})
+        for key in case.modes:
+            worse = 0.5 if case.modes[key] == "max" else 1.5
+            ends = [Mark(epoch, worse, 0.0, 2.0, 0.0) for epoch in (9, 10)]
+            past.held_out[key] = Trail(Mark(0, 1.0, 0.0, 0.0, 0.0), ends)
+        found = {name: alarm(past, case) for name, alarm in {**ALARMS, "hacking": reward_hacking}.items()}
+        return {name: (each.said, each.evidence, each.metric) for name, each in found.items() if each is not None}
+
+    return seen
+
+
+def evaluated(made: Made) -> dict[str, float]:
+    """The scores of the first evaluation on `val`."""
+    from rl4lms_like.training.trainer import OnPolicyTrainer
+
+    with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
+        evaluation = OnPolicyTrainer(made.run, tracker).evaluate(("val",))["val"]
+    return {key: score for key, score in evaluation.scores.items()} | {"prompts": len(evaluation.predictions)}
+
+
+def cut_prompts(made: Made) -> Any:
+    """What an evaluation keeps of prompts that are too long."""
+    side = (made.run.writer if hasattr(made.run, "writer") else made.policy.writer).prompt_truncation_side
+    layout = TextLayout(made.run.tokenizer, made.run.max_prompt_length, 1, prompt_truncation_side=side)
+    return [
+        ids.tolist() for ids in layout.encode_all([sample.prompt_or_input_text for sample in made.run.samples["val"]])
+    ]
+
+
+# --- of a supervised run ---------------------------------------------------------------------------------------------
+
+
+def examples(made: Made) -> Any:
+    """What is learned."""
+    return json.loads(json.dumps(made.run.examples["train"].rows, default=lambda value: value.tolist()))
+
+
+def tuned(made: Made) -> Any:
+    """The weights and files of the whole run."""
+    from rl4lms_like.training.supervised import SupervisedTrainer
+
+    with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
+        SupervisedTrainer(made.run, tracker).train_and_eval()
+    state = made.run.model.state_dict()
+    return [float(value.double().sum()) for value in state.values()], files_of(tracker.run_path)
+
+
+def written(made: Made) -> list[Any]:
+    """Texts and scores of the first evaluation."""
+    from rl4lms_like.training.supervised import SupervisedTrainer
+
+    with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
+        evaluation = SupervisedTrainer(made.run, tracker).evaluate(("val",))["val"]
+    return [each["generated_text"] for each in evaluation.predictions] + sorted(evaluation.scores.items())
