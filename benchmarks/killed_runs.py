@@ -199,6 +199,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     cells = options.cells.split(",")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)

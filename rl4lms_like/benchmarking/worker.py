@@ -49,9 +49,6 @@ def _run(folder: Path) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception:
-        _say(traceback.format_exc())
-        return 1
     run = read_run(folder)
     last = run.iterations[-1] if run.iterations else {}
     scores = {
@@ -176,4 +173,9 @@ def end_with_the_runner() -> None:
 def start(folder: str) -> None:
     """The whole process."""
     end_with_the_runner()
-    sys.exit(main(Path(folder)))
+    try:
+        status = main(Path(folder))
+    except Exception:
+        _say(traceback.format_exc())
+        status = 1
+    sys.exit(status)

@@ -13,7 +13,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
@@ -56,6 +56,8 @@ def describe(annotation: Any) -> str:
         return "anything"
     if inspect.isclass(kind) and issubclass(kind, Mapping):
         return "a mapping"
+    if is_dataclass(kind):
+        return "a block"
     return f"a {getattr(kind, '__name__', str(kind))}"
 
 

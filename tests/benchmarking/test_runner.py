@@ -286,6 +286,8 @@ def test_what_nobody_expected_is_written_to_the_output_without_secrets(tmp_path,
     monkeypatch.setattr(worker, "_train_in", fail)
     (job,) = jobs_of(load_benchmark(write_spec(tmp_path, model=tiny_gpt2_dir, runs={"a": {}}, seeds=1)))
     prepare_folder(job)
-    assert worker.main(job.folder) == 1
+    monkeypatch.setattr(worker, "end_with_the_runner", lambda: None)
+    with pytest.raises(SystemExit, match="1"):
+        worker.start(str(job.folder))
     said = capsys.readouterr().err
     assert "Traceback" in said and "RuntimeError: the server does not know ***" in said

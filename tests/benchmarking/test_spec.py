@@ -143,6 +143,7 @@ SUPERVISED = "benchmark_results/warm_start_supervised/runs/supervised"
 @pytest.mark.parametrize("name", sorted(path.stem for path in (REPOSITORY / "benchmarks/specs").glob("*.yml")))
 def test_the_specs_of_this_repository_pass_the_check(name, repository, tiny_gpt2_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "task_configs").symlink_to(repository / "task_configs")  # data of the configs
     # Stands in for what benchmarks.random_model and warm_start_supervised.yml leave.
     for made_before in ("benchmarks/.models/gpt2_6x512", f"{SUPERVISED}/seed_0/model"):
         (tmp_path / made_before).parent.mkdir(parents=True)

@@ -240,6 +240,9 @@ def test_the_processes_of_a_benchmark_take_no_module_of_the_current_folder(elsew
     (tmp_path / "yaml.py").write_text(EVIL.format(mark=str(elsewhere)))
     root = str(Path(import_paths.__file__).parents[2])
     command = [sys.executable, "-c", _WORKER, str(tmp_path / "no_such_job"), root]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    stdin, runner = os.pipe()  # a worker ends with its runner, whose end of the pipe stays open
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    os.close(runner)
+    os.close(stdin)
     assert "No such file or directory" in done.stderr
     assert not elsewhere.exists(), "the module was imported"

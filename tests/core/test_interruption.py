@@ -13,6 +13,14 @@ from rl4lms_like.core.interruption import Interruption
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
+@pytest.fixture(autouse=True)
+def both_are_heard():
+    """Also where the tests run in a shell's background, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def send(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 

@@ -107,7 +107,7 @@ def test_other_threads_and_systems_are_told_what_they_need(monkeypatch):
     thread.join()
     assert "only the main thread hears of SIGALRM; set env.reward_workers to 1" in raised[0]
     monkeypatch.delattr(signal, "setitimer")
-    with pytest.raises(ConfigError, match="no SIGALRM; set env[.]reward_workers to 1"):
+    with pytest.raises(ConfigError, match=r"no SIGALRM; set env[.]reward_workers to 1"):
         check_time_limit(1)
     check_time_limit(None)
     monkeypatch.undo()

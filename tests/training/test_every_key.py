@@ -119,7 +119,7 @@ def components_of_ours():
 
 def run_base(algorithm: str = "ppo", family: str = "causal") -> dict[str, Any]:
     model = f"{FOLDERS}/{'gpt2' if family == 'causal' else 't5'}"
-    args: dict[str, Any] = {"n_steps": 10, "learning_rate": 1e-2}
+    args: dict[str, Any] = {"n_steps": 5, "learning_rate": 1e-2}
     if algorithm != "a2c":
         args["batch_size"] = 12
     if algorithm in ("ppo", "nlpo"):
@@ -223,7 +223,7 @@ RUN: dict[str, Row | Silent] = {
     "env.vec_env": Row("dummy", lambda made: type(made.run.env).__name__),
     "env.reward_workers": Row(1, lambda made: made.run.env._workers is not None),
     "env.reward_timeout": Row(0.001, see.paid, {"reward_fn.id": "slow", "reward_fn.args": {}}),
-    "alg.id": Row("a2c", lambda made: type(made.algorithm).__name__, also={"alg.args": {"n_steps": 10}}),
+    "alg.id": Row("a2c", lambda made: type(made.algorithm).__name__, also={"alg.args": {"n_steps": 5}}),
     "alg.policy.id": Row(
         "seq2seq_lm_actor_critic_policy",
         lambda made: type(made.policy).__name__,
@@ -365,7 +365,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "learning_rate": Row(1e-3),
     "critic_learning_rate": Row(1e-3),
     "learning_rate_schedule": Row("linear", see.weights_of_two),
-    "n_steps": Row(20, see.logged("rollout_info/n_episodes")),
+    "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
     "gamma": Row(0.5),
     "gae_lambda": Row(0.2),
     "bootstrap_truncated": Row(True),

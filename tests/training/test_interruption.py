@@ -28,6 +28,14 @@ from tests.conftest import REPOSITORY
 from tests.training.test_resume import ALGORITHMS, Stateful, blocks, started
 
 
+@pytest.fixture(autouse=True)
+def both_signals_are_heard():
+    """Also where the tests run in a shell's background, which ignores SIGINT, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def short(family, folder, algorithm):
     """A run of two iterations that saves after the second and evaluates after each; four minibatches an epoch."""
     mapping = blocks(family, folder, algorithm)
@@ -50,9 +58,8 @@ def whole(tmp_path_factory, tiny_gpt2_dir, tiny_t5_dir):
     return get
 
 
-def send(times=1, number=signal.SIGINT):
-    for _ in range(times):
-        os.kill(os.getpid(), number)
+def send():
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class After:

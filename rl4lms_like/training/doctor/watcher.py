@@ -92,6 +92,7 @@ class Doctor(Watcher):
             return
         algorithm = self.run.algorithm
         episodes = algorithm.rollout_buffer.episodes
+        assert episodes is not None
         rewards = [info["r"] for info in algorithm.collector.episode_infos]
         signs = signs_of(algorithm.logger.name_to_value, episodes, rewards)
         self.history.add({"iteration": iteration, **signs}, self.limits.patience + self.limits.window)
@@ -149,8 +150,9 @@ class Doctor(Watcher):
             raise ConfigError(mistakes)
 
     def _examples(self, name: str, rewards: list[float]) -> list[Example]:
-        algorithm = self.run.algorithm
-        return rollout_examples(name, self.run.tokenizer, algorithm.rollout_buffer.episodes, rewards)
+        episodes = self.run.algorithm.rollout_buffer.episodes
+        assert episodes is not None
+        return rollout_examples(name, self.run.tokenizer, episodes, rewards)
 
     def _tell(self, name: str, iteration: int, finding: Finding, examples: list[Example]) -> None:
         self.told[name] = iteration
