@@ -57,6 +57,11 @@ def at(blocks: Any, path: str, default: Any = None) -> Any:
     return default if blocks is None else blocks
 
 
+def text(value: Any) -> str:
+    """A text; empty for what is none, which written out may have no end."""
+    return value if isinstance(value, str) else ""
+
+
 def number(value: Any) -> float:
     """A number, or the text of one."""
     return float(str(value).replace("_", "")) if isinstance(value, str) else float(value)
@@ -125,7 +130,7 @@ def work(asked: Mapping[str, Any]) -> float:
         steps *= n("alg.training_args.gradient_accumulation_steps", 1)
         return 50 * (n("alg.training_args.num_train_epochs", 3) * n("datapool.args.n_train", 2000) + steps * batch)
     envs, length = n("env.n_envs", 1), min(n("alg.policy.args.generation_kwargs.max_new_tokens", 20), 512)
-    own = DEFAULTS.get(str(at(asked, "alg.id")), DEFAULTS["ppo"])
+    own = DEFAULTS.get(text(at(asked, "alg.id")), DEFAULTS["ppo"])
     rollout = max(n("alg.args.n_steps", own["n_steps"]), length) * envs
     passes = 2 + n("alg.args.n_epochs", 10) + n("alg.args.n_critic_updates", 10) + n("alg.args.cg_max_steps", 15)
     evaluated = (n("datapool.args.n_eval", 200) + n("datapool.args.n_samples", 100)) * length
@@ -134,7 +139,7 @@ def work(asked: Mapping[str, Any]) -> float:
 
 def is_supervised(asked: Mapping[str, Any]) -> bool:
     """Whether it is a supervised run."""
-    return "supervised" in str(at(asked, "alg.id"))
+    return "supervised" in text(at(asked, "alg.id"))
 
 
 # --- what the run did ------------------------------------------------------------------------------------------------
@@ -247,7 +252,7 @@ def evaluation_facts(
 
 def algorithm_facts(asked: Mapping[str, Any], folder: Path, run: Any, n_iters: int) -> Iterator[Fact]:
     """Which algorithm, with which numbers."""
-    id, algorithm = str(at(asked, "alg.id")), run.algorithm
+    id, algorithm = text(at(asked, "alg.id")), run.algorithm
     if id not in DEFAULTS:
         return
     yield "algorithm", id, type(algorithm).__name__.lower()

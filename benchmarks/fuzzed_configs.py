@@ -50,6 +50,7 @@ MEMORY = 4 * 2**30
 NAMED = {
     "no such model": r"cannot load|there is no folder",
     "models that do not fit each other": r"tokens, the (model|policy)|could not be embedded",
+    "no such layer": r"is no layer of",
     "data": r"data pool|no samples|prompts of|\.(jsonl|csv|txt)\b",
     "diverged": r"diverged|not finite|the loss is|no finite step|refuses the generation_kwargs",
     "not installed here": r" needs ",

@@ -87,22 +87,16 @@ def _where_from(name: str) -> str:
 
 
 def _pool_files(blocks: dict[str, Any]) -> list[Mistake]:
-    """One file for all splits or one for each, of the library's own pools; and each of them is there."""
+    """One file for all splits or one for each, of the library's own pools."""
     target = targets(blocks).get("datapool")
     module, args = str(getattr(target, "__module__", "")), at(blocks, "datapool.args")
     if target is None or not module.startswith("rl4lms_like.data_pools.") or not isinstance(args, Mapping):
         return []
     if not {"path", "data_files"} <= {argument.name for argument in signature_of(target).arguments}:
         return []
-    path, files = args.get("path"), args.get("data_files")
-    if (path is None) == (files is None):
-        return [Mistake("datapool.args", "give either path (one file for all splits) or data_files (one file a split)")]
-    named = {"path": path} if files is None else {f"data_files.{split}": file for split, file in files.items()}
-    return [
-        Mistake(f"datapool.args.{key}", f"there is no file {file!r}" + _where_from(file))
-        for key, file in named.items()
-        if isinstance(file, str) and not names_variable(file) and not Path(file).expanduser().exists()
-    ]
+    if (args.get("path") is None) != (args.get("data_files") is None):
+        return []
+    return [Mistake("datapool.args", "give either path (one file for all splits) or data_files (one file a split)")]
 
 
 def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:

@@ -313,21 +313,16 @@ def test_a_maskable_policy_with_arguments_that_are_none_is_told(run):
     assert mistakes_of(run) == ["alg.policy.args: expected a mapping, got 'none'"]
 
 
-def test_files_of_a_pool_are_one_for_all_splits_or_one_for_each_and_are_there(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.jsonl").write_text("{}")
+def test_files_of_a_pool_are_one_for_all_splits_or_one_for_each(run):
     pool = run["datapool"] = {"id": "jsonl", "args": {"prompt_column": "x"}}
     either = "datapool.args: give either path (one file for all splits) or data_files (one file a split)"
     assert mistakes_of(run) == [either]
     pool["args"]["path"] = "b.jsonl"
-    assert mistakes_of(run) == [f"datapool.args.path: there is no file 'b.jsonl' below {tmp_path}"]
-    pool["args"]["path"] = "a.jsonl"
-    parse_config(run)
+    assert parse_config(run), "a file that is not here is said by the pool that reads it"
     pool["args"]["data_files"] = {"train": "a.jsonl"}
     assert mistakes_of(run) == [either]
     del pool["args"]["path"]
-    pool["args"]["data_files"]["val"] = "c.jsonl"
-    assert mistakes_of(run) == [f"datapool.args.data_files.val: there is no file 'c.jsonl' below {tmp_path}"]
+    assert parse_config(run)
 
 
 def test_a_metric_to_choose_by_that_nothing_reports_is_told(supervised):

@@ -579,7 +579,7 @@ def test_null_is_no_gradient_clipping_and_not_the_default(algorithm, folders, tm
 
 
 def test_what_the_same_config_shows_is_the_same_twice(folders, tmp_path):
-    for sight in (see.weights, see.texts, see.whole_run):
+    for sight in (see.weights, see.whole_run):
         twice = []
         for name in "ab":
             with pytest.MonkeyPatch.context() as patch:

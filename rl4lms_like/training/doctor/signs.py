@@ -32,14 +32,14 @@ LOGGED: dict[str, tuple[str, ...]] = {
     "kl": ("rollout_info/kl_div_mean",),
     "value_loss": ("ppo/value_loss", "train/value_loss"),
     "explained_variance": ("ppo/explained_variance", "train/explained_variance"),
-    "approx_kl": ("ppo/approx_kl", "train/approx_kl"),
+    "approx_kl": ("trpo/kl", "ppo/approx_kl", "train/approx_kl"),
     "clip_fraction": ("ppo/clip_fraction", "train/clip_fraction"),
     "ratio_gap": ("train/ratio_gap",),
     "grad_norm": ("train/grad_norm",),
     "skipped_steps": ("train/skipped_steps",),
     "step_taken": ("trpo/line_search_success",),
 }
-"""Sign -> the keys to look for, ours first, then Stable-Baselines3's."""
+"""Sign -> the keys to look for: exact before estimated, ours before Stable-Baselines3's."""
 
 N_COMPARED = 64
 """Episodes that are held against each other, pair by pair; more are thinned evenly."""

@@ -77,7 +77,7 @@ class Doctor(Watcher):
         self._hacked = False
         self._case: Case | None = None
         if self.limits.enabled:
-            run.algorithm.warns_of_ratio = self.limits.max_ratio_gap is None
+            run.algorithm.warns_of_ratio = False  # told here, or not at all
 
     @property
     def case(self) -> Case:
