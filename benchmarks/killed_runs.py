@@ -32,7 +32,7 @@ from typing import Any
 import yaml
 
 from rl4lms_like.testing import models
-from rl4lms_like.training.checkpoints import checkpoints_in, newest_checkpoint
+from rl4lms_like.training.resuming.checkpoints import checkpoints_in, newest_checkpoint
 
 SIGNALS = {"kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
 RESULTS = Path(__file__).parent / "results" / "killed_runs.json"

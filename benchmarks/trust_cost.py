@@ -93,7 +93,7 @@ def measure(shape: Shape, n_iters: int, threads: int, folder: Path) -> dict[str,
     """Runs it; medians of seconds by part, and their shares of an iteration."""
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.training.assemble import assemble
-    from rl4lms_like.training.config import parse_config
+    from rl4lms_like.training.config.run_config import parse_config
     from rl4lms_like.training.trainer import OnPolicyTrainer
 
     random_model.main(

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from rl4lms_like.rollouts.kl import make_kl_controller
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.training.assemble import assemble
-    from rl4lms_like.training.config import load_config
+    from rl4lms_like.training.config.run_config import load_config
     from rl4lms_like.training.run import train
-    from rl4lms_like.training.supervised import SupervisedTrainer
+    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
     from rl4lms_like.training.trainer import OnPolicyTrainer
 
 _HOME = {
@@ -65,14 +65,14 @@ _HOME = {
     "RewardFunction": "rewards.base",
     "Sample": "core.sample",
     "Seq2SeqLMActorCriticPolicy": "policies.seq2seq",
-    "SupervisedTrainer": "training.supervised",
+    "SupervisedTrainer": "training.supervised.trainer",
     "TRPO": "algorithms.trpo",
     "TextGenEnv": "envs.env",
     "TextGenPool": "data_pools.base",
     "TextVecEnv": "envs.vec_env",
     "Tracker": "tracking.base",
     "assemble": "training.assemble",
-    "load_config": "training.config",
+    "load_config": "training.config.run_config",
     "make_kl_controller": "rollouts.kl",
     "train": "training.run",
     "use_code_from": "core.import_paths",

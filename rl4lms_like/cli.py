@@ -294,7 +294,7 @@ def _cancelled_as_by_ctrl_c() -> Iterator[None]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rl4lms_like.training.config import load_config
+    from rl4lms_like.training.config.run_config import load_config
     from rl4lms_like.training.preview import preview
 
     for part in preview(load_config(options.config or options.config_path, options.overrides)):

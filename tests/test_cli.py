@@ -13,8 +13,8 @@ import pytest
 
 from rl4lms_like.cli import KINDS, build_parser, main
 from rl4lms_like.core.errors import RewardError
-from rl4lms_like.training.places import REGISTRIES
-from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml
+from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
 
 RUN = {
     "tokenizer": {"model_name": "no-such-owner/gpt2"},
@@ -129,7 +129,7 @@ def test_a_list_is_there_within_a_second():
 @pytest.mark.parametrize(
     "code",
     [
-        "import rl4lms_like, rl4lms_like.cli, rl4lms_like.training.config",
+        "import rl4lms_like, rl4lms_like.cli, rl4lms_like.training.config.run_config",
         "from rl4lms_like.cli import main; main(['list', 'algorithms']); main(['show', 'ppo'])",
         "from rl4lms_like.cli import build_parser; build_parser().parse_args(['check', 'x.yml'])",
     ],

@@ -28,8 +28,8 @@ from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LM
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.run_folder import FINISHED_FILE, to_json
-from rl4lms_like.training.checkpoints import newest_checkpoint
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
 
 RUNS, REPLACED = "runs", "replaced"
 JOB_FILE, OUTPUT_FILE, RESULT_FILE = "job.json", "output.txt", "result.json"

@@ -19,7 +19,7 @@ from rl4lms_like.benchmarking.results import HEADINGS, Results, cost_rows, headi
 from rl4lms_like.benchmarking.statistics import Interval, bootstrap_interval, probability_of_improvement
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.report import REPORT_FILE
-from rl4lms_like.training.yaml_file import dump_yaml
+from rl4lms_like.training.config.yaml_file import dump_yaml
 
 MAX_COMPARED = 8
 """Labels up to which every pair is compared."""

@@ -26,7 +26,7 @@ from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.record import number, read_run
 from rl4lms_like.tracking.run_folder import FINISHED_FILE
-from rl4lms_like.training.config import AnyConfig, parse_config
+from rl4lms_like.training.config.run_config import AnyConfig, parse_config
 
 PACKAGES = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
 MIB = 2**20
@@ -75,7 +75,7 @@ def _run(folder: Path) -> int:
 
 def _train(folder: Path, job: dict) -> None:
     """Trains, or goes on; from an older checkpoint or from the start, and says so, if the newest one is damaged."""
-    from rl4lms_like.training.checkpoints import newest_checkpoint, older_intact
+    from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, older_intact
     from rl4lms_like.training.run import resume
 
     config = parse_config(job["config"], source=str(folder / JOB_FILE))

@@ -28,10 +28,10 @@ from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.components import build_components
-from rl4lms_like.training.config import ComponentConfig, RunConfig, TokenizerConfig
-from rl4lms_like.training.embedded import with_embedded_models
-from rl4lms_like.training.fit import check_fit, check_lengths, load_networks, response_length
-from rl4lms_like.training.settings import check_prompts, check_settings
+from rl4lms_like.training.config.fit import check_fit, check_lengths, load_networks, response_length
+from rl4lms_like.training.config.run_config import ComponentConfig, RunConfig, TokenizerConfig
+from rl4lms_like.training.config.settings import check_prompts, check_settings
+from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 SMALL_MODEL = 20_000_000
 """Parameters of actor and critic up to which `n_threads: auto` means 1; a second thread made tiny models up to 40 times

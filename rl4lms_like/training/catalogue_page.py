@@ -14,7 +14,7 @@ from rl4lms_like.core.errors import MissingExtraError
 from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.wording import without_sections
 from rl4lms_like.training.catalogue import table_rows
-from rl4lms_like.training.places import FILLED_IN, REGISTRIES
+from rl4lms_like.training.config.places import FILLED_IN, REGISTRIES
 
 _OPENING = """\
 # Catalogue

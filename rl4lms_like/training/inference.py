@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.training.config import AnyConfig, RunConfig, load_config, parse_config
-from rl4lms_like.training.embedded import embedded_model, is_embedded, with_embedded_models
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import calm_libraries
+from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 
 NO_LIMIT = 1_000_000
 """Tokenizers without a length limit report about 1e30 tokens."""
@@ -200,7 +200,7 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
     """Tokens of the longest prompt, as in the run's own evaluations."""
     if isinstance(config, RunConfig):
         return int(config.env.args.get("max_prompt_length") or min(tokenizer.model_max_length, NO_LIMIT))
-    from rl4lms_like.training.assemble_supervised import max_prompt_length, token_limit
+    from rl4lms_like.training.supervised.assemble import max_prompt_length, token_limit
 
     return max_prompt_length(config, token_limit(tokenizer, model_config))
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from rl4lms_like.core.errors import ConfigError, ModelError
-from rl4lms_like.training.binding import with_defaults
-from rl4lms_like.training.budget import plan_batches
 from rl4lms_like.training.components import build_components
-from rl4lms_like.training.config import AnyConfig, RunConfig
-from rl4lms_like.training.supervised_plan import described
-from rl4lms_like.training.yaml_file import dump_yaml
+from rl4lms_like.training.config.binding import with_defaults
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
+from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.training.estimates.budget import plan_batches
+from rl4lms_like.training.supervised.plan import described
 
 
 def preview(config: AnyConfig) -> Iterator[str]:
@@ -41,7 +41,7 @@ def resolved(config: AnyConfig) -> str:
 
 
 def _check_settings(config: RunConfig) -> None:
-    from rl4lms_like.training.settings import settings_mistakes
+    from rl4lms_like.training.config.settings import settings_mistakes
 
     if mistakes := settings_mistakes(config):
         raise ConfigError(mistakes)
@@ -50,8 +50,8 @@ def _check_settings(config: RunConfig) -> None:
 def _models(config: RunConfig) -> str:
     """What fits what; only local files are looked at."""
     from rl4lms_like.training.assemble import build_tokenizer, load_model_config
-    from rl4lms_like.training.embedded import with_embedded_models
-    from rl4lms_like.training.fit import check_fit, check_lengths, load_networks
+    from rl4lms_like.training.config.fit import check_fit, check_lengths, load_networks
+    from rl4lms_like.training.small_models.embedded import with_embedded_models
 
     config = with_embedded_models(config)
     try:
@@ -65,7 +65,7 @@ def _models(config: RunConfig) -> str:
 
 
 def _memory(config: RunConfig) -> str:
-    from rl4lms_like.training.memory import estimate_memory, gibibytes
+    from rl4lms_like.training.estimates.memory import estimate_memory, gibibytes
 
     try:
         estimate = estimate_memory(config)

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from rl4lms_like.training.config import load_config
+from rl4lms_like.training.config.run_config import load_config
 
 STEPS = {"gpt2": 1600, "t5": 2400}
 """Optimizer steps of the warm start."""
@@ -81,7 +81,7 @@ def quickstart(
         measured), `pairs`, `run_folder`, `report` and `seconds` by part.
     """
     from rl4lms_like.training.run import calm_libraries, train_config
-    from rl4lms_like.training.warm_start import WarmStartSettings, make_warm_start
+    from rl4lms_like.training.small_models.warm_start import WarmStartSettings, make_warm_start
 
     calm_libraries()
     folder = Path(folder)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.tracking.run_folder import experiment_folder
-from rl4lms_like.training.config import AnyConfig, RunConfig, load_config
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config
 from rl4lms_like.training.determinism import deterministic_operations, environment
-from rl4lms_like.training.out_of_memory import explaining
+from rl4lms_like.training.estimates.out_of_memory import explaining
 
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
-    from rl4lms_like.training.same_command import Begun
+    from rl4lms_like.training.resuming.same_command import Begun
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ def resume(
         CheckpointError: there is nothing intact to go on from.
         RL4LMsLikeError: whatever else went wrong, by name.
     """
-    from rl4lms_like.training.resume import hold_run, resumption
-    from rl4lms_like.training.same_command import Begun
+    from rl4lms_like.training.resuming.resume import hold_run, resumption
+    from rl4lms_like.training.resuming.same_command import Begun
 
     lock = hold_run(path)
     try:
@@ -109,7 +109,7 @@ def train_config(
     new: bool = False,
 ) -> Path:
     """Trains as a config says; see `train`."""
-    from rl4lms_like.training.same_command import begun
+    from rl4lms_like.training.resuming.same_command import begun
 
     wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
     found, said = (None, []) if new else begun(config, wanted)
@@ -200,8 +200,8 @@ def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker, Path | None], Any]
 
         run = assemble(config)
         return lambda tracker, resume_from: OnPolicyTrainer(run, tracker, resume_from=resume_from), run.env.close
-    from rl4lms_like.training.assemble_supervised import assemble_supervised
-    from rl4lms_like.training.supervised import SupervisedTrainer
+    from rl4lms_like.training.supervised.assemble import assemble_supervised
+    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
     supervised = assemble_supervised(config)
     return lambda tracker, resume_from: SupervisedTrainer(supervised, tracker, resume_from=resume_from), lambda: None

@@ -17,9 +17,10 @@ from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
-from rl4lms_like.training import snapshot
 from rl4lms_like.training.assemble import Run
-from rl4lms_like.training.checkpoints import (
+from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
+from rl4lms_like.training.resuming import snapshot
+from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
     ITERATION,
     MANIFEST,
@@ -31,8 +32,7 @@ from rl4lms_like.training.checkpoints import (
     write_checkpoint,
     write_folder,
 )
-from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
-from rl4lms_like.training.interrupted import save_interrupted, tell_the_way_on
+from rl4lms_like.training.resuming.interrupted import save_interrupted, tell_the_way_on
 from rl4lms_like.training.watchers import watchers_of
 
 logger = logging.getLogger(__name__)

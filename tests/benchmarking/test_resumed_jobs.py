@@ -14,7 +14,7 @@ from rl4lms_like.benchmarking.jobs import jobs_of, prepare_folder, read_result, 
 from rl4lms_like.benchmarking.results import as_markdown, collect
 from rl4lms_like.benchmarking.spec import load_benchmark
 from tests.benchmarking.conftest import write_spec
-from tests.training.test_resume import StoppedError, stop_after
+from tests.training.resuming.test_resume import StoppedError, stop_after
 
 EVERY = {"train_evaluation.save_every": 1, "train_evaluation.n_iters": 3}
 OWN = ("job.json", "output.txt", "result.json")

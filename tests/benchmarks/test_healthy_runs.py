@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.healthy_runs import RESULTS, ROOT, RUNS, summary, what_was_said
-from rl4lms_like.training.config import load_config
+from rl4lms_like.training.config.run_config import load_config
 from rl4lms_like.training.doctor.watcher import ALARMS
 from rl4lms_like.training.run import train_config
 

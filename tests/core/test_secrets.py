@@ -8,7 +8,7 @@ import pytest
 
 from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.core.secrets import is_secret_name, masked, secret_mistakes, with_values, without_secrets
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
 from tests.training.configs import run_blocks
 
 SECRET = "correct-horse-battery-staple"

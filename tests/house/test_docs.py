@@ -27,11 +27,11 @@ import pytest
 
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli import build_parser
-from rl4lms_like.training.config import is_supervised, parse_config
-from rl4lms_like.training.places import REGISTRIES
+from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.config.run_config import is_supervised, parse_config
+from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.training.quickstart import _parser as quickstart_parser
 from rl4lms_like.training.run import train_config
-from rl4lms_like.training.yaml_file import dump_yaml, parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -24,7 +24,7 @@ LIGHT = (
     "rl4lms_like.policies.arguments",
     "rl4lms_like.rewards",
     "rl4lms_like.rewards.base",
-    "rl4lms_like.training.config",
+    "rl4lms_like.training.config.run_config",
 )
 HEAVY = ("torch", "transformers", "stable_baselines3", "pandas", "datasets")
 

@@ -25,7 +25,7 @@ from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskablePolicy
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.training.config import RunConfig, parse_config
+from rl4lms_like.training.config.run_config import RunConfig, parse_config
 from tests.training.doctor.histories import history
 
 
@@ -73,7 +73,7 @@ def observed(blocks: dict[str, Any], sight: Sight, folder: Path, patch: Any) -> 
 
             made = Made(shared(blocks, config) if sight in LOOKS else assemble(config), folder, loaded)
         else:
-            from rl4lms_like.training.assemble_supervised import assemble_supervised
+            from rl4lms_like.training.supervised.assemble import assemble_supervised
 
             made = Made(assemble_supervised(config), folder, loaded)
         try:
@@ -349,7 +349,7 @@ def examples(made: Made) -> Any:
 
 def tuned(made: Made) -> Any:
     """The weights and files of the whole run."""
-    from rl4lms_like.training.supervised import SupervisedTrainer
+    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         SupervisedTrainer(made.run, tracker).train_and_eval()
@@ -359,7 +359,7 @@ def tuned(made: Made) -> Any:
 
 def written(made: Made) -> list[Any]:
     """Texts and scores of the first evaluation."""
-    from rl4lms_like.training.supervised import SupervisedTrainer
+    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         evaluation = SupervisedTrainer(made.run, tracker).evaluate(("val",))["val"]

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 from benchmarks.killed_runs import files_of
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.training import checkpoints
 from rl4lms_like.training.best_model import BestModel
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
+from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.run import resume
 from tests.training.configs import run_blocks
-from tests.training.test_resume import StoppedError, blocks, started, stop_after
+from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
 
 
 class Scripted(BaseMetric):

@@ -9,7 +9,7 @@ import pytest
 from rl4lms_like.cli import main
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.training.catalogue_page import page
-from rl4lms_like.training.places import REGISTRIES
+from rl4lms_like.training.config.places import REGISTRIES
 from tests.conftest import REPOSITORY
 
 

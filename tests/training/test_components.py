@@ -16,8 +16,8 @@ from rl4lms_like.metrics.named import NamedMetric
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.components import build_components
-from rl4lms_like.training.config import parse_config
-from rl4lms_like.training.yaml_file import dump_yaml
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.yaml_file import dump_yaml
 from tests.training.configs import run_blocks, supervised_blocks
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rl4lms_like.cli import main
 from rl4lms_like.core.errors import ConfigError, DataPoolError, MetricError, ModelError, RewardError
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.run import train_config
 
 HERE = "tests.training.failing"

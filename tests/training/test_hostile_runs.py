@@ -20,10 +20,10 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.tracking.base import logger
-from rl4lms_like.training.config import load_config, parse_config
-from rl4lms_like.training.resume import resumption
+from rl4lms_like.training.config.run_config import load_config, parse_config
+from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import train_config
-from rl4lms_like.training.yaml_file import dump_yaml
 
 SECRET = "correct-horse-battery-staple"
 OWN_TOKEN = "the-token-of-whoever-runs-this"

@@ -12,9 +12,9 @@ from rl4lms_like.core.errors import ConfigError, MissingExtraError
 from rl4lms_like.policies.loading import load_model
 from rl4lms_like.testing import models
 from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.estimates.memory import estimate_memory
 from rl4lms_like.training.inference import evaluate_run, generate_texts
-from rl4lms_like.training.memory import estimate_memory
 from rl4lms_like.training.run import train_config
 from tests.builders import make_policy
 

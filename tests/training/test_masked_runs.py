@@ -12,12 +12,12 @@ from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.policies.masking import MaskedTextWriter
 from rl4lms_like.training import inference
 from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.estimates.memory import estimate_memory
 from rl4lms_like.training.inference import evaluate_run, generate_texts
-from rl4lms_like.training.memory import estimate_memory
 from rl4lms_like.training.run import train_config
+from tests.training.config.test_run_config import OFFERED, needs_theirs
 from tests.training.configs import run_blocks
-from tests.training.test_config import OFFERED, needs_theirs
 
 NLPO_CONFIGS = [name for name in OFFERED if "nlpo" in name]
 EXPLAINED = Path(__file__).parents[2] / "docs" / "metrics_explained.md"

@@ -8,10 +8,10 @@ import pytest
 
 from rl4lms_like.core.errors import ComponentError, ConfigError
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.training import assemble_supervised as assembling
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run
 from rl4lms_like.training.run import train_config
+from rl4lms_like.training.supervised import assemble as assembling
 from tests.training.configs import run_blocks, supervised_blocks
 
 PLACE = "alg.generation_kwargs.post_processing_fn"

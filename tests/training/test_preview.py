@@ -5,8 +5,8 @@ import pytest
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.assemble import assemble, load_model_config
-from rl4lms_like.training.config import parse_config
-from rl4lms_like.training.fit import response_length
+from rl4lms_like.training.config.fit import response_length
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.preview import preview
 from tests.training.configs import run_blocks, supervised_blocks
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from rl4lms_like.training import quickstart
-from rl4lms_like.training.config import load_config
+from rl4lms_like.training.config.run_config import load_config
 
 SMALL = [
     "env.n_envs=8",

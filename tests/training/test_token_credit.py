@@ -15,13 +15,13 @@ from rl4lms_like.core.token_masks import unpack
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config import parse_config
-from rl4lms_like.training.resume import resumption
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.token_credit import TokenCredit, chosen_episodes, clipping, is_recorded, listed
 from rl4lms_like.training.trainer import OnPolicyTrainer
-from tests.training.test_interruption import After, at_minibatch
-from tests.training.test_interruption import stopped as interrupted
+from tests.training.resuming.test_interruption import After, at_minibatch
+from tests.training.resuming.test_interruption import stopped as interrupted
 
 GAMMA, GAE_LAMBDA, CLIP_RANGE, COEFF = 0.9, 0.8, 0.05, 0.3
 LISTS = {"rewards", "advantages", "returns", "values", "probs", "ratios"}

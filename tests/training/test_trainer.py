@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from rl4lms_like.core.errors import MetricError
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import decoding_arguments, evaluate_run, generate_texts
 from rl4lms_like.training.run import train, train_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.training.catalogue import table_rows
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.doctor import of_evaluations, of_rollouts, of_updates
 from rl4lms_like.training.doctor.thresholds import DoctorConfig, HeldOutConfig
 from tests.training.doctor.histories import case, history

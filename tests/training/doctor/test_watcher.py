@@ -15,15 +15,15 @@ from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking import Tracker
 from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config import parse_config
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 from rl4lms_like.training.doctor.watcher import ALARMS, Doctor, held_out_modes
 from rl4lms_like.training.evaluation import Evaluation
-from rl4lms_like.training.resume import resumption
+from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import resume, train_config
-from tests.training.test_interruption import After, at_minibatch
-from tests.training.test_interruption import stopped as interrupted
-from tests.training.test_resume import StoppedError, stop_after
+from tests.training.resuming.test_interruption import After, at_minibatch
+from tests.training.resuming.test_interruption import stopped as interrupted
+from tests.training.resuming.test_resume import StoppedError, stop_after
 
 
 class SameForAll(RewardFunction):

@@ -1,0 +1,105 @@
+"""Whether the models, the tokenizer and the lengths of an RL run fit each other, by their configs alone: no weights.
+
+tokenizer   has no token that the policy cannot embed
+models      policy, critic and reference are of the family that `alg.policy.id` takes
+lengths     prompt and response fit into the positions of each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.envs.env import length_limit
+from rl4lms_like.policies import POLICIES
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.generation import generate_arguments
+from rl4lms_like.policies.loading import auto_class_of
+from rl4lms_like.training.config.run_config import RunConfig
+from rl4lms_like.training.config.settings import check_positions, check_vocabulary
+
+ARGS = "alg.policy.args"
+_NETWORKS = {"model_name": "the model", "critic_model": "the critic", "reference_model": "the reference"}
+"""Arguments of a policy that name a model -> what messages call it."""
+
+Networks = Mapping[str, PretrainedConfig]
+"""`model_name`, `critic_model`, `reference_model`, those of them that a run has -> the model's config."""
+
+
+def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
+    """The configs of all models that a run loads.
+
+    Args:
+        config: of the run, its embedded models found.
+        load: the config of the model that a policy's arguments name.
+
+    Raises:
+        ModelError: one of them cannot be loaded.
+    """
+    arguments = PolicyArguments.known_in(config.alg.policy.args)
+    names = {key: getattr(arguments, key) for key in _NETWORKS}
+    if config.alg.kl_div.coeff == 0:
+        names["reference_model"] = None  # not loaded
+    return {key: load(replace(arguments, model_name=name)) for key, name in names.items() if name is not None}
+
+
+def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> None:
+    """Everything but the lengths.
+
+    Raises:
+        ConfigError: a model is of another family than the policy takes.
+        ModelError: the tokenizer has tokens that the policy does not have.
+    """
+    wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
+    mistakes = []
+    for key, network in networks.items():
+        if wanted is not None and auto_class_of(network) is not wanted:
+            kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
+            said = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} cannot take"
+            mistakes.append(Mistake(f"{ARGS}.{key}", said))
+    if mistakes:
+        raise ConfigError(mistakes)
+    model_name = config.alg.policy.args["model_name"]
+    check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
+
+
+def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> tuple[int, int]:
+    """Tokens of the longest prompt and of the longest response.
+
+    Raises:
+        ConfigError: a network has fewer positions than they need; or nothing says how long prompts may be.
+    """
+    prompt, response = prompt_length(config, tokenizer), response_length(config, networks["model_name"])
+    for key, network in networks.items():
+        check_positions(network, _NETWORKS[key], prompt, response)
+    return prompt, response
+
+
+def prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of the longest prompt: what the config says, else what the tokenizer takes.
+
+    Raises:
+        ConfigError: neither says.
+    """
+    given = config.env.args.get("max_prompt_length")
+    if given is not None:
+        return int(given)
+    try:
+        return length_limit(tokenizer)
+    except ConfigError as error:
+        raise ConfigError([Mistake(f"env.args.{one.path}", one.message) for one in error.mistakes]) from error
+
+
+def response_length(config: RunConfig, network: PretrainedConfig) -> int:
+    """Tokens of the longest response: episodes end where generation does, or at `max_episode_length`."""
+    asked = generate_arguments(
+        config.alg.policy.args.get("generation_kwargs") or {},
+        max_new_tokens=EnvArguments(**config.env.args).max_episode_length,
+        eos_token_ids=(),
+        is_encoder_decoder=bool(network.is_encoder_decoder),
+    )
+    return int(asked["max_new_tokens"])

@@ -1,0 +1,155 @@
+"""What is not wrong in a config, but should be known: keys without meaning, and defaults that act unseen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rl4lms_like.core.schema import at, join
+from rl4lms_like.training.config.binding import with_defaults
+from rl4lms_like.training.config.places import GENERATION
+
+_STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
+_DEFAULT_LENGTH = 20
+"""transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Where (`alg.policy.args.generation_kwargs`) and what."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Notice]]:
+    """A copy in which the text `True,` (a line of Python in YAML) is the boolean, with a notice for each."""
+    notices: list[Notice] = []
+
+    def cleaned(value: Any, path: str) -> Any:
+        if isinstance(value, Mapping):
+            return {key: cleaned(item, join(path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [cleaned(item, join(path, index)) for index, item in enumerate(value)]
+        if isinstance(value, str) and _STRAY_COMMA.match(value):
+            truth = value[:-1].lower()
+            notices.append(Notice(path, f"the text {value!r} is read as {truth}; remove the comma"))
+            return truth == "true"
+        return value
+
+    return {key: cleaned(item, str(key)) for key, item in mapping.items()}, notices
+
+
+def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
+    """Everything worth knowing about a config that has no mistakes."""
+    return [
+        *_foreign_code(blocks, ""),
+        *_without_meaning(blocks),
+        *_repeated_metrics(blocks),
+        *_sampling(blocks),
+        *_episodes(blocks),
+        *_sizes(blocks),
+    ]
+
+
+def _foreign_code(value: Any, path: str) -> Iterator[Notice]:
+    """Where a config lets code run that comes with a model or metric."""
+    items = value if isinstance(value, Mapping) else dict(enumerate(value if isinstance(value, list) else ()))
+    for key, item in items.items():
+        if key == "trust_remote_code" and item is True:
+            yield Notice(join(path, key), "code runs that comes with what is named here; leave it only if you trust it")
+        yield from _foreign_code(item, join(path, key))
+
+
+def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
+    notices = []
+    if at(blocks, "alg.kl_div.coeff") == 0 and at(blocks, "alg.policy.args.reference_model") is not None:
+        message = "not loaded: without a KL penalty (kl_div.coeff: 0) nothing is measured against it"
+        notices.append(Notice("alg.policy.args.reference_model", message))
+    if "apply_model_parallel" in (at(blocks, "alg.policy.args") or {}):
+        notices.append(Notice("alg.policy.args.apply_model_parallel", "has no meaning any more, and is ignored"))
+    if is_causal(blocks) and at(blocks, "env.args.context_start_token") is not None:
+        message = "ignored: a causal model continues its prompt without a start token"
+        notices.append(Notice("env.args.context_start_token", message))
+    return notices
+
+
+def _repeated_metrics(blocks: Mapping[str, Any]) -> list[Notice]:
+    metrics = at(blocks, "train_evaluation.metrics") or []
+    return [
+        Notice(f"train_evaluation.metrics.{index}", f"the same as metrics.{metrics.index(metric)}; computed once")
+        for index, metric in enumerate(metrics)
+        if metric in metrics[:index]
+    ]
+
+
+def _sampling(blocks: Mapping[str, Any]) -> list[Notice]:
+    notices = []
+    for path in GENERATION:
+        kwargs = at(blocks, path)
+        if not isinstance(kwargs, Mapping):
+            continue
+        if kwargs.get("do_sample") and kwargs.get("top_k") is None:
+            message = "transformers' default of 50 applies; 0 samples from the whole distribution"
+            notices.append(Notice(join(path, "top_k"), message))
+        if kwargs.get("max_new_tokens") is None and kwargs.get("max_length") is None:
+            message = f"not given; responses have at most {response_limit(blocks, path)} tokens"
+            notices.append(Notice(join(path, "max_new_tokens"), message))
+    return notices
+
+
+def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:
+    if at(blocks, "alg.policy") is None or at(blocks, "env.args.terminate_on_eos"):
+        return []
+    message = "false: responses go on after the end-of-text token, to the full length"
+    return [Notice("env.args.terminate_on_eos", message)]
+
+
+def _sizes(blocks: Mapping[str, Any]) -> list[Notice]:
+    return [*_second_batch(blocks), *_one_minibatch(blocks)]
+
+
+def _second_batch(blocks: Mapping[str, Any]) -> list[Notice]:
+    """A rollout that needs full-length episodes to be full: the first early end costs another generation batch."""
+    kwargs = "alg.policy.args.generation_kwargs"
+    n_steps, limit = at(with_defaults(blocks), "alg.args.n_steps"), at(blocks, "env.args.max_episode_length")
+    length = min(limit or 512, response_limit(blocks, kwargs))
+    fixed = (at(blocks, kwargs) or {}).get("min_length") or 0
+    if not n_steps or n_steps % length or fixed >= length or not at(blocks, "env.args.terminate_on_eos"):
+        return []
+    message = (
+        f"{n_steps} is a multiple of the longest response, {length}: one early end leaves the rollout short, and a "
+        f"whole further batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
+    )
+    return [Notice("alg.args.n_steps", message)]
+
+
+def _one_minibatch(blocks: Mapping[str, Any]) -> list[Notice]:
+    complete = with_defaults(blocks)
+    batch, n_steps = at(complete, "alg.args.batch_size"), at(complete, "alg.args.n_steps")
+    rollout = (n_steps or 0) * (at(complete, "env.n_envs") or 1)
+    if batch is None or n_steps is None or batch <= rollout:
+        return []
+    message = f"more tokens than a rollout's least, n_steps * n_envs = {rollout}: one minibatch may hold it all"
+    return [Notice("alg.args.batch_size", message)]
+
+
+def response_limit(blocks: Mapping[str, Any], path: str) -> int:
+    """The longest response that the generation arguments at `path` allow, in tokens."""
+    kwargs = at(blocks, path) or {}
+    if kwargs.get("max_new_tokens") is not None:
+        return int(kwargs["max_new_tokens"])
+    length = int(kwargs.get("max_length") or _DEFAULT_LENGTH)
+    return length if is_causal(blocks) else length - 1
+
+
+def is_causal(blocks: Mapping[str, Any]) -> bool:
+    """Whether the run's model is decoder-only, as far as its ids say."""
+    if at(blocks, "alg.policy.id") is not None:
+        return "causal" in at(blocks, "alg.policy.id")
+    return bool(at(blocks, "alg.model_type") == "causal")

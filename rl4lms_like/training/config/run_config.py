@@ -1,0 +1,384 @@
+"""A run, as data. RL4LMs' YAML blocks as frozen dataclasses; what a block leaves out has its default here.
+
+    RunConfig             tokenizer  reward_fn  datapool  env  alg (args, kl_div, policy)  train_evaluation
+    SupervisedConfig      tokenizer             datapool       alg (model, training_args)  train_evaluation
+
+`load_config` reads, overrides, checks (components and their `args` included) and raises one `ConfigError` with every
+mistake. No model is loaded and no torch imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
+from rl4lms_like.core.schema import check_arguments
+from rl4lms_like.core.secrets import secret_mistakes, without_values
+from rl4lms_like.training.config.binding import bind
+from rl4lms_like.training.config.cross_checks import cross_check
+from rl4lms_like.training.config.keep_best import KeepBestConfig
+from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
+from rl4lms_like.training.config.overrides import apply_overrides
+from rl4lms_like.training.config.yaml_file import read_yaml
+from rl4lms_like.training.doctor.thresholds import DoctorConfig
+
+MOST_TOLD = 500
+"""Mistakes of a config that are told; the others are counted."""
+
+Side = Literal["left", "right"]
+Arguments = dict[str, Any]
+"""Keyword arguments of a component."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentConfig:
+    """A component by id.
+
+    Args:
+        id: an id of the registry, or an import path `package.module:Name`.
+        args: its arguments.
+    """
+
+    id: str
+    args: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricConfig(ComponentConfig):
+    """A metric by id.
+
+    Args:
+        name: put behind its keys, as `key/name`; needed where two metrics would report the same keys.
+    """
+
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The `tokenizer` block.
+
+    Args:
+        model_name: hub id or local folder; may differ from the policy's.
+        pad_token_as_eos_token: use EOS as pad token where the tokenizer has no pad token.
+        padding_side: saved with the tokenizer; every run pads as its model needs.
+        truncation_side: where supervised runs cut prompts; the prompts of RL runs have `prompt_truncation_side`.
+        max_length: prompt tokens of a supervised run; default: what tokenizer and model can take.
+        trust_remote_code: run code that a hub tokenizer brings along.
+    """
+
+    model_name: str
+    pad_token_as_eos_token: bool = True
+    padding_side: Side = "left"
+    truncation_side: Side = "left"
+    max_length: Count | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """The `env` block.
+
+    Args:
+        n_envs: prompts that are generated together.
+        vec_env: `text` plays whole episodes in this process; `dummy` and `subproc` are Stable-Baselines3's, token by
+            token.
+        reward_workers: processes that compute rewards; 0 computes them in this one.
+        reward_timeout: seconds that rewards may take for `n_envs` episodes, with `reward_workers` for a worker's share;
+            null waits for ever.
+        args: arguments of `TextGenEnv`.
+    """
+
+    n_envs: Prompts = 1
+    vec_env: Literal["text", "dummy", "subproc"] = "text"
+    reward_workers: Processes = 0
+    reward_timeout: Positive | None = None
+    args: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    """The `alg.kl_div` block: the KL penalty against the reference model.
+
+    Args:
+        coeff: first KL coefficient; 0 switches the penalty off, and no reference model is kept.
+        target_kl: KL the controller steers to, nats per token (`horizon`: per sequence); null keeps the coefficient.
+        norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals.
+        controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` where there is a
+            target, else `fixed`.
+        gain: how far one iteration may move the coefficient (`adaptive`).
+        horizon: episodes over which the coefficient may move by a fifth (`horizon`).
+        estimator: of the KL of one token from its log-ratio: `k1`, `k2` or `k3`.
+        max_coeff: the coefficient never rises above it.
+    """
+
+    coeff: NonNegative
+    target_kl: Positive | None = None
+    norm_reward: bool = False
+    controller: Literal["adaptive", "horizon", "fixed"] | None = None
+    gain: Positive = 0.1
+    horizon: Count = 10_000
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    max_coeff: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.controller is None:
+            object.__setattr__(self, "controller", "fixed" if self.target_kl is None else "adaptive")
+        if self.controller != "fixed" and self.target_kl is None:
+            raise ValueError(f"controller {self.controller!r} needs target_kl; or set controller to 'fixed'")
+        if self.coeff == 0 and self.target_kl is not None:
+            raise ValueError("a coefficient of 0 stays 0 and target_kl has no effect: start above 0, e.g. 0.001")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """The `alg` block of an RL run.
+
+    Args:
+        id: an id of the registry, or an import path `package.module:Name`.
+        args: its arguments.
+        kl_div: the KL penalty.
+        policy: the language model as actor-critic, `id` and `args`.
+    """
+
+    id: str
+    args: Arguments = field(default_factory=dict)
+    kl_div: KLConfig
+    policy: ComponentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvaluationConfig:
+    """The `train_evaluation` block of an RL run.
+
+    Args:
+        eval_batch_size: prompts per generation call.
+        n_iters: iterations; each is one rollout and one update. 0 only evaluates.
+        eval_every: iterations between evaluations on `val`.
+        save_every: iterations between checkpoints.
+        keep_last: checkpoints that stay, the newest ones; null keeps the models of all, and lets a run go on from the
+            newest two.
+        keep_best: keep the model that does best on `val` in `best/`, `metric` and `mode`; null keeps none.
+        metrics: list of `id`, `args` and, where two would report the same keys, `name`.
+        generation_kwargs: of evaluation, instead of the rollouts'; null takes the rollouts'.
+        max_eval_samples: evaluate on the first so many samples of a split; null takes all.
+        save_model: save the final model.
+        n_credit_episodes: episodes of a rollout whose tokens are shown in the report with advantage, KL, ratio and
+            reward, now and then; 0 records none.
+    """
+
+    eval_batch_size: Count
+    n_iters: Whole
+    eval_every: Count
+    save_every: Count = 20
+    keep_last: Count | None = None
+    keep_best: KeepBestConfig | None = None
+    metrics: list[MetricConfig] = field(default_factory=list)
+    generation_kwargs: dict[str, Any] | None = None
+    max_eval_samples: Count | None = None
+    save_model: bool = True
+    n_credit_episodes: Whole = 3
+
+    def __post_init__(self) -> None:
+        if self.keep_last is not None and not self.save_model:
+            raise ValueError("keep_last has no effect with save_model: false, which writes no checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """An RL run.
+
+    Args:
+        tokenizer: which tokenizer.
+        reward_fn: what to prefer, `id` and `args`.
+        datapool: what to prompt with, `id` and `args`.
+        env: the environment.
+        alg: algorithm, KL penalty and policy.
+        train_evaluation: schedule and metrics.
+        doctor: when the run doctor tells what goes wrong.
+        seed: of everything random in the run.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
+        n_threads: of torch; `auto` chooses by the size of the model.
+        deterministic: only operations that give the same bits each time, also on a GPU, where they may be slower.
+        notices: what its reader should know; not a key of the file.
+    """
+
+    tokenizer: TokenizerConfig
+    reward_fn: ComponentConfig
+    datapool: ComponentConfig
+    env: EnvConfig = field(default_factory=EnvConfig)
+    alg: AlgorithmConfig
+    train_evaluation: TrainEvaluationConfig
+    doctor: DoctorConfig = field(default_factory=DoctorConfig)
+    seed: Seed = 0
+    device: str = "auto"
+    n_threads: Threads | Literal["auto"] = "auto"
+    deterministic: bool = False
+    notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain data; it parses to an equal config."""
+        return _to_dict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedAlgConfig:
+    """The `alg` block of a supervised run.
+
+    Args:
+        id: contains `supervised`.
+        model_type: `causal` or `seq2seq`.
+        model_name: hub id or local folder.
+        generation_kwargs: of evaluation.
+        training_args: of transformers' `TrainingArguments`; `metric_for_best_model` is `loss` or a key of the metrics.
+        separator: between prompt and reference of a causal model; default: a space where neither has white space.
+        loss_on_prompt: learn the prompts of a causal model too, not only the references.
+        early_stopping_patience: stop after so many evaluations on `val` without a better one; null never stops.
+        early_stopping_threshold: what counts as better, in units of `metric_for_best_model`.
+        peft: train low-rank adapters instead of the weights: fields of PEFT's `LoraConfig`, `{r: 8, lora_alpha: 16}`.
+        merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise the adapters only.
+    """
+
+    id: str
+    model_type: Literal["causal", "seq2seq"]
+    model_name: str
+    generation_kwargs: Arguments = field(default_factory=dict)
+    training_args: Arguments = field(default_factory=dict)
+    separator: str | None = None
+    loss_on_prompt: bool = False
+    early_stopping_patience: Count | None = None
+    early_stopping_threshold: NonNegative = 0.0
+    peft: Arguments | None = None
+    merge_on_save: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model_type == "seq2seq" and self.loss_on_prompt:
+            raise ValueError("loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it")
+        if self.model_type == "seq2seq" and self.separator is not None:
+            raise ValueError("separator: the prompt of a seq2seq model does not stand before the reference; remove it")
+        if self.early_stopping_patience is None and self.early_stopping_threshold:
+            raise ValueError("early_stopping_threshold has no effect without early_stopping_patience")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedEvaluationConfig:
+    """The `train_evaluation` block of a supervised run.
+
+    Args:
+        eval_batch_size: prompts per generation call.
+        metrics: list of `id`, `args` and, where two would report the same keys, `name`.
+        max_eval_samples: evaluate on the first so many samples of a split; null takes all.
+        save_model: save the final model; without it there are no checkpoints either, unless `training_args` asks.
+    """
+
+    eval_batch_size: Count
+    metrics: list[MetricConfig] = field(default_factory=list)
+    max_eval_samples: Count | None = None
+    save_model: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedConfig:
+    """A supervised run.
+
+    Args:
+        tokenizer: which tokenizer.
+        datapool: what to train on, `id` and `args`.
+        alg: model and training arguments.
+        train_evaluation: batch size and metrics.
+        seed: of everything random in the run.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
+        n_threads: of torch; `auto` chooses by the size of the model.
+        deterministic: only operations that give the same bits each time, also on a GPU, where they may be slower.
+        notices: what its reader should know; not a key of the file.
+    """
+
+    tokenizer: TokenizerConfig
+    datapool: ComponentConfig
+    alg: SupervisedAlgConfig
+    train_evaluation: SupervisedEvaluationConfig
+    seed: Seed = 0
+    device: str = "auto"
+    n_threads: Threads | Literal["auto"] = "auto"
+    deterministic: bool = False
+    notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain data; it parses to an equal config."""
+        return _to_dict(self)
+
+
+AnyConfig: TypeAlias = RunConfig | SupervisedConfig
+"""Either kind of run."""
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> AnyConfig:
+    """Reads, overrides and checks a YAML file.
+
+    Args:
+        path: the file.
+        overrides: `alg.args.learning_rate=1e-5`, in order.
+
+    Raises:
+        ConfigError: with every mistake of the file, the overrides and the components' arguments.
+    """
+    mapping, repeated = read_yaml(path)
+    changed, mistakes = apply_overrides(mapping, overrides)
+    return parse_config(changed, source=str(path), mistakes=repeated + mistakes)
+
+
+def parse_config(
+    mapping: Mapping[str, Any],
+    *,
+    source: str = "the config",
+    components: bool = True,
+    mistakes: Sequence[Mistake] = (),
+) -> AnyConfig:
+    """Checks a mapping, which is left as it is.
+
+    Args:
+        mapping: the six blocks of an RL run, or the four of a supervised one.
+        source: what error messages call it.
+        components: look up ids and check their `args`; without it only the blocks themselves are checked.
+        mistakes: found already, to be reported with the others.
+
+    Raises:
+        ConfigError: with every mistake.
+    """
+    blocks, comma_notices = without_stray_commas(mapping)
+    found = list(mistakes)
+    if components:
+        blocks, wrong = bind(blocks)
+        found += secret_mistakes(mapping) + wrong + cross_check(blocks)
+    kind = SupervisedConfig if is_supervised(mapping) else RunConfig
+    fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
+    found = list(dict.fromkeys([*found, *wrong]))
+    if found:
+        told = _in_order_of(mapping, found)[:MOST_TOLD]
+        more = [Mistake("", f"and {len(found) - len(told)} more")] if len(found) > len(told) else []
+        raise ConfigError([*without_values(mapping, told), *more], source)
+    config: AnyConfig = kind(**fields, notices=tuple(comma_notices + notices_of(blocks)))
+    return config
+
+
+def is_supervised(mapping: Mapping[str, Any]) -> bool:
+    """Whether `alg.id` names a supervised run."""
+    alg = mapping.get("alg")
+    return isinstance(alg, Mapping) and "supervised" in str(alg.get("id"))
+
+
+def _in_order_of(mapping: Mapping[str, Any], mistakes: list[Mistake]) -> list[Mistake]:
+    """Block after block, as in the file; what belongs to no block of it comes first."""
+    rank = {str(block): index for index, block in enumerate(mapping)}
+    return sorted(mistakes, key=lambda mistake: rank.get(mistake.path.partition(".")[0], -1))
+
+
+def _to_dict(config: AnyConfig) -> dict[str, Any]:
+    fields = dataclasses.asdict(config)
+    del fields["notices"]
+    return fields

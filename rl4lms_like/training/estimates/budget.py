@@ -1,0 +1,112 @@
+"""What a config amounts to, before anything runs: tokens, episodes, minibatches, optimizer steps.
+
+    iteration   n_steps * n_envs tokens at least      gathered in generation batches of n_envs whole episodes
+    update      n_epochs passes over them             in minibatches of whole episodes, about batch_size tokens each
+
+Counted for episodes of full length; shorter ones make more episodes of the same number of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.training.config.binding import with_defaults
+from rl4lms_like.training.config.notices import response_limit
+from rl4lms_like.training.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The arithmetic of one run, for episodes of full length.
+
+    Args:
+        tokens_per_rollout: the least number of tokens a rollout gathers.
+        response_tokens: the longest response.
+        prompt_tokens: the longest prompt; None where the tokenizer's limit counts.
+        prompts_per_batch: prompts generated together.
+        generation_batches: `generate` calls per rollout.
+        episodes: episodes per rollout.
+        minibatch_episodes: episodes per minibatch.
+        micro_batch_episodes: episodes per forward pass of the update.
+        minibatches: per epoch.
+        n_epochs: passes over a rollout; of the critic alone, where it has updates of its own.
+        n_iters: iterations of the run.
+    """
+
+    tokens_per_rollout: int
+    response_tokens: int
+    prompt_tokens: int | None
+    prompts_per_batch: int
+    generation_batches: int
+    episodes: int
+    minibatch_episodes: int
+    micro_batch_episodes: int
+    minibatches: int
+    n_epochs: int
+    n_iters: int
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps of one update."""
+        return self.n_epochs * self.minibatches
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.n_iters * self.steps_per_iteration
+
+    @property
+    def tokens(self) -> int:
+        """The least number of tokens the run generates for training."""
+        return self.n_iters * self.tokens_per_rollout
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What and how much, for people."""
+        return [
+            ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
+            ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
+            ("generation batches", f"{self.generation_batches:,} of {self.prompts_per_batch} prompts"),
+            ("minibatches per epoch", f"{self.minibatches:,} of {_episodes(self.minibatch_episodes)}"),
+            ("forward passes", f"of {_episodes(self.micro_batch_episodes)} in the update"),
+            ("epochs per iteration", f"{self.n_epochs:,}"),
+            ("optimizer steps", f"{self.steps_per_iteration:,} per iteration, {self.steps:,} in all"),
+            ("tokens in all", f"at least {self.tokens:,} in {self.n_iters:,} iterations"),
+        ]
+
+
+def plan_batches(config: RunConfig) -> BatchPlan:
+    """The arithmetic of a config."""
+    blocks = with_defaults(config.to_dict())
+    args: dict[str, Any] = blocks["alg"]["args"]
+    env = EnvArguments(**blocks["env"]["args"])
+    n_envs = config.env.n_envs
+    tokens = int(args.get("n_steps") or 1) * n_envs
+    response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
+    generations = math.ceil(tokens / (n_envs * response))
+    episodes = generations * n_envs
+    minibatch = _fitting(args.get("batch_size"), response, episodes)
+    return BatchPlan(
+        tokens_per_rollout=tokens,
+        response_tokens=response,
+        prompt_tokens=env.max_prompt_length,
+        prompts_per_batch=n_envs,
+        generation_batches=generations,
+        episodes=episodes,
+        minibatch_episodes=minibatch,
+        micro_batch_episodes=_fitting(args.get("micro_batch_size"), response, minibatch),
+        minibatches=math.ceil(episodes / minibatch),
+        n_epochs=int(args.get("n_epochs") or args.get("n_critic_updates") or 1),
+        n_iters=config.train_evaluation.n_iters,
+    )
+
+
+def _fitting(tokens: int | None, length: int, most: int) -> int:
+    """How many episodes of a length fit into some tokens; at least one, all if the tokens are not limited."""
+    return most if tokens is None else min(max(int(tokens) // length, 1), most)
+
+
+def _episodes(n: int) -> str:
+    return f"{n:,} episode" if n == 1 else f"{n:,} episodes"

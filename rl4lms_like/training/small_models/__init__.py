@@ -1,0 +1,1 @@
+"""Models that need no hub: made, or trained from our own texts, in seconds."""

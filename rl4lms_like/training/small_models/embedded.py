@@ -1,0 +1,141 @@
+"""Models that need no hub: `embedded/<name>` stands wherever a config names a model or tokenizer.
+
+    embedded/gpt2-numbers   embedded/t5-numbers    words: the numbers 0 to 49; learned that numbers often grow, a little
+    embedded/gpt2-digits    embedded/t5-digits     letters: digits, hyphen, space; random weights
+    embedded/gpt2-films     embedded/t5-films      trained on film opinions for half a minute; English words
+
+A model is made when a run first asks for it, and lies in the cache from then on: `$RL4LMS_LIKE_HOME`, else
+`rl4lms_like` in `$XDG_CACHE_HOME` or `~/.cache`. One name gives the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl4lms_like.core.errors import ModelError
+
+PREFIX = "embedded/"
+"""What the name of an embedded model begins with."""
+
+NAMES = tuple(f"{PREFIX}{family}-{texts}" for texts in ("numbers", "digits", "films") for family in ("gpt2", "t5"))
+"""All of them."""
+
+VERSION = 1
+"""Part of the cache's folder names; changes with the bits of a model."""
+
+N_NUMBERS = 50
+"""Words of the models of numbers."""
+
+Config = TypeVar("Config")
+
+
+def is_embedded(name: Any) -> bool:
+    """Whether a value of a config names an embedded model, a known one or not."""
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def unknown_embedded_model(name: str) -> str:
+    """What to say of a name that no embedded model has."""
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in NAMES], n=1)
+    hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
+    return f"no embedded model has the name {name!r}; {hint}"
+
+
+def with_embedded_models(config: Config) -> Config:
+    """A config (or any dataclass) with the folder of the model in place of each `embedded/<name>`."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    changed: Config = dataclasses.replace(config, **{name: _resolved(value) for name, value in fields.items()})  # type: ignore[type-var]
+    return changed
+
+
+def embedded_model(name: str) -> Path:
+    """The folder of an embedded model, which is made if it is not there.
+
+    Raises:
+        ModelError: there is none of that name, or the cache cannot be written.
+    """
+    if name not in NAMES:
+        raise ModelError(unknown_embedded_model(name))
+    family, _, texts = name.removeprefix(PREFIX).partition("-")
+    folder = cache_folder() / f"{family}-{texts}-v{VERSION}"
+    if not (folder / "config.json").is_file():
+        print(f"making {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
+        try:
+            _make_atomically(folder, lambda place: _make(family, texts, place))
+        except OSError as error:
+            said = f"cannot make {name} in {folder.parent}: {error}; RL4LMS_LIKE_HOME names another folder for it"
+            raise ModelError(said) from error
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where embedded models lie."""
+    own = os.environ.get("RL4LMS_LIKE_HOME")
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(own or Path(cache) / "rl4lms_like").expanduser() / "embedded"
+
+
+def _resolved(value: Any) -> Any:
+    if is_embedded(value):
+        return str(embedded_model(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return with_embedded_models(value)
+    if isinstance(value, Mapping):
+        return {key: _resolved(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item) for item in value]
+    return value
+
+
+def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
+    """Whole or not at all, also when several processes make it at once: the first to finish wins."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(place)
+        if not folder.exists():
+            place.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _make(family: Any, texts: str, folder: Path) -> None:
+    from rl4lms_like.training.small_models.tiny_model import make_model, make_word_tokenizer
+    from rl4lms_like.training.small_models.warm_start import WarmStartSettings, make_warm_start, train_language_model
+
+    if texts == "films":
+        make_warm_start(folder, WarmStartSettings(family=family))
+        return
+    words = [str(number) for number in range(N_NUMBERS)] if texts == "numbers" else [*"0123456789-", " "]
+    tokenizer = make_word_tokenizer(words, separated=texts == "numbers")
+    model = make_model(tokenizer, family=family)
+    if texts == "numbers":
+        train_language_model(model, tokenizer, numbers_that_often_grow(6400), steps=400, lr=5e-3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def numbers_that_often_grow(n: int, seed: int = 0) -> list[str]:
+    """Texts of 24 numbers: after each one, with probability 0.6, one that is larger by 1 to 4; else any number."""
+    rng = random.Random(f"{seed}-numbers")
+    texts = []
+    for _ in range(n):
+        numbers = [rng.randrange(N_NUMBERS)]
+        while len(numbers) < 24:
+            following = numbers[-1] + rng.randint(1, 4)
+            grows = rng.random() < 0.6 and following < N_NUMBERS
+            numbers.append(following if grows else rng.randrange(N_NUMBERS))
+        texts.append(" ".join(map(str, numbers)))
+    return texts

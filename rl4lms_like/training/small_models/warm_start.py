@@ -1,0 +1,271 @@
+"""A small language model from nothing but our own texts, in seconds on one CPU thread.
+
+    film_opinions(n, seed) -> make_tokenizer -> make_model -> train_language_model -> folder for `from_pretrained`
+
+Two families: `gpt2` learns whole texts; `t5` reads the first words of a text and learns to write the rest. One token,
+id 0, ends a text and pads it. One seed gives the same bits on every run: weights, batches and prompt
+lengths come from generators made here, and the work is done by one thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rl4lms_like.data_pools import film_grammar
+from rl4lms_like.data_pools.film_opinions import film_opinions, split_opinion
+from rl4lms_like.training.small_models.tiny_model import Family, make_model, make_tokenizer
+
+RECORD = "warm_start.json"
+"""Beside the model: settings, held-out perplexity and the files' checksums; written last."""
+
+Progress = Callable[[int, int, float], None]
+"""Called with (steps done, steps in all, loss in nats per token)."""
+
+Example = tuple[list[int], list[int]]
+"""Ids the model reads and ids it learns to write; a causal model reads what it writes, its first list is empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStartSettings:
+    """Everything that decides a warm start's weights.
+
+    Args:
+        family: `gpt2` or `t5` (`n_layer` encoder and as many decoder layers).
+        seed: of texts, weights and batches.
+        n_texts: opinions to learn from.
+        n_held_out: opinions whose openings are not among them, for the perplexity.
+        vocab_size: largest vocabulary.
+        n_layer: transformer layers.
+        n_embd: width.
+        n_head: attention heads.
+        n_positions: longest text of `gpt2`, tokens.
+        steps: optimizer steps.
+        lr: highest learning rate.
+        batch_size: texts per step.
+    """
+
+    family: Family = "gpt2"
+    seed: int = 0
+    n_texts: int = 20_000
+    n_held_out: int = 400
+    vocab_size: int = 1024
+    n_layer: int = 2
+    n_embd: int = 64
+    n_head: int = 4
+    n_positions: int = 96
+    steps: int = 1600
+    lr: float = 1e-2
+    batch_size: int = 16
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A folder that `AutoModel*.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+
+    Args:
+        folder: where it lies.
+        settings: what it was made with.
+        perplexity: per token, on held-out texts.
+        n_parameters: of the model.
+        seconds: time it took to make, when it was made.
+        reused: it was there already, intact and made with the same settings.
+    """
+
+    folder: Path
+    settings: WarmStartSettings
+    perplexity: float
+    n_parameters: int
+    seconds: float
+    reused: bool
+
+
+def make_warm_start(
+    folder: str | Path, settings: WarmStartSettings | None = None, *, progress: Progress | None = None
+) -> WarmStart:
+    """Trains a model on film opinions and saves it with its tokenizer; reuses an intact folder of the same settings."""
+    folder, settings = Path(folder), settings or WarmStartSettings()
+    return _found(folder, settings) or _made(folder, settings, progress)
+
+
+def train_language_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    steps: int,
+    lr: float = 1e-2,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Maximum likelihood by AdamW, in place: linear warm-up, then linear decay to 0; loss on real tokens and the end.
+
+    Args:
+        model: causal (learns whole texts) or encoder-decoder (reads a text's first words, learns the rest).
+        tokenizer: its id 0 ends and pads.
+        texts: what to learn; a causal model's must fit its positions.
+        steps: optimizer steps.
+        lr: highest learning rate.
+        batch_size: texts per step; texts of similar length share a batch.
+        seed: of batches and prompt lengths.
+        progress: called after every step.
+    """
+    examples = _examples(model, tokenizer, texts, seed)
+    warm_up = max(1, steps // 16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm_up, 1.0) * (1 - step / steps)
+    )
+    model.train()
+    with one_thread():
+        for step, batch in zip(range(steps), _batches(examples, batch_size, seed), strict=False):
+            loss = _losses(model, batch).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            if progress is not None:
+                progress(step + 1, steps, loss.item())
+    model.eval()
+
+
+@torch.no_grad()
+def perplexity(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, seed: int = 0
+) -> float:
+    """Exp of the mean loss per learned token (for a causal model, all but a text's first), the end included."""
+    examples = _examples(model, tokenizer, texts, seed)
+    with one_thread():
+        losses = [_losses(model, examples[start : start + 50]) for start in range(0, len(examples), 50)]
+    return math.exp(torch.cat(losses).mean().item())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: fastest for models this small, and one order of summation, so one result."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
+
+
+def _examples(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], seed: int
+) -> list[Example]:
+    if not model.config.is_encoder_decoder:
+        return [([], [*ids, 0]) for ids in tokenizer(list(texts))["input_ids"]]
+    rng = random.Random(f"{seed}-prompts")
+    prompts, rests = zip(*(split_opinion(text, rng.randint(5, 7)) for text in texts), strict=True)
+    read = tokenizer(list(prompts))["input_ids"]
+    written = tokenizer([f" {rest}" for rest in rests])["input_ids"]
+    return [(prompt, [*rest, 0]) for prompt, rest in zip(read, written, strict=True)]
+
+
+def _batches(examples: Sequence[Example], batch_size: int, seed: int) -> Iterator[list[Example]]:
+    """Endless epochs of batches whose examples have similar lengths."""
+    rng = random.Random(f"{seed}-batches")
+    while True:
+        shuffled = rng.sample(examples, len(examples))
+        pools = (shuffled[start : start + 50 * batch_size] for start in range(0, len(shuffled), 50 * batch_size))
+        by_length = [sorted(pool, key=lambda example: len(example[1])) for pool in pools]
+        batches = [pool[start : start + batch_size] for pool in by_length for start in range(0, len(pool), batch_size)]
+        rng.shuffle(batches)
+        yield from batches
+
+
+def _losses(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
+    """Negative log-likelihood `[n_tokens]` of the learned tokens, in nats. Padding is on the right."""
+    ids, mask = _padded([written for _, written in batch])
+    if model.config.is_encoder_decoder:
+        prompt_ids, prompt_mask = _padded([read for read, _ in batch])
+        start = torch.full_like(ids[:, :1], model.config.decoder_start_token_id)
+        inputs = torch.cat([start, ids[:, :-1]], dim=1)
+        logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long(), decoder_input_ids=inputs).logits
+    else:
+        logits = model(input_ids=ids[:, :-1]).logits
+        ids, mask = ids[:, 1:], mask[:, 1:]
+    return F.cross_entropy(logits[mask], ids[mask], reduction="none")
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids `[n, length]`, padded with 0, and the mask of real ones."""
+    lengths = torch.tensor([len(row) for row in rows])
+    width = int(lengths.max())
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    return ids, torch.arange(width) < lengths[:, None]
+
+
+def _made(folder: Path, settings: WarmStartSettings, progress: Progress | None) -> WarmStart:
+    started = time.perf_counter()
+    texts = film_opinions(settings.n_texts, settings.seed)
+    tokenizer = make_tokenizer(texts, settings.vocab_size)
+    model = make_model(
+        tokenizer,
+        family=settings.family,
+        n_layer=settings.n_layer,
+        n_embd=settings.n_embd,
+        n_head=settings.n_head,
+        n_positions=settings.n_positions,
+        seed=settings.seed,
+    )
+    train_language_model(
+        model,
+        tokenizer,
+        texts,
+        steps=settings.steps,
+        lr=settings.lr,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        progress=progress,
+    )
+    held_out = perplexity(model, tokenizer, film_opinions(settings.n_held_out, settings.seed, split="val"))
+    n_parameters = model.num_parameters()
+    (folder / RECORD).unlink(missing_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    seconds = time.perf_counter() - started
+    record = {
+        "settings": _fingerprint(settings),
+        "perplexity": held_out,
+        "n_parameters": n_parameters,
+        "seconds": round(seconds, 1),
+        "sha256": {path.name: _sha256(path) for path in sorted(folder.glob("*.*")) if path.is_file()},
+    }
+    unfinished = folder / f"{RECORD}.tmp"
+    unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(folder / RECORD)
+    return WarmStart(folder, settings, held_out, n_parameters, seconds, reused=False)
+
+
+def _found(folder: Path, settings: WarmStartSettings) -> WarmStart | None:
+    if not (folder / RECORD).is_file():
+        return None
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    intact = all((folder / name).is_file() and _sha256(folder / name) == sum for name, sum in record["sha256"].items())
+    if not intact or record["settings"] != _fingerprint(settings):
+        return None
+    return WarmStart(folder, settings, record["perplexity"], record["n_parameters"], record["seconds"], reused=True)
+
+
+def _fingerprint(settings: WarmStartSettings) -> dict[str, int | float | str]:
+    """The settings and the grammar that the texts come from."""
+    return {**asdict(settings), "grammar": hashlib.sha256(film_grammar.TABLE.encode()).hexdigest()}
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

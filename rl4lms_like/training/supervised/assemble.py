@@ -1,0 +1,232 @@
+"""From a supervised config to the objects of its run.
+
+SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples ─ examples ─ model ─> SupervisedRun
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from stable_baselines3.common.utils import set_random_seed
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.policies.generation import generate_arguments, seeded, unknown_generation_arguments
+from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
+from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
+from rl4lms_like.policies.writing import TextWriter
+from rl4lms_like.training.assemble import (
+    SMALL_MODEL,
+    SPLITS,
+    build_datapool,
+    build_tokenizer,
+    end_tokens,
+    load_generation_config,
+    n_parameters,
+)
+from rl4lms_like.training.components import build_components
+from rl4lms_like.training.config.run_config import SupervisedConfig
+from rl4lms_like.training.config.settings import check_vocabulary, device_mistakes
+from rl4lms_like.training.small_models.embedded import with_embedded_models
+from rl4lms_like.training.supervised.examples import ExampleEncoder, Examples
+from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
+
+NO_LIMIT = 1_000_000
+"""Tokenizers and models without a length limit: about 1e30 tokens, or no such field."""
+
+
+@dataclass(frozen=True)
+class SupervisedRun:
+    """Everything a supervised trainer needs.
+
+    Args:
+        config: what it was assembled from.
+        tokenizer: of prompts, references and responses.
+        samples: by split, `train`, `val` and `test`.
+        examples: of `train`, to learn from, and of `val`, for its loss.
+        metrics: computed at each evaluation.
+        writer: writes with the model that is trained.
+        max_prompt_length: tokens; longer prompts are cut.
+        eos_token_ids: what ends a response.
+        post_processor: what is done to each response before it is scored and kept; None: nothing.
+    """
+
+    config: SupervisedConfig
+    tokenizer: PreTrainedTokenizerBase
+    samples: Mapping[str, list[Sample]]
+    examples: Mapping[str, Examples]
+    metrics: list[BaseMetric]
+    writer: TextWriter
+    max_prompt_length: int
+    eos_token_ids: list[int]
+    post_processor: Callable[[str], str] | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The language model that is trained."""
+        return self.writer.model
+
+    def training_arguments(self, output_dir: str | Path) -> Any:
+        """The `TrainingArguments` of the run, with checkpoints in `output_dir`."""
+        return make_training_arguments(self.config, output_dir, has_val=bool(self.samples["val"]))
+
+
+def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
+    """Builds the objects of a supervised run.
+
+    Raises:
+        ConfigError: the config asks for what does not fit together.
+        DataPoolError: a data pool could not be prepared, or has no references to learn from.
+        MissingExtraError: the Trainer's own dependency, or one of a metric, is not installed.
+        NotReadyError: several components lack something.
+        ModelError: a model or tokenizer cannot be loaded, or they do not fit each other.
+        ComponentError: a metric or the post-processor could not be built.
+    """
+    if config.n_threads != "auto":
+        torch.set_num_threads(int(config.n_threads))
+    check_settings(config)
+    config = with_embedded_models(config)
+    set_random_seed(config.seed)  # what a user's components draw from the global generators
+    components = build_components(config)
+    model_name = config.alg.model_name
+    model_config = load_model_config(model_name)
+    check_family(config, model_config)
+    tokenizer = build_tokenizer(config.tokenizer)
+    check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
+    ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
+    encoder = example_encoder(config, tokenizer, model_config, ends)
+    samples = {split: build_datapool(config.datapool, split).samples for split in SPLITS}
+    examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
+    _check_examples(config, examples, samples)
+    model = _build_model(config, model_config)
+    if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
+        torch.set_num_threads(1)
+    writer = TextWriter(
+        model,
+        generation_kwargs=config.alg.generation_kwargs,
+        prompt_truncation_side=config.tokenizer.truncation_side,
+        bfloat16=bool(config.alg.training_args.get("bf16")),
+    )
+    return SupervisedRun(
+        config,
+        tokenizer,
+        samples,
+        examples,
+        components.metrics,
+        writer,
+        encoder.max_prompt_length,
+        ends,
+        components.post_processor,
+    )
+
+
+def check_settings(config: SupervisedConfig) -> None:
+    """What only torch and transformers know to be wrong, before anything is loaded.
+
+    Raises:
+        ConfigError: with every mistake.
+        MissingExtraError: the Trainer's own dependency, or one of a metric, is not installed.
+        NotReadyError: several components lack something.
+    """
+    unknown = unknown_generation_arguments(config.alg.generation_kwargs)
+    mistakes = [Mistake(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
+    devices = device_mistakes(config.device)
+    if not devices and torch.device(config.device if config.device != "auto" else "cpu").index:
+        said = "a supervised run takes the first GPU it sees: write cuda, and choose by CUDA_VISIBLE_DEVICES"
+        devices = [Mistake("device", said)]
+    mistakes += [*lora_conflicts(config.alg.peft, "alg.peft"), *devices]
+    try:
+        make_training_arguments(replace(config, device="cpu") if devices else config, "checkpoints")
+    except ConfigError as error:
+        mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
+
+
+def example_encoder(
+    config: SupervisedConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, ends: list[int]
+) -> ExampleEncoder:
+    """How samples become examples, within what tokenizer and model can take.
+
+    Raises:
+        ConfigError: the responses leave no room for a prompt.
+    """
+    limit = token_limit(tokenizer, model_config)
+    own_end = tokenizer.eos_token_id
+    return ExampleEncoder(
+        tokenizer=tokenizer,
+        is_encoder_decoder=bool(model_config.is_encoder_decoder),
+        max_prompt_length=max_prompt_length(config, limit),
+        max_length=limit,
+        end_token_id=own_end if own_end is not None else next(iter(ends), None),
+        separator=config.alg.separator,
+        loss_on_prompt=config.alg.loss_on_prompt,
+    )
+
+
+def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
+    """The longest text that both the tokenizer and the model can take, in tokens."""
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
+    return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)
+
+
+def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
+    """Tokens of the longest prompt; a causal model's response still fits behind it.
+
+    Args:
+        config: of the run.
+        limit: tokens that the tokenizer and the model can take.
+    """
+    asked = min(config.tokenizer.max_length or limit, limit)
+    if config.alg.model_type == "seq2seq" or limit == NO_LIMIT:
+        return asked
+    response = generate_arguments(
+        config.alg.generation_kwargs, max_new_tokens=None, eos_token_ids=(), is_encoder_decoder=False
+    )["max_new_tokens"]
+    if response >= limit:
+        said = f"responses of {response} tokens leave no room for a prompt: the model takes {limit} in all"
+        raise ConfigError([Mistake("alg.generation_kwargs.max_new_tokens", said)])
+    return int(min(asked, limit - response))
+
+
+def _build_model(config: SupervisedConfig, model_config: PretrainedConfig) -> PreTrainedModel:
+    """The model with its checkpoint's dropout, and its adapters if there are any, drawn from the run's seed."""
+    model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
+    if config.alg.peft is not None:
+        refuse_unknown_layers([model], config.alg.peft)
+        with seeded(derived_seed(config.seed, "adapters"), model.device):
+            add_lora(model, config.alg.peft, dropout=True)
+    return model
+
+
+def check_family(config: SupervisedConfig, model_config: PretrainedConfig) -> None:
+    """Raises a `ConfigError` where the model is not of the family that `model_type` says."""
+    kind: Literal["seq2seq", "causal"] = "seq2seq" if model_config.is_encoder_decoder else "causal"
+    if kind != config.alg.model_type:
+        said = f"{config.alg.model_name!r} is a {kind} model: write {kind}, or name another model"
+        raise ConfigError([Mistake("alg.model_type", said)])
+
+
+def _check_examples(
+    config: SupervisedConfig, examples: Mapping[str, Examples], samples: Mapping[str, list[Sample]]
+) -> None:
+    """There is something to learn from, and to choose the best checkpoint by."""
+    if not examples["train"].rows:
+        raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
+    arguments = make_training_arguments(config, "checkpoints")
+    wanted = arguments.metric_for_best_model
+    if wanted is None:
+        return
+    if not samples["val"]:
+        said = f"nothing to choose by: the data pool {config.datapool.id!r} has no samples in the split 'val'"
+        raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", said)])
+    if wanted.removeprefix("eval_") == "loss" and not examples["val"].rows:
+        said = "there is no loss to choose by: no sample of the split 'val' has a reference; name a metric"
+        raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", said)])

@@ -1,0 +1,103 @@
+"""What a supervised config amounts to, before a weight is loaded: examples, tokens, optimizer steps.
+
+The data pool is prepared and its first examples are encoded, so this knows what the run will see.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.training.config.run_config import SupervisedConfig
+
+N_ENCODED = 2000
+"""Samples that are encoded to estimate the number of tokens."""
+
+
+@dataclass(frozen=True)
+class SupervisedPlan:
+    """The arithmetic of one run.
+
+    Args:
+        n_samples: of the split `train`.
+        n_examples: one for each reference.
+        tokens_per_epoch: learned tokens, estimated from the first samples.
+        prompt_tokens: the longest prompt.
+        batch_size: examples per optimizer step.
+        n_epochs: passes over the examples; the last one may be partial.
+        steps: optimizer steps.
+    """
+
+    n_samples: int
+    n_examples: int
+    tokens_per_epoch: int
+    prompt_tokens: int
+    batch_size: int
+    n_epochs: float
+    steps: int
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What and how much, for people."""
+        return [
+            ("examples", f"{self.n_examples:,} references of {self.n_samples:,} samples"),
+            ("prompts", f"at most {self.prompt_tokens:,} tokens"),
+            ("learned tokens", f"about {self.tokens_per_epoch:,} per epoch"),
+            ("batches", f"of {self.batch_size:,} examples"),
+            ("optimizer steps", f"{self.steps:,} in {self.n_epochs:g} epochs"),
+        ]
+
+
+def plan_supervised(config: SupervisedConfig) -> SupervisedPlan:
+    """The arithmetic of a config.
+
+    Raises:
+        ConfigError: `training_args` have mistakes.
+        RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; says which.
+    """
+    from rl4lms_like.policies.loading import load_model_config
+    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
+    from rl4lms_like.training.small_models.embedded import with_embedded_models
+    from rl4lms_like.training.supervised.assemble import check_family, check_settings, example_encoder
+    from rl4lms_like.training.supervised.training_arguments import make_training_arguments
+
+    check_settings(config)
+    config = with_embedded_models(config)
+    model_config = load_model_config(config.alg.model_name)
+    check_family(config, model_config)
+    tokenizer = build_tokenizer(config.tokenizer)
+    ends = end_tokens(tokenizer, model_config, load_generation_config(config.alg.model_name))
+    encoder = example_encoder(config, tokenizer, model_config, ends)
+    samples = build_datapool(config.datapool, "train").samples
+    examples = sum(len(sample.references) for sample in samples)
+    encoded = encoder.encode(samples[:N_ENCODED])
+    per_example = encoded.n_learned / max(len(encoded.rows), 1)
+    arguments: Any = make_training_arguments(config, "checkpoints")
+    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    per_epoch = max(math.ceil(examples / batch), 1)
+    limited = arguments.max_steps > 0
+    steps = arguments.max_steps if limited else math.ceil(arguments.num_train_epochs * per_epoch)
+    return SupervisedPlan(
+        n_samples=len(samples),
+        n_examples=examples,
+        tokens_per_epoch=round(per_example * examples),
+        prompt_tokens=encoder.max_prompt_length,
+        batch_size=batch,
+        n_epochs=round(steps / per_epoch, 2) if limited else arguments.num_train_epochs,
+        steps=steps,
+    )
+
+
+def described(config: SupervisedConfig) -> list[tuple[str, str]]:
+    """The plan's lines, or the reason why there is none.
+
+    Raises:
+        ConfigError: `training_args` have mistakes.
+    """
+    try:
+        return plan_supervised(replace(config, device="cpu")).lines()
+    except ConfigError:
+        raise
+    except RL4LMsLikeError as error:
+        return [("no plan", str(error))]

@@ -1,0 +1,282 @@
+"""transformers' Trainer as a supervised run uses it: with our loss, our evaluation beside it, and our files.
+
+compute_loss ─ sum over learned tokens / their number in the whole step, or in the whole of `val`
+
+Trainer.evaluate ─ loss of `val` ─┬─ early stopping, best checkpoint
+SupervisedTrainer.evaluate ───────┘  scores under `eval_<key>`
+Trainer.log ─ Reporter ─> Tracker
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.policies.generation import seeded
+from rl4lms_like.policies.lora import NAME, has_lora
+from rl4lms_like.training.resuming.checkpoints import STEP, checkpoints_in, remove_older
+from rl4lms_like.training.resuming.states import random_state
+from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
+from rl4lms_like.training.supervised.training_arguments import PATH
+
+if TYPE_CHECKING:
+    from rl4lms_like.training.supervised.state import GoingOn
+    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
+
+LOGGED = {
+    "loss": "supervised/loss",
+    "eval_loss": "supervised/val_loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/learning_rate",
+    "epoch": "supervised/epoch",
+}
+"""The Trainer's names -> ours."""
+
+
+class ReferenceTrainer(Trainer):
+    """transformers' Trainer, with our loss, our evaluation beside it and our way of saving.
+
+    The models' own losses do not serve: those of T5 and others are means over a micro-batch whatever the Trainer tells
+    them, which it adds up as if they were shares of a step.
+
+    Args:
+        owner: evaluates and saves.
+        **arguments: of `Trainer`.
+
+    Raises:
+        ValueError: the optimizer refuses its arguments.
+        ImportError: it needs a package that is not installed.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, owner: SupervisedTrainer, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.owner = owner
+        self.n_learned: Any = 0
+        self.going_on: GoingOn | None = None
+        self.epoch_began = random_state()
+        self.model_accepts_loss_kwargs = True  # so the Trainer counts the tokens of a step for `compute_loss`
+        self.create_optimizer()
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        self.n_learned = self.n_learned + n_learned(inputs["labels"])
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The cross-entropy of the learned tokens, as their share of the mean over `num_items_in_batch` of them.
+
+        Raises:
+            ModelError: it is no finite number in training.
+        """
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        logits = outputs.logits
+        if not self.owner.run.writer.is_encoder_decoder:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        total = cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            ignore_index=NOT_LEARNED,
+            reduction="sum",
+            label_smoothing=self.args.label_smoothing_factor,
+        )
+        n = n_learned(labels) if num_items_in_batch is None else num_items_in_batch
+        loss = total / max(n, 1)
+        if model.training and not torch.isfinite(loss):
+            raise ModelError(
+                f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken. "
+                f"Lower {PATH}.learning_rate, or see what the references are"
+            )
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        metrics: dict[str, float] = {}
+        if n := len(dataloader.dataset):
+            with seeded(0, self.args.device):  # a data loader draws, and dropout would draw other numbers after it
+                metrics[f"{metric_key_prefix}_loss"] = self._mean_loss(dataloader)
+        for key, score in self.owner.evaluate(("val",))["val"].scores.items():
+            metrics[f"{metric_key_prefix}_{key}"] = self._comparable(score)
+        nothing: Any = None
+        return EvalLoopOutput(predictions=nothing, label_ids=None, metrics=metrics, num_samples=n)
+
+    @torch.no_grad()
+    def _mean_loss(self, dataloader: Any) -> float:
+        """The loss per learned token, all tokens alike."""
+        model = self.owner.run.model.eval()
+        total, n = 0.0, 0
+        for inputs in dataloader:
+            with self.compute_loss_context_manager(), in_part("evaluation"):
+                total += float(self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=1))
+            n += int(n_learned(inputs["labels"]))
+        return total / max(n, 1)
+
+    def _comparable(self, score: Any) -> float:
+        """A score that is no number, as NaN, is never the best one."""
+        if isinstance(score, (int, float)) and not math.isnan(score):
+            return float(score)
+        return -math.inf if self.args.greater_is_better else math.inf
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        base = Path(str(self.args.output_dir))
+        folder = base / STEP.format(self.state.global_step)
+        if self.state.best_global_step:
+            best = base / STEP.format(self.state.best_global_step)
+            if best == folder or best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        self.owner.write_checkpoint(STEP)
+        self.remove_older()
+
+    def remove_older(self) -> None:
+        """Removes checkpoints until `save_total_limit` are left; the best one always stays."""
+        if self.args.save_total_limit:
+            best = self.state.best_model_checkpoint
+            spare = [] if best is None else [Path(best)]
+            remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.args.save_total_limit, spare)
+
+    def go_on(self, going_on: GoingOn) -> None:
+        """Trains from a checkpoint to the end."""
+        self.going_on = going_on
+        steps = int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
+        if going_on.step < steps and not going_on.stopped_early:
+            self.train(resume_from_checkpoint=str(going_on.folder))
+            return
+        self.state = going_on.trainer_state
+        going_on.to_callbacks(self)
+        self.n_learned = going_on.n_learned
+        self.owner.cut_files()
+        self.owner.tracker.start(going_on.step, completed=going_on.step)
+        best = self.state.best_model_checkpoint
+        if self.args.load_best_model_at_end and best is not None:
+            self._load_best_model()
+        if best is not None and self.args.save_total_limit == 1:  # as the Trainer does at its end
+            for path in checkpoints_in(Path(str(self.args.output_dir))):
+                if path != Path(best):
+                    shutil.rmtree(path)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """The weights are there already."""
+
+    def _load_callback_state(self) -> None:
+        if self.going_on is not None:
+            self.going_on.to_callbacks(self)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.going_on is not None:
+            self.going_on.to_optimizer(self)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """The optimizer's place has it too."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.going_on is not None:
+            self.going_on.to_random()
+
+    def _load_best_model(self) -> None:
+        model = self.owner.run.model
+        if has_lora(model):
+            load_adapters(model, Path(str(self.state.best_model_checkpoint)))
+        else:
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved under one of their names only; the Trainer would warn of the others."""
+        weights = dict(self.owner.run.model.named_parameters(remove_duplicate=False))
+        missing = set(load_result.missing_keys)
+        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
+        strange = [name for name in sorted(missing) if id(weights.get(name)) not in loaded]
+        strange += load_result.unexpected_keys
+        if strange:
+            folder = self.state.best_model_checkpoint
+            raise ModelError(f"the best checkpoint, {folder}, is not one of this model: {', '.join(strange[:3])}")
+
+
+class Reporter(TrainerCallback):
+    """Passes what the Trainer logs on to the tracker.
+
+    Args:
+        owner: has the tracker.
+    """
+
+    def __init__(self, owner: SupervisedTrainer) -> None:
+        self.tracker = owner.tracker
+        self.owner = owner
+        self._began, self._seconds, self._n_steps = 0.0, 0.0, 0
+        self._values: dict[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.owner.trainer.going_on is not None:
+            self.owner.trainer.going_on.to_sums(self.owner.trainer)
+            self.owner.cut_files()
+        self.tracker.start(state.max_steps, completed=state.global_step)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.owner.trainer
+        if trainer.going_on is not None:
+            trainer.going_on.to_epoch()
+        trainer.epoch_began = random_state()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.owner.may_stop()
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._seconds += time.perf_counter() - self._began
+        self._n_steps += 1
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        logs = logs or {}
+        self._values |= {ours: logs[theirs] for theirs, ours in LOGGED.items() if theirs in logs}
+        if "loss" not in logs or not control.should_evaluate:
+            self.flush()
+
+    def flush(self) -> None:
+        """Logs what has come together at this step; a loss waits for the evaluation that follows it."""
+        values, self._values = self._values, {}
+        if set(values) <= {"supervised/epoch"}:
+            return
+        values["time/iteration"] = self.owner.step
+        if self._n_steps:
+            values["time/steps_per_s"] = self._n_steps / self._seconds
+            self._seconds, self._n_steps = 0.0, 0
+        self.tracker.log_values(values, timesteps=int(self.owner.trainer.n_learned))
+
+
+def load_adapters(model: Any, folder: Path) -> None:
+    """Takes up the adapters of a checkpoint; the Trainer knows only those of PEFT's own model class.
+
+    Args:
+        model: with adapters of the same shape.
+        folder: the checkpoint's.
+
+    Raises:
+        ModelError: they are those of another model.
+    """
+    import peft
+
+    saved = load_file(folder / "adapter_model.safetensors")
+    saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
+    result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
+    if result.unexpected_keys:
+        raise ModelError(f"the adapters in {folder} are not those of this model: {sorted(result.unexpected_keys)[:3]}")

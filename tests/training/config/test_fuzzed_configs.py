@@ -1,0 +1,121 @@
+"""A config that is wrong, odd or merely different is refused by a message, or its run does as it says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.config_cases import KINDS, base_config
+from benchmarks.config_facts import asked_for, at, differences, same, work
+from benchmarks.config_mutations import case_of
+from benchmarks.fuzzed_configs import (
+    LONG_WORK,
+    faults_here,
+    faults_of_commands,
+    make_folder,
+    make_inputs,
+    remembered_runs,
+)
+from rl4lms_like.cli import main
+from rl4lms_like.training.config.run_config import parse_config
+
+ROOT = Path(__file__).parents[3]
+N_CONFIGS = 60
+"""Of `benchmarks/`'s 2,000; the seeds are 0, 1, 2 ..."""
+N_TRAINED = 6
+"""So many of those that `check` takes are run, too; those that it refuses all are."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    base = tmp_path_factory.mktemp("fuzzed")
+    make_inputs(base)
+    return base
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return []
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def said_by(command, case, capsys):
+    """Its exit status and what it says of why."""
+    options = [option for override in case.overrides for option in ("--set", override)]
+    capsys.readouterr()
+    status = 0
+    with contextlib.suppress(SystemExit):
+        status = main([command, "case.yml", *options])
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(N_CONFIGS))
+def test_a_changed_config_is_refused_or_runs_as_it_says(seed, inputs, trained, monkeypatch, capsys):
+    case = case_of(seed)
+    monkeypatch.chdir(make_folder(inputs, seed))
+    Path("case.yml").write_bytes(case.text)
+    runs = remembered_runs(monkeypatch.setattr)
+    check, words = said_by("check", case, capsys)
+    assert check in (0, 1, 2) and "Traceback" not in words
+    if check == 0 and (len(trained) >= N_TRAINED or work(asked_for(case.text, case.overrides)) > LONG_WORK):
+        return
+    train, said = said_by("train", case, capsys)
+    assert not faults_of_commands(check, train, {"check": words, "train": said})
+    if train == 0:
+        trained.append(seed)
+        assert not faults_here(case, runs[-1])
+
+
+@pytest.mark.skipif("RL4LMS_LIKE_CONFIGS" not in os.environ, reason="RL4LMS_LIKE_CONFIGS says how many")
+def test_so_many_changed_configs_are_refused_or_run_as_they_say(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.fuzzed_configs", "--n", os.environ["RL4LMS_LIKE_CONFIGS"]]
+    done = subprocess.run([*command, "--output", str(tmp_path / "r.json")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+# --- what the comparison itself is worth ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_case_starts_as_a_config_without_mistakes(kind, inputs, monkeypatch):
+    monkeypatch.chdir(inputs)
+    assert parse_config(base_config(kind))
+
+
+def test_a_seed_makes_the_same_case_again():
+    assert case_of(11) == case_of(11)
+    assert len({case_of(seed).text for seed in range(50)}) > 40
+
+
+def test_a_run_that_is_not_what_was_asked_for_is_found():
+    usual = {"seed": 0, "env": {"n_envs": 1}}
+    assert not list(differences({"seed": "3", "env": None}, {"seed": 3, "env": {"n_envs": 1}}, usual))
+    assert list(differences({"seed": 3}, {"seed": 4}, usual)) == ["seed is 4, asked for was 3"]
+    assert list(differences({"sead": 3}, {"seed": 0}, usual)) == ["sead was asked for and is not in config.json"]
+    assert list(differences({}, {"seed": 1}, usual)) == ["seed was not asked for: 1"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "got", "expected"),
+    [("1e-5", 1e-5, True), (5.0, 5, True), (True, 1, False), ("yes", True, True), (0, False, True), (2, True, False)],
+)
+def test_numbers_and_switches_mean_the_same_in_other_words(asked, got, expected):
+    assert same(asked, got) is expected
+
+
+def test_overrides_are_read_over_the_file():
+    asked = asked_for(b"env: {n_envs: 2}\nlist: [{a: 1}]", ["env.n_envs=3", "list.0.a=[2]", "new.key=x"])
+    assert asked == {"env": {"n_envs": 3}, "list": [{"a": [2]}], "new": {"key": "x"}}
+    assert at(asked, "env.nothing", 7) == 7

@@ -1,0 +1,355 @@
+"""Components inside components: looked up and checked with the config, built from the inside out."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from rl4lms_like.core.errors import ComponentError, ConfigError, MissingExtraError
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.pass_at_k import PassAtK
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.rewards.answers import MathEqualReward
+from rl4lms_like.rewards.combine import CombinedReward
+from rl4lms_like.rewards.sentiment import SentimentReward
+from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
+from rl4lms_like.training.config.binding import with_defaults
+from rl4lms_like.training.config.building import build_component
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
+from tests.training.configs import run_blocks
+
+OWN = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from rl4lms_like import BatchedRewardFunction, RewardFunction
+from rl4lms_like.rewards.base import AnyReward
+from rl4lms_like.rewards.call import score_transition
+
+
+class Halved(RewardFunction):
+    """Half of another reward."""
+
+    def __init__(self, inner: AnyReward, by: float = 2.0) -> None:
+        self.inner, self.by = inner, by
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return score_transition(self.inner, prev_observation, action, current_observation, done) / self.by
+
+
+@dataclass
+class Rule:
+    reward: RewardFunction
+    limit: int = 3
+
+
+class Rules(RewardFunction):
+    """All rules."""
+
+    def __init__(
+        self,
+        rules: list[Rule],
+        more: dict[str, AnyReward] | None = None,
+        judge: BatchedRewardFunction | None = None,
+    ) -> None:
+        self.rules, self.more, self.judge = rules, more, judge
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+
+
+class Defaults(RewardFunction):
+    """Null is its default, though its types do not say so."""
+
+    def __init__(
+        self, inner: AnyReward = None, limit: int = None, pair: tuple[AnyReward, float] | None = None
+    ) -> None:
+        self.inner, self.limit, self.pair = inner, limit, pair
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+
+
+class DefaultObject(RewardFunction):
+    """A reward unless another is given."""
+
+    def __init__(self, inner: AnyReward = Rules([]), by: float = 2.0) -> None:
+        self.inner, self.by = inner, by
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+
+
+class NoReward:
+    """Cannot be called."""
+
+
+class OwnShaping(RewardFunction):
+    """Does with its shaping_fn what it likes."""
+
+    def __init__(self, shaping_fn: str | None = None) -> None:
+        self.shaping_fn = shaping_fn
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+
+
+class TakesAnything(RewardFunction):
+    """Any argument by name."""
+
+    def __init__(self, **others) -> None:
+        self.others = others
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
+    yield
+    sys.modules.pop("own_rewards", None)
+
+
+def with_reward(id, args=None):
+    return run_blocks() | {"reward_fn": {"id": id, "args": args}}
+
+
+def parsed(id, args=None):
+    return parse_config(with_reward(id, args))
+
+
+def built(id, args=None):
+    return build_component(REWARDS, parsed(id, args).reward_fn, "reward")
+
+
+def mistakes_of(id, args=None):
+    with pytest.raises(ConfigError) as caught:
+        parsed(id, args)
+    return [str(mistake) for mistake in caught.value.mistakes]
+
+
+def test_combine_builds_its_parts_first_and_names_them_by_their_ids():
+    reward = built(
+        "combine",
+        {
+            "rewards": [
+                {"id": "increasing_numbers", "args": {"min_tokens": "8"}, "weight": "0.5"},
+                "sentiment",
+                {"id": "sentiment", "name": "without_prompt", "args": {"include_prompt": False}, "weight": -1},
+            ]
+        },
+    )
+    assert isinstance(reward, CombinedReward)
+    names = [(part.name, part.weight, type(part.reward)) for part in reward.parts]
+    assert names == [
+        ("increasing_numbers", 0.5, RewardIncreasingNumbers),
+        ("sentiment", 1.0, SentimentReward),
+        ("without_prompt", -1.0, SentimentReward),
+    ]
+    assert reward.parts[0].reward.min_tokens == 8 and not reward.parts[2].reward.include_prompt
+
+
+def test_every_mistake_inside_is_told_with_its_place():
+    rewards = [
+        {"id": "increasing_numbers", "args": {"min_tokns": 5}, "weigt": 2},
+        "sentimental",
+        {"args": {}},
+        {"id": "sentiment", "args": 3},
+        5,
+        {"id": "sentiment", "weight": "heavy", "args": {"shaping_fn": {"id": "increasing_numbers"}}},
+        {"id": "sentiment", "weight": float("inf"), "name": "last"},
+    ]
+    place = "reward_fn.args.rewards"
+    told = mistakes_of("combine", {"rewards": rewards})
+    assert told[:3] == [
+        f"{place}.0.weigt: unknown key; did you mean 'weight'?",
+        f"{place}.0.args.min_tokns: unknown key; did you mean 'min_tokens'?",
+        f"{place}.0.args.min_tokens: missing; expected a whole number",
+    ]
+    assert told[3].startswith(f"{place}.1: unknown reward 'sentimental'; did you mean 'sentiment'?")
+    assert told[4:] == [
+        f"{place}.2.id: missing; a reward's id",
+        f"{place}.3.args: expected a mapping, got 3",
+        f"{place}.4: expected a mapping with the keys id, args, weight, name; got 5",
+        f"{place}.5.args.shaping_fn.args.min_tokens: missing; expected a whole number",
+        f"{place}.5.weight: expected a number, got 'heavy'",
+        f"{place}.6.weight: expected a number, got inf",
+        f"{place}.5.name: 'sentiment' is the name of {place}.3 already; give each a name of its own",
+    ]
+    assert mistakes_of("combine") == [
+        f"{place}: missing; expected a list, each a mapping with the keys id, args, weight, name"
+    ]
+    assert mistakes_of("combine", {"rewards": {"id": "sentiment"}})[0].startswith(f"{place}: expected a list, got")
+
+
+def test_parts_are_shown_complete_and_parse_to_the_same_run():
+    second = {"id": "sentiment", "name": "b", "args": {"shaping_fn": "sentences_with_dates"}}
+    config = parsed("combine", {"rewards": ["sentiment", second]})
+    complete = with_defaults(config.to_dict())["reward_fn"]["args"]["rewards"]
+    assert complete == [
+        {"id": "sentiment", "args": {"include_prompt": True}, "weight": 1.0, "name": "sentiment"},
+        {
+            "id": "sentiment",
+            "args": {"include_prompt": True, "shaping_fn": {"id": "sentences_with_dates", "args": {}}},
+            "weight": 1.0,
+            "name": "b",
+        },
+    ]
+    again = parse_config(parse_yaml(dump_yaml(with_defaults(config.to_dict())), "again")[0])
+    assert with_defaults(again.to_dict()) == with_defaults(config.to_dict())
+    assert parse_config(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    "shaping",
+    ["increasing_numbers", {"id": "increasing_numbers"}, {"id": "increasing_numbers", "args": {"min_tokens": 8}}],
+)
+def test_any_reward_takes_a_shaping_function(shaping):
+    if shaping in ("increasing_numbers", {"id": "increasing_numbers"}):
+        path = "reward_fn.args.shaping_fn.args.min_tokens"
+        assert mistakes_of("sentiment", {"shaping_fn": shaping}) == [f"{path}: missing; expected a whole number"]
+        return
+    reward = built("sentiment", {"include_prompt": False, "shaping_fn": shaping})
+    parts = [(part.name, part.weight, type(part.reward)) for part in reward.parts]
+    assert parts == [("sentiment", 1.0, SentimentReward), ("increasing_numbers", 1.0, RewardIncreasingNumbers)]
+    assert not reward.parts[0].reward.include_prompt
+
+
+def test_a_shaping_function_that_is_unknown_is_told():
+    for shaping, where in (("sentimental", "shaping_fn"), ({"id": "sentimental"}, "shaping_fn.id")):
+        (told,) = mistakes_of("sentiment", {"shaping_fn": shaping})
+        assert told.startswith(f"reward_fn.args.{where}: unknown reward 'sentimental'; did you mean 'sentiment'?")
+    assert type(built("sentiment", {"shaping_fn": None})) is SentimentReward
+
+
+def test_a_class_keeps_a_shaping_fn_of_its_own_unchanged(own):
+    assert built("own_rewards:OwnShaping", {"shaping_fn": "whatever"}).shaping_fn == "whatever"
+
+
+def test_shaping_is_not_swallowed_by_a_reward_that_takes_any_argument(own):
+    reward = built("own_rewards:TakesAnything", {"shaping_fn": "sentiment", "x": 1})
+    assert [part.name for part in reward.parts] == ["TakesAnything", "sentiment"]
+    assert reward.parts[0].reward.others == {"x": 1}
+
+
+def test_a_wrapper_of_ones_own_gets_the_object(own):
+    reward = built("own_rewards:Halved", {"inner": {"id": "sentiment", "args": {"include_prompt": "no"}}, "by": 4})
+    assert isinstance(reward.inner, SentimentReward) and not reward.inner.include_prompt and reward.by == 4.0
+    nested = built("own_rewards:Halved", {"inner": {"id": "own_rewards:Halved", "args": {"inner": "sentiment"}}})
+    assert isinstance(nested.inner.inner, SentimentReward)
+    assert mistakes_of("own_rewards:Halved") == [
+        "reward_fn.args.inner: missing; expected a RewardFunction, or a BatchedRewardFunction"
+    ]
+    path = "reward_fn.args.inner.args.include_promt"
+    told = mistakes_of("own_rewards:Halved", {"inner": {"id": "sentiment", "args": {"include_promt": 1}}})
+    assert told == [f"{path}: unknown key; did you mean 'include_prompt'?"]
+    assert mistakes_of("own_rewards:Halved", {"inner": None})[0].startswith("reward_fn.args.inner: expected the id of")
+    assert mistakes_of("own_rewards:Halved", {"inner": {"id": "sentiment", "arg": {}}}) == [
+        "reward_fn.args.inner.arg: unknown key; did you mean 'args'?"
+    ]
+
+
+def test_lists_mappings_and_dataclasses_may_hold_rewards(own):
+    args = {
+        "rules": [{"reward": {"id": "increasing_numbers", "args": {"min_tokens": 2}}, "limit": "5"}],
+        "more": {"mood": "sentiment"},
+    }
+    reward = built("own_rewards:Rules", args)
+    assert type(reward.rules[0]).__name__ == "Rule" and reward.rules[0].limit == 5 and reward.judge is None
+    assert isinstance(reward.rules[0].reward, RewardIncreasingNumbers)
+    assert isinstance(reward.more["mood"], SentimentReward)
+    complete = with_defaults(parsed("own_rewards:Rules", {"rules": [{"reward": "sentences_with_dates"}]}).to_dict())
+    assert complete["reward_fn"]["args"] == {
+        "rules": [{"reward": {"id": "sentences_with_dates", "args": {}}, "limit": 3}],
+        "more": None,
+        "judge": None,
+    }
+
+
+def test_a_reward_of_the_wrong_kind_is_told(own):
+    told = mistakes_of("own_rewards:Rules", {"rules": [{"reward": "sentiment"}], "judge": "sentences_with_dates"})
+    assert told == [
+        "reward_fn.args.rules.0.reward: expected a RewardFunction; 'sentiment' is a BatchedRewardFunction",
+        "reward_fn.args.judge: expected a BatchedRewardFunction; 'sentences_with_dates' is a RewardFunction",
+    ]
+    (told,) = mistakes_of(
+        "own_rewards:Rules", {"rules": [], "judge": {"id": "sentiment", "args": {"shaping_fn": "sentences_with_dates"}}}
+    )
+    assert told.startswith("reward_fn.args.judge.id: expected a BatchedRewardFunction; 'sentiment' is a combination")
+
+
+def test_a_metric_may_hold_a_reward():
+    blocks = run_blocks()
+    metric = {"id": "pass_at_k", "args": {"k": [1, "2"], "scorer": {"id": "math_equal", "args": {"rel_tol": 0.01}}}}
+    blocks["train_evaluation"]["metrics"] = [metric]
+    config = parse_config(blocks)
+    built_metric = build_component(METRICS, config.train_evaluation.metrics[0], "metric")
+    assert isinstance(built_metric, PassAtK) and built_metric.k == [1, 2]
+    assert isinstance(built_metric.scorer, MathEqualReward) and built_metric.scorer.rel_tol == 0.01
+    metric["args"]["scorer"] = "increasing_numbers"
+    with pytest.raises(ConfigError, match=r"metrics\.0\.args\.scorer: expected a BatchedRewardFunction"):
+        parse_config(blocks)
+
+
+def test_an_inner_reward_that_cannot_be_built_is_named_with_its_place():
+    with pytest.raises(ComponentError, match=r"reward 'regex' \(args.rewards.1 of the reward 'combine'\) could not be"):
+        built("combine", {"rewards": ["sentiment", {"id": "regex", "args": {"pattern": "("}}]})
+    with pytest.raises(ComponentError, match=r"reward 'regex' \(args.shaping_fn of the reward 'sentiment'\) could"):
+        built("sentiment", {"shaping_fn": {"id": "regex", "args": {"pattern": "("}}})
+
+
+def test_a_missing_extra_of_an_inner_reward_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "needs_extra.py").write_text(
+        "from rl4lms_like.core.errors import MissingExtraError\nraise MissingExtraError('nltk', 'lexical', 'this')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
+    args = {"rewards": [{"id": "needs_extra:Reward", "args": {"x": 1}}]}
+    assert parsed("combine", args).reward_fn.args["rewards"][0]["args"] == {"x": 1}
+    with pytest.raises(MissingExtraError, match=r"pip install 'rl4lms_like\[lexical\]'"):
+        built("combine", args)
+
+
+def test_a_default_of_null_may_be_said_whatever_the_type_says(own):
+    config = parsed("own_rewards:Defaults", {"limit": None})
+    complete = with_defaults(config.to_dict())
+    assert complete["reward_fn"]["args"] == {"inner": None, "limit": None, "pair": None}
+    assert with_defaults(parse_config(complete).to_dict()) == complete
+    assert built("own_rewards:Defaults", {"inner": None}).inner is None
+
+
+def test_names_of_rewards_are_text(own):
+    told = mistakes_of("own_rewards:Rules", {"rules": [], "more": {1: "sentiment"}})
+    assert told == ["reward_fn.args.more: keys are text: put 1 in quotes"]
+    (told,) = mistakes_of("combine", {"rewards": [{"id": "sentiment", "name": ""}]})
+    assert told == "reward_fn.args.rewards.0.name: expected text or null, got ''"
+
+
+def test_a_misspelt_shaping_fn_is_recognised(own):
+    assert mistakes_of("sentiment", {"shaping": "sentiment"}) == [
+        "reward_fn.args.shaping: unknown key; did you mean 'shaping_fn'?"
+    ]
+    assert mistakes_of("own_rewards:OwnShaping", {"x": 1}) == ["reward_fn.args.x: unknown key; known: shaping_fn"]
+
+
+def test_what_is_no_reward_or_metric_is_told_before_it_is_built(own):
+    no_reward = "'own_rewards:NoReward' is no reward: its class is not derived from RewardFunction or Batched"
+    assert mistakes_of("own_rewards:NoReward")[0].startswith(f"reward_fn.id: {no_reward}")
+    told = mistakes_of("combine", {"rewards": ["own_rewards:NoReward"]})
+    assert told[0].startswith(f"reward_fn.args.rewards.0: {no_reward}")
+    blocks = run_blocks()
+    blocks["train_evaluation"]["metrics"] = [{"id": "own_rewards:TakesAnything"}]
+    with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is no metric: its class is not derived from"):
+        parse_config(blocks)
+
+
+def test_a_default_that_is_an_object_is_left_to_the_class(own):
+    complete = with_defaults(parsed("own_rewards:DefaultObject").to_dict())
+    assert complete["reward_fn"]["args"] == {"by": 2.0}
+    assert with_defaults(parse_config(parse_yaml(dump_yaml(complete), "again")[0]).to_dict()) == complete
+    assert type(built("own_rewards:DefaultObject").inner).__name__ == "Rules"

@@ -1,0 +1,128 @@
+"""Reading YAML: floats without a dot, repeated keys, files that are none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.training.config.yaml_file import dump_yaml, parse_value, parse_yaml, read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("-2E3", -2000.0),
+        ("1.e+2", 100.0),
+        (".5e1", 5.0),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        ("'1e-6'", "1e-6"),
+        ("12", 12),
+        ("1.5", 1.5),
+        ("[1e-5, true]", [1e-5, True]),
+        ("{a: null}", {"a": None}),
+        ("1e5x", "1e5x"),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text, value):
+    result = parse_value(text)
+    assert result == value
+    assert type(result) is type(value)
+
+
+@settings(deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_that_python_writes_is_read_back(number):
+    assert parse_value(repr(number)) == number
+
+
+def test_all_repeated_keys_are_found_with_path_and_lines():
+    text = "alg:\n  args:\n    gamma: 1\n    gamma: 0.9\nitems:\n- {a: 1, a: 2}\nalg: 3\n"
+    _, repeated = parse_yaml(text, "f.yml")
+    assert [str(mistake) for mistake in repeated] == [
+        "alg.args.gamma: given twice, on lines 3 and 4",
+        "items.0.a: given twice, on lines 6 and 6",
+        "alg: given twice, on lines 1 and 7",
+    ]
+
+
+def test_anchors_and_merges_work_and_are_no_repetition():
+    mapping, repeated = parse_yaml("a: &x {b: 1, c: 2}\nd:\n  <<: *x\n  b: 3\n", "f.yml")
+    assert mapping["d"] == {"b": 3, "c": 2}
+    assert not repeated
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1, 2\nb: 3", "not valid YAML: line 2"),
+        ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("a: 1\n---\nb: 2", "not valid YAML"),
+        ("- 1\n- 2", "expected a mapping with the keys tokenizer"),
+        ("", "expected a mapping with the keys tokenizer, .* got null"),
+        ("a: 1\n\tb: 2", "not valid YAML"),
+        ("? [x]\n: 1", "not valid YAML"),
+    ],
+)
+def test_what_is_no_config_is_a_config_error(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_yaml(text, "f.yml")
+
+
+LAUGHS = "a: [&l0 [x], " + ", ".join(f"&l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 9)) + "]"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &loop {b: [*loop]}", "not valid YAML: line 1, column 11: nested more than 50 deep"),
+        ("a: " + "[" * 60 + "]" * 60, "nested more than 50 deep"),
+        ("a: " + "[" * 5000 + "]" * 5000, "not valid YAML"),
+        (LAUGHS, "more than 20,000 values"),
+        ("a: \x00", "not valid YAML: unacceptable character"),
+        ("a: !!int ''", "not valid YAML"),
+        ("a: !!bool x", "not valid YAML"),
+        ("a: !!timestamp x", "not valid YAML"),
+        ("a: 2022-13-45", "not valid YAML: month must be"),
+    ],
+    ids=("loop", "deep", "very_deep", "laughs", "nul", "int", "bool", "timestamp", "date"),
+)
+def test_what_no_config_could_hold_is_a_mistake_in_files_and_overrides(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_yaml(text, "f.yml")
+    with pytest.raises(ValueError, match=message.partition("line")[0].rstrip()):
+        parse_value(f"{{{text}}}")
+
+
+def test_a_key_given_twice_in_an_override_is_a_mistake():
+    with pytest.raises(ValueError, match="a: given twice"):
+        parse_value("{a: 1, a: 2}")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    binary = tmp_path / "b.yml"
+    binary.write_bytes(b"\xff\xfe\x00\x80")
+    for path, message in [
+        (tmp_path / "none.yml", "there is no such file"),
+        (tmp_path, "cannot read the file"),
+        (binary, "not text in UTF-8"),
+    ]:
+        with pytest.raises(ConfigError, match=message) as caught:
+            read_yaml(path)
+        assert str(path) in str(caught.value)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("ab :#1e-'\n", max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), PLAIN, max_size=4))
+def test_what_is_written_is_read_back(mapping):
+    assert parse_yaml(dump_yaml(mapping), "f.yml") == (mapping, [])

@@ -1,0 +1,505 @@
+"""Checkpoints that were damaged, left half-written, or are somebody else's: each refused by name, none trained on."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import random
+import shutil
+import stat
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rl4lms_like.cli import main
+from rl4lms_like.core.errors import CheckpointError, ConfigError, RewardError, RL4LMsLikeError
+from rl4lms_like.core.remembering import not_json
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.tracking import run_folder
+from rl4lms_like.tracking.run_folder import RunFolder, hold
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.resuming import checkpoints
+from rl4lms_like.training.resuming.checkpoints import TrainingState, read_checkpoint, write_checkpoint
+from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption
+from rl4lms_like.training.run import resume
+from rl4lms_like.training.trainer import OnPolicyTrainer
+from tests.training.resuming.test_resume import Stateful, StoppedError, blocks, files_of, started, stop_after
+
+N_DAMAGES = 40
+"""Of `benchmarks/`'s 500; the seeds are 0, 1, 2 ..."""
+
+
+def save_nothing(folder) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+
+def written(base, iteration, tensors=None):
+    state = TrainingState({"trainer": {"iteration": iteration}}, tensors or {"a": torch.ones(2)})
+    base.mkdir(exist_ok=True)
+    return write_checkpoint(base, iteration, state, save_nothing)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, tiny_gpt2_dir):
+    """The folder of a run that ended in its last iteration; checkpoints after 2 and 4. Only to be copied."""
+    base = tmp_path_factory.mktemp("ended")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 4, "rollout")
+        started(blocks("causal", tiny_gpt2_dir, "ppo"), base)
+    return base / "rl4lm_exps" / "run"
+
+
+@pytest.fixture
+def run(ended, tmp_path):
+    return shutil.copytree(ended, tmp_path / "project" / "run")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path):
+    storage = torch.arange(12.0)
+    tensors = {
+        "whole": storage,
+        "part": storage[4:8],
+        "turned": storage.view(3, 4).t(),
+        "scalar": torch.tensor(3),
+        "bool": torch.tensor([True, False]),
+        "bfloat16": torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
+        "float16": torch.ones(2, dtype=torch.float16),
+        "empty": torch.zeros(0, 3),
+        "empty too": torch.zeros(0),
+    }
+    found = read_checkpoint(written(tmp_path / "checkpoints", 1, tensors)).tensors
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def test_checkpoints_stand_in_the_order_of_their_numbers(tmp_path):
+    base = tmp_path / "checkpoints"
+    for iteration in (99_998, 99_999, 100_000):
+        written(base, iteration)
+    assert [path.name for path in checkpoints.checkpoints_in(base)][-1] == "iteration_100000"
+    assert checkpoints.newest_checkpoint(tmp_path).name == "iteration_100000"
+    assert not (base / "iteration_99998" / checkpoints.MANIFEST).exists()
+
+
+def test_a_users_copy_of_a_checkpoint_is_neither_taken_nor_emptied(tmp_path):
+    base = tmp_path / "checkpoints"
+    copied = shutil.copytree(written(base, 1), base / "iteration_00001_best")
+    for iteration in (2, 3):
+        written(base, iteration)
+    assert checkpoints.newest_checkpoint(tmp_path).name == "iteration_00003"
+    assert (base / "iteration_00002" / checkpoints.STATE).is_file()
+    read_checkpoint(copied)
+
+
+@pytest.mark.parametrize("culprit", ["model", "tensors", "rename"])
+def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest(tmp_path, monkeypatch, culprit):
+    base = tmp_path / "checkpoints"
+    before = written(base, 1)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    if culprit == "rename":
+        monkeypatch.setattr(checkpoints.os, "replace", full)
+    elif culprit == "tensors":
+        monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        state = TrainingState({"trainer": {"iteration": 2}}, {"a": torch.ones(2)})
+        write_checkpoint(base, 2, state, full if culprit == "model" else save_nothing)
+    assert list(base.iterdir()) == [before]
+    read_checkpoint(before)
+
+
+def test_a_stop_while_the_model_is_saved_leaves_no_half_of_it(run, monkeypatch):
+    def half(self, folder, tokenizer):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rl4lms_like.policies.base.LMActorCriticPolicy.save_model", half)
+    with pytest.raises(KeyboardInterrupt):
+        resume(run, quiet=True)
+    left = [path.name for path in (run / "checkpoints").iterdir()]
+    assert sorted(left) == ["iteration_00002", "iteration_00004"]
+    assert not (run / "model").exists()
+
+
+def test_lines_of_the_user_and_lines_before_are_left_alone(run):
+    (run / "notes.jsonl").write_text("mine\n")
+    outside = run.parent / "outside.jsonl"
+    outside.write_text("mine\n")
+    folder = RunFolder(run)
+    sizes = folder.file_sizes()
+    folder.cut({**sizes, "../outside.jsonl": 1})
+    assert (run / "notes.jsonl").read_text() == outside.read_text() == "mine\n"
+    assert folder.file_sizes() == sizes
+
+
+def test_predictions_of_later_iterations_are_taken_away(run):
+    later = run / "epoch_4_val_split_predictions.json"
+    assert later.is_file()
+    resume(run / "checkpoints" / "iteration_00002", overrides=["train_evaluation.eval_every=5"], quiet=True)
+    assert not later.exists()
+
+
+@pytest.mark.parametrize("change", ["shorter", "edited"])
+def test_a_log_that_was_changed_is_said_and_nothing_is_cut(run, change, capsys):
+    log = run / "rollout_info.jsonl"
+    text = log.read_text()
+    log.write_text(text[: len(text) // 4] if change == "shorter" else "x" * len(text) + text)
+    before = {file: file.read_bytes() for file in run.glob("*.json*")}
+    assert main(["train", "--resume", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert "rollout_info.jsonl" in error and "Traceback" not in error
+    assert {file: file.read_bytes() for file in run.glob("*.json*")} == before
+
+
+# --- where a run is ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "way", ["folder", "slash", "checkpoints", "checkpoint", "inside", "link", "link to checkpoint"]
+)
+def test_all_ways_to_name_a_run_lead_to_it(run, way, monkeypatch, tmp_path):
+    newest = run / "checkpoints" / "iteration_00004"
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "latest").symlink_to(newest)
+    monkeypatch.chdir(run / "checkpoints")
+    path = {
+        "folder": run,
+        "slash": f"{run}/",
+        "checkpoints": run / "checkpoints",
+        "checkpoint": newest,
+        "inside": "iteration_00004",
+        "link": tmp_path / "link",
+        "link to checkpoint": tmp_path / "latest",
+    }[way]
+    found = resumption(path)
+    assert (found.run_folder.resolve(), found.checkpoint.resolve()) == (run, newest)
+
+
+def test_the_model_of_a_run_that_ended_early_is_no_checkpoint_and_the_way_out_is_said(run):
+    shutil.copytree(run / "checkpoints" / "iteration_00004", run / "checkpoints" / "interrupted_00004")
+    (run / "checkpoints" / "interrupted_00004" / checkpoints.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint that a run can go on from\nan older one is intact"):
+        resumption(run / "checkpoints" / "interrupted_00004")
+
+
+def test_what_a_command_line_asks_for_and_cannot_get_is_said(run, capsys):
+    assert main(["train", "--resume", str(run), "--experiment_name", "new"]) == 2
+    assert "--experiment_name: a run goes on in its own folder" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"train_evaluation\.n_iters: 3, and iteration_00004 has 4 behind it"):
+        resumption(run, ["train_evaluation.n_iters=3"])
+
+
+def test_an_older_checkpoint_by_name_makes_the_later_ones_none(run, monkeypatch):
+    """Stopped again before it is where it was, it goes on from what it wrote itself."""
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "rollout")
+        resume(run / "checkpoints" / "iteration_00002", quiet=True)
+    assert resumption(run).checkpoint.name == "interrupted_00003"
+
+
+def test_a_config_that_was_edited_by_hand_is_shown_as_differences(run):
+    config = json.loads((run / "config.json").read_text())
+    config["alg"]["args"]["learning_rate"] = 0.5
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"learning_rate: 0\.001 in the run, 0\.5 now"):
+        resumption(run)
+
+
+def test_other_samples_under_the_same_name_are_refused(run, monkeypatch):
+    from rl4lms_like.training import assemble
+
+    original = assemble.build_datapool
+
+    def changed(config, split):
+        pool = list(original(config, split))
+        return [(copy.replace(s, references=["other"]) if hasattr(copy, "replace") else _other(s), w) for s, w in pool]
+
+    monkeypatch.setattr(assemble, "build_datapool", changed)
+    with pytest.raises(CheckpointError, match="samples of the data pool are not those of the run"):
+        resume(run, quiet=True)
+
+
+def _other(sample):
+    import dataclasses
+
+    return dataclasses.replace(sample, references=["other"])
+
+
+# --- the lock ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_second_process_changes_no_file(run):
+    before = (run / "config.json").read_bytes()
+    lock = hold(run)
+    try:
+        with pytest.raises(RL4LMsLikeError, match="another process"):
+            resume(run, overrides=["train_evaluation.n_iters=9"], quiet=True)
+        with pytest.raises(RL4LMsLikeError, match="another process"):
+            started_again(run)
+    finally:
+        lock.release()
+    assert (run / "config.json").read_bytes() == before
+
+
+def started_again(run):
+    from rl4lms_like.tracking.base import Tracker
+
+    return Tracker(run.parent.parent, {"other": 1}, run.parent.name, run.name, quiet=True, resume=True)
+
+
+@pytest.mark.parametrize("error", [OSError(37, "No locks available"), NotImplementedError("flock")])
+def test_a_disk_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch, caplog, error):
+    def none(self, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(run_folder.FileLock, "acquire", none)
+    hold(tmp_path).release()
+    assert "knows no locks" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_named(run, capsys):
+    (run / ".lock").unlink()
+    run.chmod(stat.S_IREAD | stat.S_IEXEC)
+    try:
+        assert main(["train", "--resume", str(run)]) == 1
+    finally:
+        run.chmod(stat.S_IRWXU)
+    assert "cannot write to the run folder" in capsys.readouterr().err
+
+
+def test_a_disk_that_refuses_the_lock_file_is_named(tmp_path, monkeypatch):
+    def refused(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(run_folder.FileLock, "acquire", refused)
+    with pytest.raises(RL4LMsLikeError, match="cannot write to the run folder"):
+        hold(tmp_path)
+
+
+# --- what components remember -----------------------------------------------------------------------------------------
+
+
+class Forgetful(RewardFunction):
+    """Says what JSON would change."""
+
+    terminal = True
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return 0.0
+
+    def state_dict(self):
+        return {"counts": {1: 2}}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Counting(BaseMetric):
+    """What it has counted over the whole run."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        self.calls += 1
+        return {"calls": (None, float(self.calls))}
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+@pytest.mark.parametrize("vec_env", ["text", "subproc"])
+def test_parts_of_rewards_and_metrics_remember(vec_env, tmp_path, monkeypatch, tiny_gpt2_dir):
+    if vec_env == "subproc":
+        pytest.skip("two minutes; done by hand") if not os.environ.get("RL4LMS_LIKE_LONG") else None
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["env"]["vec_env"] = vec_env
+    mapping["reward_fn"] = {
+        "id": "combine",
+        "args": {"rewards": [{"id": "sentiment", "weight": 0.1}, {"id": f"{__name__}:{Stateful.__name__}"}]},
+    }
+    mapping["train_evaluation"]["metrics"].append({"id": f"{__name__}:Counting"})
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "files")
+        started(mapping, tmp_path)
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
+
+
+def test_a_reward_whose_state_json_would_change_is_named_before_training(tmp_path, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["reward_fn"] = {"id": f"{__name__}:Forgetful"}
+    with pytest.raises(RewardError, match=r"state\['counts'\] has the key 1, which is no text"):
+        started(mapping, tmp_path)
+
+
+@pytest.mark.parametrize("value", [{"a": (1, 2)}, [torch.ones(1)], {"a": {2: 1}}, {"a": [{"b": float}]}])
+def test_states_that_json_would_change_are_told(value):
+    assert not_json(value) is not None
+
+
+def test_states_that_json_gives_back_are_fine():
+    state = {"a": [1, 2.5, None, True, "x", {"b": []}], "c": 2**200}
+    assert not_json(state) is None
+    assert json.loads(json.dumps(state)) == state
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+GARBAGE = [None, True, -1, 2**70, 1e400, "x", [], {}, [[[]]], {"a": 1}, [1, "2"], float("nan"), -3.5]
+
+
+def damage(checkpoint, seed: int) -> str:
+    """Damages a checkpoint in one way; says which. The manifest fits what is damaged in half of the ways."""
+    draw = random.Random(seed)
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    way = draw.choice(["flip", "cut", "swap", "garbage", "manifest", "number", "number", "number", "tensor", "tensor"])
+    if way in ("flip", "cut", "swap", "garbage"):
+        file = draw.choice(files)
+        content = bytearray(file.read_bytes())
+        if way == "flip":
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        elif way == "cut":
+            content = content[: draw.randrange(len(content))]
+        elif way == "swap":
+            content = bytearray(draw.choice([other for other in files if other != file]).read_bytes())
+        else:
+            content = bytearray(draw.choice([b"", b"[" * 100_000, b"\xff\xfe", b'{"a":' + b"9" * 5000 + b"}", b"null"]))
+        file.write_bytes(content)
+        if way != "flip" and draw.random() < 0.5 and file.name != checkpoints.MANIFEST:
+            fit_manifest(checkpoint)
+        return f"{way} {file.name}"
+    if way == "tensor":
+        tensors = load_file(checkpoint / checkpoints.TENSORS)
+        name = draw.choice(sorted(tensors))
+        change = draw.choice(["drop", "shape", "dtype", "rename"])
+        tensor = tensors.pop(name)
+        if change == "shape":
+            tensors[name] = torch.zeros(7, 1)
+        elif change == "dtype":
+            tensors[name] = tensor.to(torch.complex64)
+        elif change == "rename":
+            tensors[f"{name}x"] = tensor
+        save_file(tensors, checkpoint / checkpoints.TENSORS)
+        fit_manifest(checkpoint)
+        return f"{change} of {name}"
+    file = checkpoint / (checkpoints.MANIFEST if way == "manifest" else checkpoints.STATE)
+    value = json.loads(file.read_text())
+    path = spoil(value, draw)
+    file.write_text(json.dumps(value))
+    if way == "number":
+        fit_manifest(checkpoint)
+    return f"{file.name} at {path}"
+
+
+def spoil(value, draw) -> str:
+    """Puts garbage in the place of one of the values in `value`, or takes it away."""
+    path = []
+    while True:
+        keys = [key for key in (value if isinstance(value, dict) else range(len(value))) if key not in ("versions",)]
+        key = draw.choice(keys)
+        path.append(str(key))
+        inner = value[key]
+        if isinstance(inner, dict | list) and len(inner) and draw.random() < 0.8:
+            value = inner
+            continue
+        if draw.random() < 0.3:
+            del value[key]
+        else:
+            value[key] = draw.choice([other for other in GARBAGE if type(other) is not type(inner)])
+        return ".".join(path)
+
+
+def fit_manifest(checkpoint) -> None:
+    file = checkpoint / checkpoints.MANIFEST
+    manifest = json.loads(file.read_text())
+    for name in manifest["files"]:
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    file.write_text(json.dumps(manifest))
+
+
+@pytest.fixture(scope="module")
+def assembled(ended):
+    from rl4lms_like.training.assemble import assemble
+
+    return assemble(parse_config(json.loads((ended / "config.json").read_text())))
+
+
+def outcome(run, assembled) -> str:
+    """What resuming comes to, but for the training: the message of a refusal, or that it went through."""
+    from rl4lms_like.tracking.base import Tracker
+
+    try:
+        found = resumption(run / "checkpoints" / "iteration_00004")
+        arguments = (run.parent.parent, found.config.to_dict(), run.parent.name, run.name)
+        with Tracker(*arguments, quiet=True, resume=True) as tracker:
+            OnPolicyTrainer(assembled, tracker, resume_from=found.checkpoint)
+    except RL4LMsLikeError as error:
+        return str(error)
+    return "taken"
+
+
+def without_versions(manifest: bytes) -> dict:
+    return {key: value for key, value in json.loads(manifest).items() if key != "versions"}
+
+
+MAY_BE_TAKEN = (
+    *("config.json", "tokenizer", "generation_config", " model.safetensors"),  # the model's, digests made to fit
+    *("env.reward", "files.epoch_"),  # what a reward says of itself; predictions, which may be missing
+    *(f"config.{key}" for key in MAY_CHANGE),
+)
+"""What training does not go on from."""
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RL4LMS_LIKE_DAMAGES", N_DAMAGES))))
+def test_every_damage_is_refused_by_name(seed, ended, assembled, tmp_path):
+    folder = tmp_path / "project" / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    for file in ended.glob("*.json*"):
+        shutil.copy(file, folder)
+    checkpoint = shutil.copytree(ended / "checkpoints" / "iteration_00004", folder / "checkpoints" / "iteration_00004")
+    before = (checkpoint / checkpoints.MANIFEST).read_bytes()
+    way = damage(checkpoint, seed)
+    said = outcome(folder, assembled)
+    if said == "taken" and without_versions(before) != without_versions(
+        (checkpoint / checkpoints.MANIFEST).read_bytes()
+    ):
+        assert any(name in way for name in MAY_BE_TAKEN), way
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C"])
+def test_algorithms_of_stable_baselines_go_on_too(algorithm, tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["alg"] |= {"id": f"stable_baselines3:{algorithm}", "args": {"n_steps": 10, "learning_rate": 1e-3}}
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "files")
+        started(mapping, tmp_path)
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
+
+
+def test_a_full_disk_ends_a_run_with_its_name(run, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "append", full)
+    assert main(["train", "--resume", str(run)]) == 1
+    assert f"cannot write to the run folder {run}: [Errno 28] No space left" in capsys.readouterr().err

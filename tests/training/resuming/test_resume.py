@@ -1,0 +1,344 @@
+"""A run that was stopped and goes on ends as one that was not: weights, files, everything but clock times."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.killed_runs import files_of
+from rl4lms_like.cli import main
+from rl4lms_like.core.errors import CheckpointError, ConfigError
+from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.training.resuming import checkpoints
+from rl4lms_like.training.resuming.checkpoints import read_checkpoint
+from rl4lms_like.training.resuming.resume import resumption
+from rl4lms_like.training.run import resume, train_config
+from rl4lms_like.training.trainer import OnPolicyTrainer
+from tests.conftest import REPOSITORY
+
+ALGORITHMS = {
+    "ppo": {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
+    "nlpo": {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
+    "a2c": {"n_steps": 10, "learning_rate": 1e-3},
+    "trpo": {"n_steps": 10, "batch_size": 40, "n_critic_updates": 2, "sub_sampling_factor": 2, "target_kl": 0.01},
+}
+N_ITERS = 5
+
+
+class Stateful(RewardFunction):
+    """Pays more from call to call: what it has counted is part of the run."""
+
+    terminal = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        self.calls += 1
+        return 0.01 * self.calls + len(set(current_observation.context_text)) / 10
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+class StoppedError(Exception):
+    pass
+
+
+def blocks(family: str, folder, algorithm: str) -> dict:
+    masked = algorithm == "nlpo"
+    policy = f"{'maskable_' * masked}{family}_lm_actor_critic_policy"
+    policy_args = {
+        "model_name": str(folder),
+        "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8},
+    }
+    if masked:
+        policy_args |= {
+            "mask_type": "learned_top_p",
+            "top_mask": 0.8,
+            "target_update_iterations": 2,
+            "min_tokens_to_keep": 5,
+        }
+    return {
+        "tokenizer": {"model_name": str(folder)},
+        "reward_fn": {"id": "tests.training.resuming.test_resume:Stateful"},
+        "datapool": {"id": "film_opinions", "args": {"n_train": 30, "n_eval": 6}},
+        "env": {"n_envs": 8, "args": {"max_prompt_length": 12, "max_episode_length": 8, "terminate_on_eos": True}},
+        "alg": {
+            "id": algorithm,
+            "args": ALGORITHMS[algorithm],
+            "kl_div": {"coeff": 0.1, "target_kl": 0.05},
+            "policy": {"id": policy, "args": policy_args},
+        },
+        "train_evaluation": {
+            "eval_batch_size": 6, "n_iters": N_ITERS, "eval_every": 2, "save_every": 2, "metrics": [{"id": "length"}],
+        },
+        "seed": 3,
+        "device": "cpu",
+    }  # fmt: skip
+
+
+def started(mapping, folder, name="run"):
+    return train_config(parse_config(mapping), base_path_to_store_results=folder, experiment_name=name, quiet=True)
+
+
+def stop_after(monkeypatch, iteration: int, during: str) -> None:
+    """The run ends in the iteration after `iteration`: before its update, or after it."""
+    original = OnPolicyTrainer._iterate
+
+    def iterate(self, n_iters):
+        if self.current_iter == iteration:
+            if during == "rollout":
+                self.run.env.reset()  # prompts were drawn, random numbers used
+            else:
+                original(self, n_iters)
+            raise StoppedError
+        original(self, n_iters)
+
+    monkeypatch.setattr(OnPolicyTrainer, "_iterate", iterate)
+
+
+@pytest.fixture(scope="module")
+def whole(request, tmp_path_factory, tiny_gpt2_dir, tiny_t5_dir):
+    """Runs that nothing stopped, made when asked for."""
+    made = {}
+
+    def get(family, algorithm):
+        if (family, algorithm) not in made:
+            mapping = blocks(family, tiny_gpt2_dir if family == "causal" else tiny_t5_dir, algorithm)
+            made[family, algorithm] = mapping, started(mapping, tmp_path_factory.mktemp("whole"))
+        return made[family, algorithm]
+
+    return get
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+def test_a_stopped_run_goes_on_to_the_same_end(family, algorithm, whole, tmp_path, monkeypatch):
+    mapping, expected = whole(family, algorithm)
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "files" if family == "causal" else "rollout")
+        started(mapping, tmp_path)
+    folder = resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
+    assert files_of(folder) == files_of(expected)
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["reward_fn"] = {"id": "sentiment"}
+    mapping["env"]["vec_env"] = vec_env
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "rollout")
+        started(mapping, tmp_path)
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
+
+
+def test_adapters_shared_critics_and_other_options_go_on_too(tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "nlpo")
+    mapping["alg"]["policy"]["args"] |= {"peft": {"r": 2}, "critic": "shared", "mask_ema": 0.5}
+    mapping["alg"]["args"] = ALGORITHMS["nlpo"] | {
+        "learning_rate_schedule": "cosine",
+        "length_sorted_minibatches": True,
+    }
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "files")
+        started(mapping, tmp_path)
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
+
+
+@pytest.fixture
+def stopped(whole, tmp_path, monkeypatch, tiny_gpt2_dir):
+    """The folder of a run that ended in its last iteration; checkpoints after 2 and 4."""
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 4, "rollout")
+        started(blocks("causal", tiny_gpt2_dir, "ppo"), tmp_path)
+    return tmp_path / "rl4lm_exps" / "run"
+
+
+def test_an_older_checkpoint_by_name_leads_to_the_same_end(stopped, whole):
+    folder = resume(stopped / "checkpoints" / "iteration_00002", quiet=True)
+    assert files_of(folder) == files_of(whole("causal", "ppo")[1])
+
+
+def test_a_finished_run_only_ends_again(whole, tmp_path):
+    _, expected = whole("causal", "ppo")
+    copy = tmp_path / "project" / "copy"
+    shutil.copytree(expected, copy)
+    assert files_of(resume(copy, quiet=True)) == files_of(expected)
+
+
+def test_more_iterations_go_on_where_the_run_was_finished(whole, tmp_path):
+    mapping, expected = whole("causal", "ppo")
+    copy = tmp_path / "project" / "copy"
+    shutil.copytree(expected, copy)
+    folder = resume(copy, overrides=["train_evaluation.n_iters=7"], quiet=True)
+    mapping = {**mapping, "train_evaluation": {**mapping["train_evaluation"], "n_iters": 7}}
+    longer = files_of(started(mapping, tmp_path, "longer"))
+    found = files_of(folder)
+    for name in ("model/model.safetensors", "rollout_info.jsonl", "training_info.jsonl"):
+        assert found[name] == longer[name]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "missing", "manifest", "foreign"])
+def test_a_damaged_checkpoint_is_refused_and_the_older_one_offered(stopped, damage):
+    newest = stopped / "checkpoints" / "iteration_00004"
+    tensors = newest / checkpoints.TENSORS
+    content = bytearray(tensors.read_bytes())
+    if damage == "cut":
+        tensors.write_bytes(content[:-7])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 1
+        tensors.write_bytes(content)
+    elif damage == "missing":
+        tensors.unlink()
+    elif damage == "manifest":
+        (newest / checkpoints.MANIFEST).write_text("{")
+    else:
+        manifest = json.loads((newest / checkpoints.MANIFEST).read_text())
+        (newest / checkpoints.MANIFEST).write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(CheckpointError) as caught:
+        resume(stopped, quiet=True)
+    assert "iteration_00004" in str(caught.value)
+    assert f"an older one is intact: --resume {stopped / 'checkpoints' / 'iteration_00002'}" in str(caught.value)
+
+
+def test_what_would_make_it_another_run_is_refused_with_the_differences(stopped):
+    with pytest.raises(ConfigError) as caught:
+        resumption(stopped, ["alg.args.learning_rate=0.1", "seed=4", "train_evaluation.n_iters=9"])
+    assert [str(mistake) for mistake in caught.value.mistakes] == [
+        "alg.args.learning_rate: 0.001 in the run, 0.1 now; what a run computes cannot change on the way",
+        "seed: 3 in the run, 4 now; what a run computes cannot change on the way",
+    ]
+
+
+def test_differences_are_found_within_lists(tmp_path, whole):
+    run = tmp_path / "project" / "copy"
+    shutil.copytree(whole("causal", "ppo")[1], run)
+    with pytest.raises(ConfigError, match=r"train_evaluation\.metrics\.0\.name: null in the run, 'words' now"):
+        resumption(run, ["train_evaluation.metrics.0.name=words"])
+
+
+def test_the_length_of_a_scheduled_run_cannot_change(tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["alg"]["args"] = ALGORITHMS["ppo"] | {"learning_rate_schedule": "linear"}
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 2, "rollout")
+        started(mapping, tmp_path)
+    with pytest.raises(ConfigError, match="the learning rate is linear over the run"):
+        resumption(tmp_path / "rl4lm_exps" / "run", ["train_evaluation.n_iters=9"])
+
+
+def test_another_model_under_the_same_name_is_refused(tmp_path, tiny_gpt2_dir, monkeypatch):
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_gpt2_dir, model)
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 2, "rollout")
+        started(blocks("causal", model, "ppo"), tmp_path)
+    weights = {name: weight + 0.01 for name, weight in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="not trained"):
+        resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
+
+
+def test_the_newest_two_keep_their_training_state_and_all_their_model(whole, tmp_path, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["train_evaluation"]["save_every"] = 1
+    folder = started(mapping, tmp_path)
+    found = sorted((folder / "checkpoints").iterdir())
+    assert [path.name for path in found] == [f"iteration_{k:05d}" for k in range(1, N_ITERS + 1)]
+    assert [(path / checkpoints.TENSORS).is_file() for path in found] == [False, False, False, True, True]
+    assert all((path / "model.safetensors").is_file() for path in found)
+    read_checkpoint(found[-1])
+
+
+def test_nothing_to_go_on_from_is_said(tmp_path, capsys, whole):
+    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert "is no run's folder" in capsys.readouterr().err
+    _, expected = whole("causal", "ppo")
+    copy = tmp_path / "project" / "copy"
+    shutil.copytree(expected, copy)
+    shutil.rmtree(copy / "checkpoints")
+    assert main(["train", "--resume", str(copy)]) == 1
+    error = capsys.readouterr().err
+    assert "no checkpoint to go on from" in error and "Traceback" not in error
+
+
+def test_two_processes_never_write_to_one_folder(stopped, capsys):
+    code = (
+        "import sys, pathlib; from rl4lms_like.tracking.run_folder import hold; "
+        "lock = hold(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(stopped)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    before = files_of(stopped)
+    try:
+        assert other.stdout.readline() == "held\n"
+        assert main(["train", "--resume", str(stopped)]) == 1
+        assert "another process is writing to" in capsys.readouterr().err
+        assert files_of(stopped) == before
+    finally:
+        other.communicate("")
+    assert files_of(resume(stopped, quiet=True))["config.json"] == before["config.json"]
+
+
+def test_a_run_that_ends_early_says_how_it_goes_on(stopped):
+    log = (stopped / "log.txt").read_text()
+    assert f"it goes on after iteration_00004: rl4lms-like train --resume {stopped}" in log
+    saved = sorted(path.name for path in (stopped / "checkpoints").iterdir())
+    assert saved == ["iteration_00002", "iteration_00004"], "the last holds all of it already"
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_to_the_same_end(whole, tmp_path, tiny_gpt2_dir):
+    """SIGKILL, in its own process, at moments spread over the run; the commands of a user."""
+    mapping, expected = whole("causal", "ppo")
+    mapping["train_evaluation"]["save_every"] = 1
+    expected = started(mapping, tmp_path, "whole")
+    config = tmp_path / "config.yml"
+    config.write_text(dump_yaml(mapping))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    first = [sys.executable, "-m", "rl4lms_like", "train", str(config), "--experiment_name", "killed"]
+    folder = tmp_path / "rl4lm_exps" / "killed"
+    kills = 0
+    for attempt in range(12):
+        found = checkpoints.checkpoints_in(folder / "checkpoints")
+        command = [*first[:4], "--resume", str(folder)] if found else first
+        if not found and folder.exists():
+            shutil.rmtree(folder)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        n_before = len(found)
+        while process.poll() is None and kills < 3:
+            if len(checkpoints.checkpoints_in(folder / "checkpoints")) > n_before:
+                time.sleep(0.04 * attempt)
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.01)
+        _, error = process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, error.decode()
+    assert kills >= 2
+    assert process.returncode == 0
+    assert files_of(folder) == files_of(expected)
