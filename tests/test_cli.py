@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from rl4lms_like.cli import KINDS, build_parser, main
+from rl4lms_like.cli import main
+from rl4lms_like.cli.options import KINDS, build_parser
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.training.config.places import REGISTRIES
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
@@ -131,7 +132,7 @@ def test_a_list_is_there_within_a_second():
     [
         "import rl4lms_like, rl4lms_like.cli, rl4lms_like.training.config.run_config",
         "from rl4lms_like.cli import main; main(['list', 'algorithms']); main(['show', 'ppo'])",
-        "from rl4lms_like.cli import build_parser; build_parser().parse_args(['check', 'x.yml'])",
+        "from rl4lms_like.cli.options import build_parser; build_parser().parse_args(['check', 'x.yml'])",
     ],
 )
 def test_light_commands_load_nothing_heavy(code):

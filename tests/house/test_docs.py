@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from rl4lms_like.benchmarking.spec import load_benchmark
-from rl4lms_like.cli import build_parser
+from rl4lms_like.cli.options import build_parser
 from rl4lms_like.training.config.places import REGISTRIES
 from rl4lms_like.training.config.run_config import is_supervised, parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml

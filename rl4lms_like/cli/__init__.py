@@ -1,0 +1,101 @@
+"""`rl4lms-like`: what people type.
+
+    train CONFIG           check CONFIG          quickstart
+    evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
+    list rewards           show ID
+    benchmark SPEC         compare A B
+
+Exit status: 0 done, 1 a run failed for a reason that the message names, 2 mistakes in the config or the command line,
+130 interrupted. Everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rl4lms_like.cli.commands import COMMANDS
+from rl4lms_like.cli.options import build_parser
+from rl4lms_like.core.disk import reason
+from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.core.import_paths import use_code_from
+from rl4lms_like.core.secrets import without_secrets
+from rl4lms_like.core.wording import printable
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # a program of its own, whose errors nobody catches
+        sys.excepthook = lambda kind, error, place: _say("".join(traceback.format_exception(kind, error, place)))
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "quickstart":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    try:
+        use_code_from(*getattr(options, "code", ()))
+        with _cancelled_as_by_ctrl_c():
+            return int(COMMANDS[options.command](options))
+    except RL4LMsLikeError as error:
+        _say(traceback.format_exc() if options.traceback else f"{error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError as error:
+        if not _is_stdout_gone():
+            return _unexpected(error, options)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has seen enough
+        return 0
+    except Exception as error:
+        if _is_ours(error):
+            raise
+        return _unexpected(error, options)
+
+
+def _say(message: str) -> None:
+    """Prints what went wrong, without secrets, and without what would steer the terminal."""
+    sys.stderr.write(printable(without_secrets(message)))
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it is a mistake of this library, which is shown in full: whoever reports it has all of it."""
+    place = traceback.extract_tb(error.__traceback__)[-1].filename
+    return not isinstance(error, OSError | MemoryError) and Path(__file__).parents[1] in Path(place).parents
+
+
+def _unexpected(error: Exception, options: argparse.Namespace) -> int:
+    """Says what a library or the system raised, and nobody has said by name."""
+    said = reason(error) if isinstance(error, OSError) else error
+    where = "where it came from: the log.txt of its run, or the same command with --traceback"
+    _say(traceback.format_exc() if options.traceback else f"{type(error).__name__}: {said}\n{where}\n")
+    return 1
+
+
+def _is_stdout_gone() -> bool:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
+
+
+@contextmanager
+def _cancelled_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM, which ends a job that is cancelled, does what Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

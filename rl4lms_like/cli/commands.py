@@ -1,0 +1,171 @@
+"""What each command does. Everything heavy is imported here, by the command that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from rl4lms_like.cli.options import add_run_options
+from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.wording import printable
+
+
+def _train(options: argparse.Namespace) -> int:
+    if options.resume is not None:
+        from rl4lms_like.training.run import resume
+
+        _refuse_another_place(options)
+        resume(
+            options.resume,
+            overrides=options.overrides,
+            entity_name=options.entity_name,
+            log_to_wandb=options.log_to_wandb,
+        )
+        return 0
+    from rl4lms_like.training.run import train
+
+    train(
+        options.config or options.config_path,
+        project_name=options.project_name,
+        experiment_name=options.experiment_name,
+        entity_name=options.entity_name,
+        base_path_to_store_results=options.base_path_to_store_results,
+        log_to_wandb=options.log_to_wandb,
+        overrides=options.overrides,
+        new=options.new,
+    )
+    return 0
+
+
+def _refuse_another_place(options: argparse.Namespace) -> None:
+    """A run goes on in its own folder; what would name another one is not passed over in silence."""
+    parser = argparse.ArgumentParser()
+    add_run_options(parser)
+    places = ("project_name", "experiment_name", "base_path_to_store_results")
+    given = [name for name in (*places, "new") if getattr(options, name) != parser.get_default(name)]
+    if given:
+        said = "a run goes on in its own folder; leave it out, or copy the folder and resume the copy"
+        raise ConfigError([Mistake(f"--{name}", said) for name in given], "the command line")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from rl4lms_like.training.config.run_config import load_config
+    from rl4lms_like.training.preview import preview
+
+    for part in preview(load_config(options.config or options.config_path, options.overrides)):
+        print(part, flush=True)
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from rl4lms_like.training.inference import evaluate_run
+
+    evaluate_run(
+        options.run_or_model,
+        split=options.split,
+        config_path=options.config_path,
+        output=options.output,
+        decoding=options.decoding,
+        num_beams=options.num_beams,
+        max_new_tokens=options.max_new_tokens,
+        batch_size=options.batch_size,
+        limit=options.limit,
+        seed=options.seed,
+    )
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from rl4lms_like.training.inference import generate_texts
+
+    prompts = _prompts(options)
+    texts = generate_texts(
+        options.model,
+        prompts,
+        n=options.n,
+        max_new_tokens=options.max_new_tokens,
+        decoding=options.decoding,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    for prompt, responses in zip(prompts, texts, strict=True):
+        if options.json:
+            print(json.dumps({"prompt": prompt, "texts": responses}, ensure_ascii=sys.stdout.isatty()))
+        else:
+            print(*(printable(f"{prompt} | {response}") for response in responses), sep="\n")
+    return 0
+
+
+def _prompts(options: argparse.Namespace) -> list[str]:
+    if options.prompts:
+        return list(options.prompts)
+    if options.file is None:
+        return [line for line in sys.stdin.read().splitlines() if line]
+    try:
+        return [line for line in options.file.read_text(encoding="utf-8").splitlines() if line]
+    except OSError as error:
+        raise RL4LMsLikeError(f"cannot read the prompts in {options.file}: {error.strerror}") from error
+
+
+def _list(options: argparse.Namespace) -> int:
+    from rl4lms_like.training.catalogue import listing
+
+    print(listing(options.kind))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from rl4lms_like.training.catalogue import description
+
+    print(description(options.id))
+    return 0
+
+
+def _quickstart(options: argparse.Namespace) -> int:
+    from rl4lms_like.training.quickstart import main as quickstart
+
+    return int(quickstart(options.rest) or 0)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from rl4lms_like.tracking.report import write_report
+
+    print(write_report(options.run_folder))
+    return 0
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from rl4lms_like.benchmarking.main import benchmark
+
+    return benchmark(
+        options.spec,
+        processes=options.processes,
+        seeds=options.seeds,
+        only=options.only,
+        results=options.results,
+        report_only=options.report_only,
+    )
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from rl4lms_like.benchmarking.comparison import compare
+
+    print(compare(options.a, options.b, metrics=options.metric, split=options.split))
+    return 0
+
+
+COMMANDS = {
+    "train": _train,
+    "check": _check,
+    "evaluate": _evaluate,
+    "generate": _generate,
+    "list": _list,
+    "show": _show,
+    "quickstart": _quickstart,
+    "report": _report,
+    "benchmark": _benchmark,
+    "compare": _compare,
+}
+"""Name -> what it does with its options; returns the exit status."""
