@@ -139,7 +139,8 @@ def test_a_stopped_run_goes_on_to_the_same_end(family, algorithm, whole, tmp_pat
 def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
     mapping["reward_fn"] = {"id": "sentiment"}
-    mapping["env"]["vec_env"] = vec_env
+    mapping["env"] |= {"vec_env": vec_env, "n_envs": 2}
+    mapping["alg"]["args"] = ALGORITHMS["ppo"] | {"n_steps": 40}
     expected = started(mapping, tmp_path, "whole")
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
         stop_after(patch, 3, "rollout")
