@@ -2,13 +2,14 @@
 
     python -m benchmarks.killed_runs                          # PPO, NLPO, A2C, TRPO x causal, seq2seq, 25 kills each
     python -m benchmarks.killed_runs --cells nlpo/seq2seq --kills 5
-    python -m benchmarks.killed_runs --signal int --kills 10  # by Ctrl-C, which saves what it goes on from
+    python -m benchmarks.killed_runs --by int --kills 10      # by Ctrl-C, which saves what it goes on from
+    python -m benchmarks.killed_runs --by mixed               # all ways in turn, also SIGKILL while Ctrl-C saves
 
 Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
 first new iteration (every third time within a save), gone on with by `--resume`, killed again ..., and left alone at
 last. Weights, training state, numbers and texts of both must be equal, byte for byte, but for clock times. With
-`--signal int` or `term` it is asked to stop instead: then it must also end with status 130, and go on at once from
-where it was, be that in the midst of an update.
+`--by int` or `term` it is asked to stop instead: then it must also end with status 130, and go on at once from where it
+was, be that in the midst of an update.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ import yaml
 from rl4lms_like.testing import models
 from rl4lms_like.training.resuming.checkpoints import checkpoints_in, newest_checkpoint
 
-SIGNALS = {"kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
+KILL, INT, TERM = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
+WAYS = {"kill": [(KILL,)], "int": [(INT,)], "term": [(TERM,)]}
+WAYS["mixed"] = [(KILL,), (INT,), (TERM,), (INT, KILL), (INT, INT), (TERM, KILL)]
+"""The signals of one stop, in their order."""
 RESULTS = Path(__file__).parent / "results" / "killed_runs.json"
 STEPS = {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -47,6 +51,8 @@ CELLS = [f"{algorithm}/{family}" for algorithm, family in product(ALGORITHMS, ("
 LONGEST_WAIT_S = 1.5
 """After the first new iteration; it holds several iterations, each with a checkpoint."""
 LONGEST_SAVE_S = 0.03
+LONGEST_RESCUE_S = 0.1
+"""Between the signals of one stop: the first is being obeyed."""
 
 
 def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
@@ -105,11 +111,15 @@ def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int, by: s
         if done % 3 == 2:
             wait_for_a_save(process, under_fire)
             time.sleep(rng.uniform(0, LONGEST_SAVE_S))
-        process.send_signal(SIGNALS[by])
+        signals = rng.choice(WAYS[by])
+        for number, each in enumerate(signals):
+            time.sleep(rng.uniform(0, LONGEST_RESCUE_S) if number else 0)
+            process.send_signal(each)
         _, error = process.communicate()
         if process.returncode == 0:
             break  # it was about to end
-        if process.returncode != (-signal.SIGKILL if by == "kill" else 130) or b"Traceback" in error:
+        expected = {-KILL if each == KILL else 130 for each in signals}
+        if process.returncode not in expected or b"Traceback" in error:
             raise SystemExit(f"{cell} ended with status {process.returncode}:\n{error.decode()}")
         done += 1
         within[where_it_stopped(under_fire)] += 1
@@ -120,7 +130,8 @@ def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int, by: s
     differ = sorted(name for name in peace.keys() | fire.keys() if peace.get(name) != fire.get(name))
     return {
         "kills": done,
-        **({"during_save": during_save} if by == "kill" else {"stopped_in": dict(sorted(within.items()))}),
+        "during_save": during_save,
+        "stopped_in": dict(sorted(within.items())),
         "at_iterations": at_iterations,
         "n_iters": n_iters,
         "differ": differ,
@@ -195,7 +206,7 @@ def main() -> int:
     parser.add_argument("--n_iters", type=int, default=200, help="of each run (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (%(default)s)")
     parser.add_argument("--parallel", type=int, default=2, help="cells at a time (%(default)s)")
-    parser.add_argument("--signal", choices=SIGNALS, default="kill", help="SIG... (%(default)s)")
+    parser.add_argument("--by", choices=WAYS, default="kill", help="which signal, SIG...; or all (%(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     cells = options.cells.split(",")
@@ -209,16 +220,14 @@ def main() -> int:
             cell = cells[index]
             folder = base / cell.replace("/", "_")
             folder.mkdir()
-            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, options.seed + index, options.signal)
+            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, options.seed + index, options.by)
             shutil.rmtree(folder)
             print(cell, json.dumps(results[cell]), flush=True)
 
         with ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(run, range(len(cells))))
-    found = {"seed": options.seed, "cells": results}
-    if options.signal != "kill":  # beside the others
-        known = json.loads(options.output.read_text()) if options.output.is_file() else {}
-        found = known | {f"sig{options.signal}": found}
+    known = json.loads(options.output.read_text()) if options.output.is_file() else {}
+    found = known | {options.by: {"seed": options.seed, "cells": results}}
     options.output.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     return int(any(cell["differ"] for cell in results.values()))
 
