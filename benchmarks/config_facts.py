@@ -2,6 +2,7 @@
 
     text, --set ─ yaml.safe_load ─ asked ─┬─ config.json of the run folder      every key of either
                                           ├─ files of the run folder            iterations, epochs, texts, checkpoints
+                                          ├─ its recorded tokens, recomputed    returns, rewards, clipping
                                           └─ the run's objects                  optimizer, environment, policy
 
 Defaults stand here a second time, as docs/configuration.md says them.
@@ -33,6 +34,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 DEFAULTS["nlpo"] = DEFAULTS["ppo"]
+KEYS = {
+    "length": ["length/words"],
+    "increasing_numbers": ["synthetic/increasing_numbers_in_text"],
+    "distinct_n": [f"diversity_metrics/{name}" for name in ("distinct-1", "distinct-2")],
+    "sentiment": ["semantic/sentiment", "semantic/sentiment_positive"],
+}
+"""What the metrics of the cases report."""
 
 
 def asked_for(data: bytes, overrides: Sequence[str]) -> dict[str, Any]:
@@ -178,6 +186,7 @@ def rl_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterator[Fact]
     n_iters = int(number(at(asked, "train_evaluation.n_iters")))
     yield from schedule_facts(asked, folder, run, n_iters)
     yield from algorithm_facts(asked, folder, run, n_iters)
+    yield from credit_facts(asked, folder, run)
     policy, kwargs = at(asked, "alg.policy.args", {}), at(asked, "alg.policy.args.generation_kwargs", {})
     envs = int(number(at(asked, "env.n_envs", 1)))
     yield "environments", envs, run.env.num_envs
@@ -188,6 +197,7 @@ def rl_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterator[Fact]
     yield "longest episode", longest, run.env.get_attr("max_episode_length", [0])[0]
     if at(asked, "env.args.max_prompt_length") is not None:
         yield "longest prompt", at(asked, "env.args.max_prompt_length"), run.max_prompt_length
+        yield from prompt_facts(int(number(at(asked, "env.args.max_prompt_length"))), run)
     yield (
         "terminate_on_eos",
         at(asked, "env.args.terminate_on_eos", False),
@@ -209,6 +219,60 @@ def rl_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterator[Fact]
     yield "reference model", coeff > 0, run.policy.ref_model is not None
     if lines:
         yield "first KL coefficient", min(coeff, number(most or math.inf)), lines[0]["rollout_info/kl_coeff"]
+
+
+def prompt_facts(longest: int, run: Any) -> Iterator[Fact]:
+    """How much of each prompt the policy read in its last rollout."""
+    episodes, infos = run.algorithm.rollout_buffer.episodes, run.algorithm.collector.episode_infos
+    texts = {str(sample.id): sample.prompt_or_input_text for sample in run.samples["train"]}
+    if episodes is not None:
+        wanted = [min(len(run.tokenizer(texts[info["sample_id"]])["input_ids"]), longest) for info in infos]
+        yield "tokens of the prompts", wanted, episodes.prompt_mask.sum(dim=1).tolist()
+
+
+def credit_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterator[Fact]:
+    """Returns, rewards without KL penalties and clipping, recomputed from the tokens that were recorded."""
+    id, given = text(at(asked, "alg.id")), at(asked, "alg.args", {})
+    if id not in DEFAULTS:
+        return
+    args = {**DEFAULTS[id], **{key: value for key, value in given.items() if value is not None}}
+    gamma, gae_lambda = number(args["gamma"]), number(args["gae_lambda"])
+    for line in read_lines(folder / "token_credit.jsonl"):
+        if "clip_range" in args:
+            yield "clip_range", args["clip_range"], line["clip_range"]
+        for episode in line["episodes"]:
+            if not episode["terminated"] and same(args.get("bootstrap_truncated", False), True):
+                continue
+            returns = returns_of(episode["rewards"], episode["values"], gamma, gae_lambda)
+            yield "returns", True, _close(returns, episode["returns"])
+            if "kl" in episode and not same(at(asked, "alg.kl_div.norm_reward", False), True):
+                estimator = at(asked, "alg.kl_div.estimator", "k1")
+                paid = sum(episode["rewards"]) + line["kl_coeff"] * sum(
+                    _penalised(kl, estimator) for kl in episode["kl"]
+                )
+                yield "task reward", True, math.isclose(paid, episode["reward"], rel_tol=1e-3, abs_tol=1e-4)
+
+
+def returns_of(rewards: Sequence[float], values: Sequence[float], gamma: float, gae_lambda: float) -> list[float]:
+    """The critic's targets, by the definition of generalised advantages (arXiv 1506.02438)."""
+    advantage = after = 0.0
+    returns: list[float] = []
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        advantage = reward + gamma * after - value + gamma * gae_lambda * advantage
+        returns.append(advantage + value)
+        after = value
+    return returns[::-1]
+
+
+def _penalised(kl: float, estimator: str) -> float:
+    return {"k1": kl, "k2": kl * kl / 2, "k3": math.expm1(-kl) + kl}[estimator]
+
+
+def _close(expected: Sequence[float], found: Sequence[float]) -> bool:
+    size = max(map(abs, found), default=0.0)
+    return all(
+        math.isclose(e, f, rel_tol=1e-3, abs_tol=1e-4 * size + 1e-6) for e, f in zip(expected, found, strict=True)
+    )
 
 
 def schedule_facts(asked: Mapping[str, Any], folder: Path, run: Any, n_iters: int) -> Iterator[Fact]:
@@ -239,7 +303,18 @@ def evaluation_facts(
     for metric in at(asked, "train_evaluation.metrics", []):
         metrics += [metric] if metric not in metrics else []
     yield f"metrics of {split}", len(metrics), len(run.metrics)
-    found = [line["epoch"] for line in read_lines(folder / f"{split}_split_metrics.jsonl")]
+    lines = read_lines(folder / f"{split}_split_metrics.jsonl")
+    found = [line["epoch"] for line in lines]
+    wanted = {
+        f"{key}/{metric['name']}" if metric.get("name") else key
+        for metric in metrics
+        for key in KEYS.get(metric["id"], ())
+    }
+    yield (
+        f"scores of {split}",
+        [],
+        sorted(wanted - {key for line in lines[:1] for key in line["metrics"]} if lines else ()),
+    )
     if not n_samples:
         yield f"evaluations of {split}", [], found
         return
@@ -264,7 +339,9 @@ def algorithm_facts(asked: Mapping[str, Any], folder: Path, run: Any, n_iters: i
             yield key, math.inf if value is None else number(value), algorithm.max_grad_norm
         elif key in ("gamma", "gae_lambda", "ent_coef", "vf_coef", "n_steps", "batch_size", "n_epochs"):
             yield key, value, getattr(algorithm, key)
-    yield "seed", at(args, "seed", at(asked, "seed", 0)), algorithm.seed
+    seed = at(args, "seed", at(asked, "seed", 0))
+    yield "seed", seed, algorithm.seed
+    yield "seed of the rollouts", seed, algorithm.collector.seeds.seed
     rate = number(at(args, "learning_rate", DEFAULTS[id]["learning_rate"]))
     logged = [line["train/learning_rate"] for line in read_lines(folder / "training_info.jsonl")]
     if at(args, "learning_rate_schedule", "constant") == "constant":

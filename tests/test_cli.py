@@ -281,6 +281,21 @@ def test_an_interruption_is_status_130(calls, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_an_interruption_is_status_130_where_nobody_reads_the_output_too():
+    """As after `train ... 2>&1 | tee log.txt`, where Ctrl-C ends both."""
+    code = (
+        "import sys; from rl4lms_like import cli; print('begun', flush=True); sys.stdin.read()\n"
+        "def stopped(options): raise KeyboardInterrupt\n"
+        "cli.COMMANDS['list'] = stopped; sys.exit(cli.main(['list', 'rewards']))"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        assert process.stdout.readline() == b"begun\n"
+        process.stdout.close()
+        process.stdin.close()
+        assert process.wait(60) == 130
+
+
 def test_a_missing_file_is_status_2(capsys):
     assert main(["check", "none.yml"]) == 2
     assert capsys.readouterr().err == "1 mistake in none.yml:\n  there is no such file\n"

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rl4lms_like.cli.commands import COMMANDS
@@ -28,6 +28,7 @@ from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import use_code_from
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
+from rl4lms_like.rewards.time_limit import TimeIsUp
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,9 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(COMMANDS[options.command](options))
     except RL4LMsLikeError as error:
         _say(traceback.format_exc() if options.traceback else f"{error}\n")
+        if argv is None and isinstance(error.__cause__, TimeIsUp):
+            _end_despite_threads()
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say_interrupted()
         return 130
     except BrokenPipeError as error:
         if not _is_stdout_gone():
@@ -64,6 +67,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(message: str) -> None:
     """Prints what went wrong, without secrets, and without what would steer the terminal."""
     sys.stderr.write(printable(without_secrets(message)))
+
+
+def _say_interrupted() -> None:
+    """To whoever is there: Ctrl-C ends `| tee` too, and the exit status counts all the same."""
+    try:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+
+
+def _end_despite_threads() -> None:
+    """Ends the program where a reward's threads hang, as those of a `ThreadPoolExecutor`; Python waits for them."""
+    if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(1)
 
 
 def _is_ours(error: Exception) -> bool:

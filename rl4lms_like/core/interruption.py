@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -88,4 +88,5 @@ class Interruption:
         if self._at_any_moment or self.requests > 1:
             raise KeyboardInterrupt
         said = f"\nstopping once {self._task} is done; another Ctrl-C stops at once, and saves nothing\n"
-        os.write(_STDERR, said.encode())  # a stream may be in the midst of a write
+        with suppress(OSError):  # nobody is there to read it, as where Ctrl-C ended `| tee` too
+            os.write(_STDERR, said.encode())  # a stream may be in the midst of a write

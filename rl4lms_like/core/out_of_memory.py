@@ -5,6 +5,7 @@ with in_part("generation"): ...     what torch, NumPy or Python raise there beco
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ _ADVICE = re.compile(r" If reserved but unallocated| Use `torch\.mps|\n")
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory left: of torch on any device, of NumPy, of Python."""
+    if isinstance(error, OSError):  # of `fork`, of `mmap`
+        return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_SAID.search(str(error))))
 
 
@@ -35,7 +38,7 @@ def in_part(part: Part) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         said = _ADVICE.split(str(error).strip())[0] or type(error).__name__

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
 from rl4lms_like.core.import_paths import RefusedImportError, imported
 from rl4lms_like.core.secrets import with_values
+from rl4lms_like.core.wording import raised
 
 T = TypeVar("T")
 
@@ -190,6 +191,8 @@ def _load(target: Any, kind: str) -> Any:
         raise
     except RefusedImportError as error:
         raise ConfigError([Mistake("", f"the {kind} {target!r} is refused: {error}")], f"the {kind} id") from error
-    except Exception as error:  # importing a user's module runs the user's code
-        mistake = Mistake("", f"cannot import the {kind} {target!r}: {type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # importing a user's module runs the user's code, which may exit
+        mistake = Mistake("", f"cannot import the {kind} {target!r}: {raised(error)}")
         raise ConfigError([mistake], f"the {kind} id") from error

@@ -7,10 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl4lms_like.core.errors import ComponentError
+from rl4lms_like.core.wording import raised
+
 
 def state_of(component: Any) -> Any:
-    """What a component remembers; None if it says nothing of it."""
-    return component.state_dict() if _remembers(component) else None
+    """What a component remembers; None if it says nothing of it.
+
+    Raises:
+        ComponentError: its `state_dict` failed.
+    """
+    if not _remembers(component):
+        return None
+    try:
+        return component.state_dict()
+    except (ComponentError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ComponentError(f"the state_dict() of {type(component).__name__} failed: {raised(error)}") from error
 
 
 def load_state(component: Any, state: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
@@ -131,7 +132,7 @@ def check_arguments(
         else:
             mistakes.append(Mistake(where, unknown_key(name, [*known, *also])))
     mistakes += [
-        Mistake(join(path, argument.name), f"missing; expected {argument.type_text}")
+        Mistake(join(path, argument.name), f"missing; expected {_expected(argument.annotation)}")
         for argument in signature.arguments
         if argument.required and argument.name not in args
     ]
@@ -152,8 +153,11 @@ def check_value(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mista
     Null for a mapping or a list is an empty one, as a YAML key with nothing under it means it.
     """
     origin = typing.get_origin(annotation)
-    if dataclasses.is_dataclass(annotation):
-        return _check_block({} if value is None else value, typing.cast(type, annotation), path)
+    block = _block_of(annotation)
+    if block is not None and value is None and block is not annotation:
+        return None, []
+    if block is not None:
+        return _check_block({} if value is None else value, block, path)
     if origin in (dict, list) and value is None:
         return origin(), []
     if origin is list and dataclasses.is_dataclass(typing.get_args(annotation)[0]):
@@ -196,10 +200,25 @@ def at(blocks: Any, path: str) -> Any:
     return blocks
 
 
+def _block_of(annotation: Any) -> type | None:
+    """The dataclass that a type is, with or without null; None for all others."""
+    options = [option for option in typing.get_args(annotation) if option is not type(None)]
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    kind = options[0] if is_union and len(options) == 1 else annotation
+    return typing.cast(type, kind) if dataclasses.is_dataclass(kind) else None
+
+
+def _expected(annotation: Any) -> str:
+    """What values a type takes; of a block, its keys."""
+    if not dataclasses.is_dataclass(annotation):
+        return describe(annotation)
+    names = ", ".join(argument.name for argument in signature_of(typing.cast(type, annotation)).arguments)
+    return f"a mapping with the keys {names}"
+
+
 def _check_block(value: Any, block: type, path: str) -> tuple[Any, list[Mistake]]:
     if not isinstance(value, Mapping):
-        names = ", ".join(argument.name for argument in signature_of(block).arguments)
-        return None, [Mistake(path, f"expected a mapping with the keys {names}; got {shown(value)}")]
+        return None, [Mistake(path, f"expected {_expected(block)}; got {shown(value)}")]
     bound, mistakes = check_arguments(block, value, path)
     if mistakes:
         return None, mistakes

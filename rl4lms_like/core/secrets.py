@@ -94,7 +94,7 @@ def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
         return [masked(item, keys) for item in config]
     if not _is_text(config, keys) or _REFERENCE.fullmatch(str(config)):
         return config
-    if _secret_by_place(keys, config) or _secret_by_itself(str(config)):
+    if _secret_by_place(keys, config) or _secret_by_itself(str(config), _own_secrets()):
         return HIDDEN
     return _without_logins(config) if isinstance(config, str) else config
 
@@ -132,6 +132,7 @@ def _forms(values: Iterable[str]) -> set[str]:
 
 def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Path, what to say, and the text that must not be shown."""
+    own = _own_secrets()
     for path, keys, value in _texts(config, "", ()):
         reference = _REFERENCE.fullmatch(value)
         if reference is not None:
@@ -144,7 +145,7 @@ def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         elif _secret_by_place(keys, value):
             said = "a secret would stand in all files of a run; name an environment variable that holds it"
             yield path, f"{said}: ${{MY_VARIABLE}}", value
-        elif _secret_by_itself(value):
+        elif _secret_by_itself(value, own):
             said = "looks like a secret, which would stand in all files of a run; name an environment variable that"
             yield path, f"{said} holds it: ${{MY_VARIABLE}}", value
         elif _without_logins(value) != value:
@@ -178,8 +179,8 @@ def _secret_by_place(keys: tuple[str, ...], value: Any) -> bool:
     return is_header or bool(names - {"token"}) or (bool(names) and _CREDENTIAL.fullmatch(str(value)) is not None)
 
 
-def _secret_by_itself(value: str) -> bool:
-    return _WELL_KNOWN.fullmatch(value) is not None or value in _own_secrets()
+def _secret_by_itself(value: str, own: Collection[str]) -> bool:
+    return _WELL_KNOWN.fullmatch(value) is not None or value in own
 
 
 def _from_environment(keys: tuple[str, ...]) -> bool:

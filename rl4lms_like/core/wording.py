@@ -20,7 +20,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 
 _PLAIN = {bool: "true or false", str: "text", type(None): "null", dict: "a mapping", list: "a list", tuple: "a list"}
 _NUMBERS = {int: "a whole number", float: "a number"}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SECTION = re.compile(r"^(Args|Arguments|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes):\s*$")
 
 
@@ -32,8 +32,11 @@ class InWords:
 
 
 def printable(text: str) -> str:
-    r"""A text with its control characters as `\x1b`, so that it cannot steer a terminal; lines and tabs stay."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    r"""A text that cannot steer a terminal: control characters as `\x1b`, those that turn the direction as `\u202e`.
+
+    Lines and tabs stay.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def describe(annotation: Any) -> str:
@@ -67,6 +70,20 @@ def shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    return excerpt(value)
+
+
+def raised(error: BaseException) -> str:
+    """What a user's code raised: `KeyError: 'topic'`."""
+    try:
+        text = str(error)
+    except Exception:  # that is the user's code too
+        text = "(it cannot be put in words)"
+    return f"{type(error).__name__}: {text}"
+
+
+def excerpt(value: Any) -> str:
+    """A value as Python writes it, shortened: what a user's code returned."""
     shortener = reprlib.Repr()
     shortener.maxstring, shortener.maxother, shortener.maxdict, shortener.maxlist = 60, 60, 3, 4
     return shortener.repr(value)

@@ -1,13 +1,15 @@
 """Stable-Baselines3's one process an environment, in which a failure of the reward comes back by name.
 
 process    step -- the reward fails --> reward NaN, info["reward_error"]     (SB3's would end, with a traceback)
-parent     play_by_stepping raises that as a `RewardError`, and one for a process that ended
+parent     play_by_stepping raises that as a `RewardError`; whatever finds that a process ended raises one too
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,51 @@ REWARD_ERROR = "reward_error"
 """Key of `info`: what the reward failed with."""
 
 
+class EndedError(RewardError):
+    """A process of the environments is no longer there."""
+
+
 class ProcessVecEnv(SubprocVecEnv):
     """A `SubprocVecEnv` that can be closed whatever its processes do: in the midst of a step, or when one has ended."""
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """As the parent's, like all below.
+
+        Raises:
+            EndedError: a process ended, or was ended.
+        """
+        with self._all_there():
+            super().step_async(actions)
+
+    def step_wait(self) -> Any:
+        """As the parent's."""
+        with self._all_there():
+            return super().step_wait()
+
+    def reset(self) -> Any:
+        """As the parent's."""
+        with self._all_there():
+            return super().reset()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """As the parent's."""
+        with self._all_there():
+            return super().get_attr(attr_name, indices)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """As the parent's."""
+        with self._all_there():
+            return super().env_method(method_name, *args, indices=indices, **kwargs)
+
+    @contextmanager
+    def _all_there(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            raise EndedError(
+                f"one of the {self.num_envs} processes of vec_env 'subproc' ended: killed from outside (memory?) or by "
+                "the reward itself. With vec_env 'text', env.reward_workers start again"
+            ) from error
 
     def close(self) -> None:
         """Ends the processes."""

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.envs.env import REWARD_PARTS
-from rl4lms_like.envs.processes import REWARD_ERROR
+from rl4lms_like.envs.processes import REWARD_ERROR, EndedError
 from rl4lms_like.rewards.call import TokenRewards
 from rl4lms_like.rewards.naming import texts_to_score
 
@@ -37,14 +37,11 @@ def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
             episode that is cut short of `max_episode_length`.
         RewardError: the reward failed, or a process of the environments ended.
     """
+    samples = vec_env.get_attr("sample")  # environments that end go on to their next one
     try:
-        samples = vec_env.get_attr("sample")  # environments that end go on to their next one
         return _stepped(vec_env, episodes)
-    except (EOFError, ConnectionError) as error:
-        raise RewardError(
-            f"a process of {type(vec_env).__name__} ended while {vec_env.num_envs} episodes were stepped through: "
-            "killed from outside (memory?) or by the reward itself. With vec_env 'text', env.reward_workers start again"
-        ) from error
+    except EndedError:  # none of the others is asked for anything more
+        raise
     except RewardError as error:
         responses = [
             ids[mask].tolist() for ids, mask in zip(episodes.response_ids, episodes.response_mask, strict=True)

@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -178,10 +179,12 @@ class RewardWorkers:
             raise _Lost(f"was not done within {self._timeout:g} s (env.reward_timeout)", sorted(late))
 
     def _kill(self) -> None:
-        """Ends the processes, whatever they are doing; the next chunk starts new ones."""
+        """Ends the processes, whatever they are doing, and what they have started; the next chunk starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None:
             for process in list((pool._processes or {}).values()):
+                with suppress(AttributeError, OSError):  # no such groups; none by now, or not yet
+                    os.killpg(process.pid or 0, signal.SIGKILL)
                 process.kill()
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -218,7 +221,10 @@ def _end_of(processes: Sequence[BaseProcess]) -> str:
         return "ended while it started"
     if code == -getattr(signal, "SIGKILL", 9):
         return "was killed from outside (SIGKILL; is the memory full?)"
-    return f"ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    if code > 0:
+        return f"ended with exit status {code}"
+    is_named = -code in set(signal.Signals)  # those of the real time have numbers only
+    return f"ended by the signal {signal.Signals(-code).name if is_named else -code}"
 
 
 _payload = b""
@@ -233,6 +239,8 @@ def _receive(payload: bytes, environment: dict[str, str], since: Any) -> None:
     """
     global _payload, _since
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the run decides what it means
+    with suppress(AttributeError, OSError):  # Windows
+        os.setpgid(0, 0)  # a group of its own: what it starts ends with it
     os.environ.update(environment)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _payload, _since = payload, since
@@ -243,6 +251,9 @@ def _end_with_parent() -> None:
     """A pool's processes wait for work for ever where theirs was killed."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
+        with suppress(AttributeError):  # Windows
+            if os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl4lms_like.core.errors import MetricError
+from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
 from rl4lms_like.metrics.named import NamedMetric
 
@@ -31,9 +32,11 @@ def compute_metric(
         raise MetricError(f"{name}: {split} has no texts to score")
     try:
         results = metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         where = f"{split} ({len(generated_texts)} texts)"
-        raise MetricError(f"{name} failed on {where}: {type(error).__name__}: {error}") from error
+        raise MetricError(f"{name} failed on {where}: {raised(error)}") from error
     if not isinstance(results, Mapping):
         raise MetricError(f"{name} returned {type(results).__name__}; expected name -> (scores or None, score)")
     return {key: _scores(f"{name}, result {key!r}", value, len(generated_texts)) for key, value in results.items()}
@@ -68,12 +71,12 @@ def compute_metrics(
 
 def _scores(where: str, value: Any, n_texts: int) -> tuple[list[float] | None, float]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise MetricError(f"{where}: expected a pair (scores or None, score), got {value!r}")
+        raise MetricError(f"{where}: expected a pair (scores or None, score), got {excerpt(value)}")
     per_text, overall = value
     if per_text is None:
         return None, _number(where, overall)
     if isinstance(per_text, (str, bytes)) or not hasattr(per_text, "__len__"):
-        raise MetricError(f"{where}: expected a list of {n_texts} scores or None, got {per_text!r}")
+        raise MetricError(f"{where}: expected a list of {n_texts} scores or None, got {excerpt(per_text)}")
     if len(per_text) != n_texts:
         raise MetricError(f"{where}: {len(per_text)} scores for {n_texts} texts")
     return [_number(where, score) for score in per_text], _number(where, overall)
@@ -91,4 +94,4 @@ def _number(where: str, value: Any) -> float:
             return float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError):
             pass
-    raise MetricError(f"{where}: expected a number, got {value!r}")
+    raise MetricError(f"{where}: expected a number, got {excerpt(value)}")

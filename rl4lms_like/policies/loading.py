@@ -25,6 +25,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_names import cannot_load, place_of
+from rl4lms_like.core.out_of_memory import is_out_of_memory
 from rl4lms_like.policies.lora import merge_adapter_folder
 
 
@@ -104,6 +105,8 @@ def load_model(
             model_name, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
         )
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(cannot_load("model", model_name, error)) from error
     return model, rates
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
+from rl4lms_like.core.wording import excerpt, raised
 
 TRIAL = "This is one sentence. This is another. Here comes a third. And this is the last."
 """What a post-processor is tried on before anything is loaded or written."""
@@ -33,11 +34,11 @@ def _processed(function: Callable[[str], str], text: str) -> str:
     start = text if len(text) <= 60 else f"{text[:60]}..."
     try:
         result = function(text)
-    except RL4LMsLikeError:
+    except (RL4LMsLikeError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        said = raised(error)
         raise ComponentError(f"the post-processor {name} failed on the text {start!r}: {said}") from error
     if not isinstance(result, str):
-        raise ComponentError(f"the post-processor {name} made {result!r} of the text {start!r}; expected a text")
+        raise ComponentError(f"the post-processor {name} made {excerpt(result)} of the text {start!r}; expected a text")
     return result

@@ -4,9 +4,12 @@
     score_episodes     all tokens of finished episodes       what `TextVecEnv.play` pays; the same numbers
     ..._in_parts       both, with what each part of a `RewardOfParts` adds to them
 
-A failure is attributed to the reward's class and the sample, and raised; nothing is put in its place. A batched reward
-that fails is asked for texts alone, to find the one that it fails on. Rewards that promise to be `terminal` are called
-for last tokens only. Sums are made in float64, part after part, in both forms.
+A failure is attributed to the reward's class and the sample, and raised; nothing is put in its place. Whatever a reward
+raises is one, but Ctrl-C: a reward that exits must not end the run as if it were done, and panics of Rust and cancelled
+tasks are no `Exception`. A batched reward that fails is asked for texts alone, to find the one that it fails on.
+
+Rewards that promise to be `terminal` are called for last tokens only. Sums are made in float64, part after part, in
+both forms.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
+from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.rewards import base
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardOfParts
 from rl4lms_like.rewards.culprit import culprit
@@ -26,9 +30,6 @@ from rl4lms_like.rewards.naming import named
 from rl4lms_like.rewards.time_limit import TimeIsUp
 
 AnyReward: TypeAlias = base.AnyReward
-
-_FAILURES = (Exception, TimeIsUp, SystemExit)
-"""What a reward may raise; a reward that exits must not end the run as if it were done."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -222,13 +223,15 @@ def _score_of_token(
 ) -> float:
     try:
         score = reward_fn(previous, action, current, done, current.meta_info)
-    except _FAILURES as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         where = f"token {current.n_actions} of {named(current)}"
-        raise RewardError(f"{_name(reward_fn)} failed on {where}: {type(error).__name__}: {error}") from error
+        raise RewardError(f"{_name(reward_fn)} failed on {where}: {raised(error)}") from error
     number = _finite(score)
     if number is None:
         where = f"token {current.n_actions} of {named(current)}"
-        raise RewardError(f"{_name(reward_fn)} returned {score!r} for {where}; expected one finite number")
+        raise RewardError(f"{_name(reward_fn)} returned {excerpt(score)} for {where}; expected one finite number")
     return number
 
 
@@ -237,21 +240,23 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
     began = time.monotonic()
     try:
         scores = _call(reward_fn, states, dones)
-    except _FAILURES as error:
-        said = f"{_name(reward_fn)} failed on {batch}: {type(error).__name__}: {error}"
-        if isinstance(error, Exception):
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        said = f"{_name(reward_fn)} failed on {batch}: {raised(error)}"
+        if not isinstance(error, TimeIsUp | SystemExit):
             said += _with_culprit(reward_fn, states, dones, error, time.monotonic() - began)
         raise RewardError(said) from error
     values = as_list(scores)
     if values is None:
-        raise RewardError(f"{_name(reward_fn)} returned {scores!r} for {batch}; expected {len(states)} numbers")
+        raise RewardError(f"{_name(reward_fn)} returned {excerpt(scores)} for {batch}; expected {len(states)} numbers")
     if len(values) != len(states):
         raise RewardError(f"{_name(reward_fn)} returned {len(values)} values for {batch}; expected {len(states)}")
     numbers = [_finite(value) for value in values]
     if None in numbers:
         culprit = numbers.index(None)
         raise RewardError(
-            f"{_name(reward_fn)} returned {values[culprit]!r} for {named(states[culprit])}, entry {culprit} of "
+            f"{_name(reward_fn)} returned {excerpt(values[culprit])} for {named(states[culprit])}, entry {culprit} of "
             f"{batch}; expected one finite number"
         )
     return numbers  # type: ignore[return-value]
@@ -271,7 +276,7 @@ def _with_culprit(
     reward_fn: BatchedRewardFunction,
     states: Sequence[Observation],
     dones: list[bool],
-    error: Exception,
+    error: BaseException,
     seconds: float,
 ) -> str:
     def alone(place: int) -> Any:

@@ -21,7 +21,7 @@ _MOST = 64
 _LEAST_S = 1.0
 
 
-def culprit(reward_fn: Any, alone: Callable[[int], Any], n: int, error: Exception, seconds: float) -> int | None:
+def culprit(reward_fn: Any, alone: Callable[[int], Any], n: int, error: BaseException, seconds: float) -> int | None:
     """The place of a text on which a reward fails alone too, with an error of the same class.
 
     Args:
@@ -43,7 +43,7 @@ def culprit(reward_fn: Any, alone: Callable[[int], Any], n: int, error: Exceptio
     return found
 
 
-def _tried(alone: Callable[[int], Any], n: int, error: Exception, until: float) -> int | None:
+def _tried(alone: Callable[[int], Any], n: int, error: BaseException, until: float) -> int | None:
     failed: int | None = None
     worked = False
     for place in range(n):
@@ -51,7 +51,9 @@ def _tried(alone: Callable[[int], Any], n: int, error: Exception, until: float) 
             break
         try:
             alone(place)
-        except Exception as other:
+        except (KeyboardInterrupt, TimeIsUp):
+            raise
+        except BaseException as other:
             if failed is None and type(other) is type(error):
                 failed = place
         else:

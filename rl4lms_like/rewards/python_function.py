@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from rl4lms_like.core.import_paths import NamesFunction, RefusedImportError, imported
 from rl4lms_like.core.numbers import Count, Positive
+from rl4lms_like.core.wording import raised
 from rl4lms_like.rewards.event_loop import EventLoop, gathered
 from rl4lms_like.rewards.text import TextReward
 
@@ -149,8 +150,10 @@ def imported_function(path: str) -> Callable[..., Any]:
         found = imported(path)
     except RefusedImportError as error:
         raise ValueError(f"function: {path!r} is refused: {error}") from error
-    except Exception as error:  # importing a user's module runs the user's code
-        raise ValueError(f"function: cannot import {path!r}: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # importing a user's module runs the user's code, which may exit
+        raise ValueError(f"function: cannot import {path!r}: {raised(error)}") from error
     if not callable(found):
         raise ValueError(f"function: {path!r} is {found!r}, which cannot be called")
     function: Callable[..., Any] = found

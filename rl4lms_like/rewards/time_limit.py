@@ -45,6 +45,8 @@ def check_time_limit(seconds: float | None) -> None:
 def within(seconds: float | None, call: Callable[[], T]) -> T:
     """The result of a call that is left after so many seconds, and again after as many, should it keep that to itself.
 
+    What it returns nevertheless, from an `except` that takes everything, does not count.
+
     Args:
         seconds: None for ever.
         call: what takes its time.
@@ -56,20 +58,26 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
     if seconds is None:
         return call()
     check_time_limit(seconds)
-    is_armed = True
+    is_armed, has_rung = True, False
 
     def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal has_rung
         if is_armed:
-            raise TimeIsUp(f"not done within {seconds:g} s (env.reward_timeout)")
+            has_rung = True
+            raise TimeIsUp(said)
 
+    said = f"not done within {seconds:g} s (env.reward_timeout)"
     began = time.monotonic()
     handler = signal.signal(signal.SIGALRM, ring)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         try:
-            return call()
+            result = call()
         finally:
             is_armed = False  # an alarm that is under way already finds it so
+        if has_rung:
+            raise TimeIsUp(said)
+        return result
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)

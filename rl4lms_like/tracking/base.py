@@ -76,13 +76,16 @@ class Tracker:
 
         self._console = ConsoleSink(quiet=quiet)
         services = _services(wandb_log, tensorboard_log)
-        wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
+        if resume:  # it is there, whatever it is called by now: a mount at the root has no project's name
+            wanted = Path(base_path_to_store_results) / project_name / experiment_name
+        else:
+            wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
         run_config = masked(run_config)
         self.run_config = dict(run_config)
         try:
             self.run_path, self._lock = claim_folder(wanted, run_config, resume=resume, held=held)
             self._folder = RunFolder(self.run_path)
-            log = LogFile(self.run_path / LOG_FILE, encoding="utf-8")
+            log = LogFile(self.run_path / LOG_FILE, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise RL4LMsLikeError(f"cannot write to the run folder {wanted}: {reason(error)}") from error
         self._handlers = listen(log_level, log)

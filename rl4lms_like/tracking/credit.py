@@ -21,7 +21,8 @@ from rl4lms_like.tracking.credit_tokens import COLUMNS, END, PART, QUANTITIES, C
 from rl4lms_like.tracking.record import RunRecord, number
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 
-N_ITERATIONS = 12
+N_ITERATIONS, N_EPISODES = 12, 10
+"""So many are shown at most, of each iteration so many episodes."""
 N_TOKENS = 8000
 """So many are shown in all: of long responses fewer iterations."""
 LONGEST = 400
@@ -82,6 +83,7 @@ class Credit:
     followed: Sequence[tuple[int, Episode]]
     iterations: Sequence[Iteration]
     n_recorded: int
+    n_left_out: int
     clip_range: str | None
     normalized: str | None
     has_kl: bool
@@ -102,7 +104,7 @@ def credit_of(run: RunRecord) -> Credit | None:
 
 
 def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> Credit:
-    shown = _with_room(lines)
+    shown = _with_room([_few_episodes(line) for line in lines])
     episodes = [episode for line in shown for episode in line["episodes"]]
     scales = [
         Scale.over(quantity, (value for episode in episodes for value in episode.get(quantity.field, ())))
@@ -126,10 +128,19 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> Credit:
         followed=followed if len(followed) > 1 else [],
         iterations=iterations,
         n_recorded=len(lines),
+        n_left_out=max(line["n_left_out"] for line in shown),
         clip_range=next((format_number(line["clip_range"]) for line in reversed(shown) if "clip_range" in line), None),
         normalized=shown[-1].get("normalized"),
         has_kl=any("kl" in episode for episode in episodes),
     )
+
+
+def _few_episodes(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The line with N_EPISODES of its episodes, at even steps, and the followed one."""
+    episodes = line["episodes"]
+    steps = {step * (len(episodes) - 1) // (N_EPISODES - 1) for step in range(N_EPISODES)}
+    chosen = [each for index, each in enumerate(episodes) if index in steps or each["followed"]]
+    return {**line, "episodes": chosen, "n_left_out": len(episodes) - len(chosen)}
 
 
 def _with_room(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

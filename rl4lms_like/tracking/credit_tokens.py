@@ -27,6 +27,8 @@ CLIPPED = "clipped"
 CUT_LEVEL, OUT_LEVEL = 5, 2
 _CLIPPING = ((-5, "cut below"), (-2, "below, not cut"), (0, "within"), (2, "above, not cut"), (5, "cut above"))
 _NOT_SHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_WITHOUT_WIDTH = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]+")
+"""Joiners, marks of direction, variants: with other characters they do something, alone there is nothing to see."""
 
 Numbers: TypeAlias = "Mapping[str, float | None]"
 """A token's numbers by the names of the lists that they come from."""
@@ -54,12 +56,12 @@ class Quantity:
         """How far from the middle, with its sign; None where there is no number."""
         if value is None or not self.is_ratio:
             return value
-        return math.log(value) if value > 0 else None
+        return math.log(value) if value > 0 else -math.inf if value == 0 else None
 
 
 QUANTITIES = (
-    Quantity("a", "Advantage", "advantages", "blue: the update pushes the token's probability up, red: down"),
-    Quantity("k", "KL", "kl", "nats; blue: more probable than under the reference, red: less"),
+    Quantity("a", "Advantage", "advantages", "blue: the update pushes the token's probability up, orange: down"),
+    Quantity("k", "KL", "kl", "nats; blue: more probable than under the reference, orange: less"),
     Quantity("r", "Ratio", "ratios", "the token's probability after the update over that before it", True),
     Quantity("c", "Clipping", CLIPPED, "underlined: PPO's surrogate cuts the gradient, the ratio is out of its range"),
     Quantity("w", "Reward", "rewards", "what the token was paid, the KL penalty included"),
@@ -77,7 +79,7 @@ class Scale:
     def over(cls, quantity: Quantity, values: Iterable[Any]) -> Scale:
         """The scale whose outermost level covers most of `values`; `step` is a round number."""
         places = (quantity.place(number(value)) for value in values)
-        sizes = sorted(abs(place) for place in places if place)
+        sizes = sorted(abs(place) for place in places if place and math.isfinite(place))
         if not sizes:
             return cls(quantity, 1.0)
         wanted = sizes[min(int(COVERED * len(sizes)), len(sizes) - 1)] / 2 ** (LEVELS - 1)
@@ -90,7 +92,7 @@ class Scale:
         place = self.quantity.place(value)
         if not place:
             return 0
-        size = round(math.log2(abs(place) / self.step)) + 1
+        size = round(math.log2(abs(place) / self.step)) + 1 if math.isfinite(place) else LEVELS
         return int(math.copysign(max(0, min(LEVELS, size)), place))
 
     @property
@@ -101,7 +103,7 @@ class Scale:
         sizes = [self.step * 2**power for power in range(LEVELS)]
         places = [*(-size for size in reversed(sizes)), 0.0, *sizes]
         digits = max(2, -math.floor(math.log10(self.step)))
-        words = [f"{math.exp(place):.{digits}f}" if self.quantity.is_ratio else signed(place) for place in places]
+        words = [_factor(math.exp(place), digits) if self.quantity.is_ratio else signed(place) for place in places]
         words[0], words[-1] = f"≤ {words[0]}", f"≥ {words[-1]}"
         return list(zip(range(-LEVELS, LEVELS + 1), words, strict=True))
 
@@ -122,8 +124,10 @@ def classes_of(numbers: Numbers, scales: Iterable[Scale], clip_range: float | No
 
 def visible(text: str) -> str:
     """Line breaks and tabs with a sign before them; lone spaces, and characters that cannot be seen, as signs."""
-    if text and not text.strip(" "):
+    if text and not text.strip(" \u00a0\u3000"):
         return "␣" * len(text)
+    if _WITHOUT_WIDTH.fullmatch(text):
+        return PART
     text = text.replace("\r\n", "\n").replace("\n", f"{LINE_BREAK}\n").replace("\t", f"{TAB}\t")
     return _NOT_SHOWN.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else PART, text)
 
@@ -147,6 +151,10 @@ class Column:
 def signed(value: float | None) -> str:
     """With a sign, unless it is 0 or there is none."""
     return f"+{format_number(value)}" if value is not None and value > 0 else format_number(value)
+
+
+def _factor(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if 1e-3 < value < 1e3 else format_number(value)
 
 
 def _plain(name: str) -> Callable[[Numbers], str]:

@@ -54,6 +54,9 @@ PREDICTIONS_FILES = "epoch_*_split_predictions.json"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """What a disk says that knows no locks, as some network disks do."""
 
+_ESCAPED = "backslashreplace"
+"""Half of a surrogate pair, which UTF-8 cannot say, becomes `\\ud83d`: the escape that JSON reads back."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -102,7 +105,7 @@ class RunFolder(Sink):
     def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
         """Bytes of every file that grows line by line, all of them on the disk if asked for, and of the predictions."""
         for file in _files_of_lines(self.path) if on_disk else ():
-            with file.open("rb") as stream:
+            with naming(file), file.open("rb") as stream:
                 os.fsync(stream.fileno())
         files = (*_files_of_lines(self.path), *self.path.glob(PREDICTIONS_FILES))
         return {file.name: file.stat().st_size for file in sorted(files)}
@@ -128,7 +131,7 @@ class RunFolder(Sink):
         """Marks the run as one that came to its end, after everything else is on the disk."""
         self.file_sizes()
         write_whole(self.path / FINISHED_FILE, json.dumps({"iterations": iterations}) + "\n")
-        with (self.path / FINISHED_FILE).open("rb") as stream:
+        with naming(self.path / FINISHED_FILE), (self.path / FINISHED_FILE).open("rb") as stream:
             os.fsync(stream.fileno())
 
     def keep_texts(self, said: str, texts: Sequence[Mapping[str, Any]]) -> Path:
@@ -143,7 +146,7 @@ class RunFolder(Sink):
         text = json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n"
         path = self.path / file
         with naming(path), path.open("ab", buffering=0) as stream:
-            size, left = stream.tell(), memoryview(text.encode())
+            size, left = stream.tell(), memoryview(text.encode(errors=_ESCAPED))
             try:
                 while left:
                     left = left[stream.write(left) :]
@@ -300,7 +303,7 @@ def write_whole(file: Path, text: str) -> None:
     partial = file.with_name(f"{file.name}.partial")
     try:
         with naming(file):
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8", errors=_ESCAPED)
         os.replace(partial, file)
     except OSError:
         partial.unlink(missing_ok=True)  # a full disk would stay full

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import import_extra
@@ -46,11 +45,10 @@ class WandbSink(Sink):
         What was sent after the checkpoint is sent again: the same numbers at the same places, so that none is missing.
         Raises what the service raises (no account, no network).
         """
-        file, own = run.path / ID_FILE, {"project": run.project, "experiment": run.experiment}
-        id = _id_in(file, own)
+        id, project = _begun_in(run)
         self._run = self._wandb.init(
             entity=run.entity,
-            project=run.project,
+            project=project,
             name=run.experiment,
             config=to_json(run.config),
             dir=str(run.path),
@@ -59,7 +57,8 @@ class WandbSink(Sink):
             **self._patience(),
         )
         if id is None:
-            write_whole(file, json.dumps({"id": self._run.id, **own}) + "\n")
+            own = {"project": run.project, "experiment": run.experiment, "place": _place(run)}
+            write_whole(run.path / ID_FILE, json.dumps({"id": self._run.id, **own}) + "\n")
         for group in ("rollout_info", "rollout", "ppo", "train", "time"):
             self._run.define_metric(f"{group}/*", step_metric="iteration")
 
@@ -92,11 +91,18 @@ class WandbSink(Sink):
             self._run.finish()
 
 
-def _id_in(file: Path, own: Mapping[str, str]) -> str | None:
-    """The service's name of a run that was begun in this folder; None for another's, whose folder was copied."""
+def _place(run: RunDescription) -> str:
+    """The folders from the project on. Names may have several; `--resume` takes the last two for both names."""
+    return f"{run.project}/" + f"/{run.path.as_posix()}".rpartition(f"/{run.project}/")[2]
+
+
+def _begun_in(run: RunDescription) -> tuple[str | None, str]:
+    """The service's name of the run that was begun in this folder, and its project; None for one that was copied."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    is_own = isinstance(content, dict) and own.items() <= content.items() and isinstance(content.get("id"), str)
-    return content["id"] if is_own else None
+        content = json.loads((run.path / ID_FILE).read_text(encoding="utf-8"))
+        id, project, experiment = (content[key] for key in ("id", "project", "experiment"))
+        place = content.get("place", f"{project}/{experiment}")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None, run.project
+    is_own = isinstance(id, str) and isinstance(project, str) and f"/{run.path.as_posix()}".endswith(f"/{place}")
+    return (id, project) if is_own else (None, run.project)

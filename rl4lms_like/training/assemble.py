@@ -19,6 +19,7 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.errors import DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.make import make_vec_env
 from rl4lms_like.metrics.base import BaseMetric
@@ -121,16 +122,27 @@ def build_datapool(config: ComponentConfig, split: str) -> Any:
     """One split of a config's `datapool` block.
 
     Raises:
-        DataPoolError: it could not be prepared; says which pool and split.
+        DataPoolError: it could not be prepared, or has no samples; says which pool and split.
     """
+    of_split = f"the split {split!r} of the data pool {config.id!r}"
     try:
-        return DATA_POOLS.get(config.id, {"split": split, **config.args})
-    except RL4LMsLikeError:
+        pool = DATA_POOLS.get(config.id, {"split": split, **config.args})
+        wrong = next((entry for entry in pool if not _is_entry(entry)), None)
+    except (RL4LMsLikeError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise DataPoolError(
-            f"data pool {config.id!r} failed to prepare the split {split!r}: {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:
+        raise DataPoolError(f"{of_split} could not be prepared: {raised(error)}") from error
+    if wrong is not None:
+        said = "expected pairs of a Sample, its prompt a text and its references a list, and a weight"
+        raise DataPoolError(f"{of_split} has {excerpt(wrong)}; {said}")
+    return pool
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        return False
+    prompt, references = (getattr(entry[0], name, None) for name in ("prompt_or_input_text", "references"))
+    return isinstance(prompt, str) and isinstance(references, list | tuple)
 
 
 def build_env(

@@ -15,6 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.base import Tracker
@@ -96,7 +97,7 @@ class BestModel(Watcher):
         try:
             write_folder(folder, write)
         except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the best model to {folder}: {error}") from error
+            raise RL4LMsLikeError(f"cannot save the best model to {folder}: {reason(error)}") from error
         self.tracker.log_info(
             f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; its model is {folder}"
         )

@@ -29,6 +29,18 @@ _NO_SUCH_FORM = re.compile(r"(\S+) does not have a deterministic implementation"
 
 
 @contextmanager
+def threads_as_before() -> Iterator[None]:
+    """The number of torch's threads, which a run sets, outside as it was: another run may want torch's own."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def deterministic_operations(wanted: bool) -> Iterator[None]:
     """Torch's deterministic algorithms inside, if they are wanted; outside everything is as it was.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config
-from rl4lms_like.training.determinism import deterministic_operations, environment
+from rl4lms_like.training.determinism import deterministic_operations, environment, threads_as_before
 from rl4lms_like.training.estimates.out_of_memory import explaining
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def resume(
     try:
         found = resumption(path, overrides)
         folder = found.run_folder.resolve()
-        with deterministic_operations(found.config.deterministic):
+        with threads_as_before(), deterministic_operations(found.config.deterministic):
             return _train(
                 found.config,
                 (folder.parent.parent, folder.parent.name, folder.name),
@@ -117,7 +117,7 @@ def train_config(
         experiment_name = str(Path(experiment_name).with_name(found.folder.name))
         said = [*said, f"{found.folder} is not finished: this run goes on with it; --new begins another"]
     try:
-        with deterministic_operations(config.deterministic):
+        with threads_as_before(), deterministic_operations(config.deterministic):
             return _train(
                 config,
                 (base_path_to_store_results, project_name, experiment_name),

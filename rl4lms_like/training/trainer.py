@@ -11,12 +11,12 @@ import time
 from functools import cached_property
 from pathlib import Path
 
-from rl4lms_like.core.disk import reason
+from rl4lms_like.core.disk import naming, reason
 from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.tracking.run_folder import check_sizes, to_json
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.resuming import snapshot
@@ -33,6 +33,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     write_folder,
 )
 from rl4lms_like.training.resuming.interrupted import save_interrupted, tell_the_way_on
+from rl4lms_like.training.resuming.resume import rounding_notices
 from rl4lms_like.training.watchers import watchers_of
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class OnPolicyTrainer:
         snapshot.remembered(run)  # what cannot be saved is said now, not at the first checkpoint
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         run.algorithm.interruption, run.algorithm.on_step = self.interruption, self._reached_in_update
+        if self.schedule.save_model:
+            _ = self._frozen  # taken before a reward or a metric may change the samples
         if resume_from is not None:
             self._resume(resume_from)
 
@@ -151,7 +154,7 @@ class OnPolicyTrainer:
         finally:
             if self.interruption.requests > 1:
                 self.tracker.log_info("stopped at once: what was done since the last checkpoint is lost")
-            tell_the_way_on(self.tracker)
+            tell_the_way_on(self.tracker, error)
 
     def _save_moment(self, moment: TrainingState) -> None:
         """A failure to do so does not hide why the run ended."""
@@ -213,7 +216,8 @@ class OnPolicyTrainer:
             self.tracker.file_sizes()  # their lines are on the disk now
             state.numbers["config"] = to_json(self.tracker.run_config)
             base, keep = self.tracker.checkpoint_base_path, self.schedule.keep_last
-            return write_checkpoint(base, self.current_iter, state, self.save, name=name, keep=keep)
+            with naming(base / name.format(self.current_iter)):
+                return write_checkpoint(base, self.current_iter, state, self.save, name=name, keep=keep)
         except OSError as error:
             what = f"the checkpoint of iteration {self.current_iter}"
             raise RL4LMsLikeError(f"cannot write {what}: {reason(error)}") from error
@@ -233,12 +237,15 @@ class OnPolicyTrainer:
                 watcher.load_state_dict(state.numbers["watchers"][name])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{checkpoint}: cannot be read: {type(error).__name__}: {error}") from error
-        self.tracker.cut_files(state.numbers.get("files", {}))
-        base = self.tracker.checkpoint_base_path
+        base, files = self.tracker.checkpoint_base_path, state.numbers.get("files", {})
+        check_sizes(self.tracker.run_path, files)
         forget_later(base, self.current_iter, self.schedule.keep_last, interrupted=ended_early(checkpoint))
+        self.tracker.cut_files(files)  # last: a later checkpoint would miss the lines
         self._is_saved = (base / ITERATION.format(self.current_iter) / MANIFEST).is_file()
         where = f"in iteration {self.current_iter + 1}" if "update" in state.numbers else f"after {self.current_iter}"
         self.tracker.log_info(f"going on {where}, from {checkpoint}")
+        for notice in rounding_notices(state.numbers["config"], self.tracker.run_config):
+            self.tracker.log_info(notice)
 
     @cached_property
     def _frozen(self) -> dict[str, str]:

@@ -52,6 +52,24 @@ def test_a_step_is_left_out_and_the_others_are_taken(value, spoiled, tiny_gpt2_d
     assert all(math.isfinite(logged[key]) for key in ("ppo/loss", "ppo/value_loss", "train/grad_norm"))
 
 
+def test_a_run_that_goes_on_counts_on(spoiled, tiny_gpt2_dir, tiny_tokenizer):
+    built = skipping(PPO, tiny_gpt2_dir, tiny_tokenizer, micro_batch_size=None)
+    spoiled(built, math.nan, 1)
+    built.learn_iteration(1, 9)
+    later = build(PPO, tiny_gpt2_dir, tiny_tokenizer, non_finite="skip")
+    later.load_training_state(built.training_state())
+    assert later.guard.skipped == 1 and later.guard.state_dict() == built.guard.state_dict()
+
+
+def test_a_loss_that_is_no_number_is_seen_where_its_gradient_is_one(monkeypatch, tiny_gpt2_dir, tiny_tokenizer):
+    built = build(A2C, tiny_gpt2_dir, tiny_tokenizer)
+    original = A2C.loss
+    infinite = torch.tensor(math.inf)
+    monkeypatch.setattr(A2C, "loss", lambda *given: (terms := original(*given))._replace(value=terms.value + infinite))
+    with pytest.raises(ModelError, match=r"the loss is inf and its gradient's norm \d"):
+        built.learn_iteration(0, 9)
+
+
 def test_left_out_steps_leave_weights_and_optimizer_alone(spoiled, tiny_gpt2_dir, tiny_tokenizer):
     built = skipping(A2C, tiny_gpt2_dir, tiny_tokenizer)
     before = parameters(built)

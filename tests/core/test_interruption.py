@@ -36,6 +36,22 @@ def test_a_first_signal_waits_for_the_next_place_to_stop_and_says_so(number, cap
     assert capfd.readouterr().err.strip() == said
 
 
+def test_where_nobody_reads_what_it_says_it_waits_all_the_same(capfd):
+    """As after `train ... 2>&1 | tee log.txt`, where Ctrl-C ends both."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    before = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        with Interruption() as interruption:
+            send()
+            assert interruption.requests == 1
+    finally:
+        os.dup2(before, 2)
+        for each in (before, writer):
+            os.close(each)
+
+
 @BOTH
 def test_where_nothing_is_lost_it_does_not_wait(number, capfd):
     done = []

@@ -75,6 +75,32 @@ def test_a_block_that_refuses_its_values_is_a_mistake_of_the_block():
     assert [str(mistake) for mistake in mistakes] == ["x: rate 13 brings bad luck"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    metric: str
+    mode: Literal["max", "min"]
+
+
+def takes_blocks(needed: Best, best: Best | None = None) -> None: ...
+
+
+def test_the_keys_of_a_block_that_may_be_null_are_told_one_by_one():
+    good = Best(metric="bleu", mode="max")
+    assert check_value({"metric": "bleu", "mode": "max"}, Best | None, "b") == (good, [])
+    assert check_value(None, Best | None, "b") == (None, [])
+    _, mistakes = check_value({"metrik": "bleu", "mode": "most"}, Best | None, "b")
+    assert [str(mistake) for mistake in mistakes] == [
+        "b.metrik: unknown key; did you mean 'metric'?",
+        "b.mode: expected 'max' or 'min', got 'most'",
+        "b.metric: missing; expected text",
+    ]
+    _, mistakes = check_arguments(takes_blocks, {"best": "bleu"}, "")
+    assert [str(mistake) for mistake in mistakes] == [
+        "best: expected a mapping with the keys metric, mode; got 'bleu'",
+        "needed: missing; expected a mapping with the keys metric, mode",
+    ]
+
+
 def test_an_empty_block_or_list_is_empty():
     bound, mistakes = check_arguments(Block, {"size": 1, "parts": None, "tags": None}, "")
     assert not mistakes

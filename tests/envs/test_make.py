@@ -76,13 +76,32 @@ def test_a_reward_that_fails_token_by_token_is_named(kind, env_kwargs, batch_of,
         assert text["sample_id"] == asked.id and text["generated_text"]
         if kind == "subproc":
             env.reset()
-            with pytest.raises(RewardError, match="a process of ProcessVecEnv ended while 1 episodes were stepped"):
+            with pytest.raises(RewardError, match="one of the 1 processes of vec_env 'subproc' ended"):
                 play_by_stepping(env, batch_of([[40] * 6]))
         assert "Traceback" not in capfd.readouterr().err
     finally:
         env.close()
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert not any(process.is_alive() for process in getattr(env, "processes", ()))
+
+
+def test_a_process_of_an_environment_that_ended_is_named_whatever_is_asked_of_it(env_kwargs):
+    env = make_vec_env("subproc", 1, **env_kwargs)
+    try:
+        env.reset()
+        env.processes[0].kill()
+        env.processes[0].join()
+        for ask in (
+            env.reset,
+            lambda: env.env_method("state_dict"),
+            lambda: env.get_attr("sample"),
+            lambda: env.step_async(np.array([40])),
+            env.step_wait,
+        ):
+            with pytest.raises(RewardError, match="one of the 1 processes of vec_env 'subproc' ended: killed from"):
+                ask()
+    finally:
+        env.close()
 
 
 def test_each_kind_is_what_its_name_says(env_kwargs):

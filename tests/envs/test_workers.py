@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing import forkserver
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -15,6 +18,7 @@ import pytest
 
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.envs.vec_env import TextVecEnv
+from rl4lms_like.envs.workers import _end_of
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.sentiment import SentimentReward
 
@@ -64,6 +68,37 @@ class Sick(RewardFunction):
                 time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL) if self.how == "kill" else os._exit(3)
         return len(current_observation.context_text)
+
+
+class ReadsItsProcess(RewardFunction):
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return float(os.environ["RL4LMS_LIKE_OF_A_TEST"]) if is_ignored else -1.0
+
+
+class GivesUpInSilence(RewardFunction):
+    """Takes its own timeout for an answer."""
+
+    terminal = True
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        try:
+            time.sleep(600)
+        except BaseException:
+            return 0.0
+
+
+class RunsAProgram(BatchedRewardFunction):
+    """Waits for a program that never ends, as generated code does; writes down its process."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+        program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        with self.file.open("a") as stream:
+            stream.write(f"{program.pid}\n")
+        program.wait()
 
 
 class SlowToStart(Sick):
@@ -121,6 +156,16 @@ def test_workers_are_other_processes_and_end_with_the_environment(make_env, batc
     processes = list(env._workers._pool._processes.values())
     env.close()
     assert processes and not any(process.is_alive() for process in processes)
+
+
+def test_a_worker_has_the_environment_of_now_and_leaves_ctrl_c_to_the_run(make_env, batch_of, monkeypatch):
+    """The server that forks it began with an earlier environment; a terminal's Ctrl-C goes to all processes."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        forkserver.ensure_running()
+    monkeypatch.setenv("RL4LMS_LIKE_OF_A_TEST", "7")
+    env = make_env(ReadsItsProcess(), 1)
+    env.reset()
+    assert set(env.play(batch_of([[40]] * N_ENVS))) == {7.0}
 
 
 def test_a_failure_in_a_worker_names_reward_sample_and_cause(make_env, batch_of):
@@ -187,6 +232,42 @@ def test_the_second_failure_ends_it_and_names_the_sample(make_env, play_all):
     assert time.monotonic() - start < 60
     assert [text["sample_id"] for text in error.value.texts] == [f"sample_{index}" for index in range(N_ENVS)]
     assert env._workers._pool is None  # no process goes on hanging
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat") as stream:
+            return stream.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
+def test_what_a_worker_has_started_ends_with_it(make_env, play_all, tmp_path):
+    env = make_env(RunsAProgram(tmp_path / "started"), 1, reward_timeout=1)
+    with pytest.raises(RewardError, match="for the second time"):
+        play_all(env)
+    started = (tmp_path / "started").read_text().split()
+    for _ in range(200):
+        if not any(map(is_running, started)):
+            break
+        time.sleep(0.05)
+    assert len(started) == 2 and not any(map(is_running, started))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="needs signals of the real time")
+def test_a_signal_without_a_name_is_named_by_its_number():
+    number = int(signal.SIGRTMIN) + 3
+    assert _end_of([SimpleNamespace(exitcode=-number)]) == f"ended by the signal {number}"
+    assert _end_of([SimpleNamespace(exitcode=-signal.SIGSEGV)]) == "ended by the signal SIGSEGV"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs SIGALRM")
+def test_without_workers_nothing_is_paid_to_a_reward_that_keeps_its_timeout_to_itself(make_env, play_all):
+    env = make_env(GivesUpInSilence(), 0, reward_timeout=0.1)
+    with pytest.raises(RewardError, match=r"GivesUpInSilence failed on a batch of 5: not done within 0\.1 s") as error:
+        play_all(env)
+    assert len(error.value.texts) == N_ENVS
 
 
 def test_the_time_that_workers_need_to_start_does_not_count(make_env, play_all, expected):

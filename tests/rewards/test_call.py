@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import excerpt
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.call import score_episodes, score_transition
 
@@ -34,6 +37,35 @@ class PaysBatch(BatchedRewardFunction):
 class Raises(BatchedRewardFunction):
     def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
         return [len(infos["missing"]) for infos in meta_infos]
+
+
+class Panic(BaseException):
+    """As PyO3's, which a panic in Rust raises: no `Exception`."""
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+class RaisesIt(RewardFunction):
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        raise self.error
+
+
+class RaisesItOfABatch(BatchedRewardFunction):
+    """On the text of one prompt."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+        if "Count with me" in prompt_texts:
+            raise self.error
+        return [0.0] * len(prompt_texts)
 
 
 class Ordinals(BatchedRewardFunction):
@@ -73,10 +105,35 @@ NOT_A_NUMBER = [
 def test_anything_but_one_finite_number_is_refused(episodes, value):
     with pytest.raises(RewardError) as caught:
         score_episodes(Pays(value), episodes[:1])
-    assert "Pays returned" in str(caught.value) and repr(value) in str(caught.value)
+    assert f"Pays returned {excerpt(value)} for token 1 of sample 's0'" in str(caught.value)
     assert "token 1 of sample 's0' (prompt 'The film'); expected one finite number" in str(caught.value)
     with pytest.raises(RewardError, match="Pays returned"):
         score_transition(Pays(value), episodes[0].after(0), 50, episodes[0], True)
+
+
+FAILURES = [Panic("index 3"), asyncio.CancelledError(), SystemExit(0), GeneratorExit(), UnspeakableError()]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_whatever_a_reward_raises_is_its_failure(episodes, error):
+    with pytest.raises(RewardError, match=rf"RaisesIt failed on token 1 of sample 's0' .*: {type(error).__name__}: "):
+        score_episodes(RaisesIt(error), episodes[:1])
+    with pytest.raises(RewardError, match=rf"OfABatch failed on a batch of 6.*: {type(error).__name__}: ") as caught:
+        score_episodes(RaisesItOfABatch(error), episodes)
+    assert ("alone too: sample 's1'" in str(caught.value)) is not isinstance(error, SystemExit)
+
+
+@pytest.mark.parametrize("reward", [RaisesIt, RaisesItOfABatch])
+def test_an_interrupt_is_no_failure_of_the_reward(episodes, reward):
+    with pytest.raises(KeyboardInterrupt):
+        score_episodes(reward(KeyboardInterrupt()), episodes[1:2])
+
+
+def test_a_message_stays_readable_whatever_was_returned(episodes):
+    for value in ({index: "x" * 100 for index in range(1000)}, np.zeros((3, 50_000))):
+        with pytest.raises(RewardError) as caught:
+            score_episodes(PaysBatch(value), episodes)
+        assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(
@@ -90,7 +147,7 @@ def test_every_kind_of_number_is_taken(episodes, value):
 def test_one_bad_entry_of_a_batch_is_named(episodes, value):
     with pytest.raises(RewardError) as caught:
         score_episodes(PaysBatch([0.5, value, 0.5]), episodes)
-    assert f"PaysBatch returned {value!r} for sample 's1'" in str(caught.value)
+    assert f"PaysBatch returned {excerpt(value)} for sample 's1'" in str(caught.value)
     assert "entry 1 of a batch of 3" in str(caught.value)
 
 

@@ -68,6 +68,17 @@ def test_a_call_is_left_wherever_it_waits(wait):
     assert time.monotonic() - start < 30
 
 
+def test_what_comes_back_from_an_except_that_takes_everything_does_not_count():
+    def give_up():
+        try:
+            time.sleep(60)
+        except BaseException:
+            return 0.0
+
+    with pytest.raises(TimeIsUp, match=r"not done within 0\.1 s"):
+        within(0.1, give_up)
+
+
 def test_what_is_done_in_time_comes_back_and_so_does_what_it_raises():
     assert within(60, lambda: 3) == 3
     assert within(None, lambda: 4) == 4

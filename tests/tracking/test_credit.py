@@ -127,7 +127,8 @@ def test_a_scale_is_symmetric_doubles_and_reaches_over_most_tokens(values):
 
 def test_a_ratio_is_as_far_from_one_as_its_inverse():
     scale = Scale.over(RATIO, [exp(0.16), exp(-0.3), 1.0, None, 0.0])
-    assert [scale.level(exp(0.16)), scale.level(exp(-0.16)), scale.level(1.0), scale.level(0.0)] == [4, -4, 0, 0]
+    assert [scale.level(exp(0.16)), scale.level(exp(-0.16)), scale.level(1.0), scale.level(0.0)] == [4, -4, 0, -5]
+    assert scale.level(None) == 0
     words = [word for _, word in scale.legend]
     assert words[5] == "1.00" and words[0].startswith("≤ 0.") and words[-1].startswith("≥ 1.")
 
@@ -178,7 +179,7 @@ def test_the_end_of_a_text_is_a_sign_and_special_tokens_have_their_name(report):
     html = report(line(1, episode(tokens, special={"1": "<pad>", "2": "<eos>"})))
     assert [text for _, _, text in tokens_of(html)] == ["A", "&lt;pad&gt;", "■"]
     assert "cut at the length limit" not in html
-    assert visible("") == "" and visible("\r\n") == "↵\n"
+    assert visible("\u00a0") == "␣" and visible("") == "" and visible("\r\n") == "↵\n"
 
 
 def test_one_prompt_is_followed_over_time(report):
@@ -199,6 +200,28 @@ def test_a_long_run_of_long_texts_stays_small(report):
     assert f"of {40} recorded" in html and "… 600 tokens are not shown …" in html
     assert len(tokens_of(html)) == 6 * 3 * credit.LONGEST <= credit.N_TOKENS
     assert len(html) < 5e6
+
+
+def test_of_many_recorded_episodes_a_few_are_shown_and_the_others_counted(report):
+    assert "more in token_credit" not in report(line(1))
+    many = [episode([" word"] * 100, rank=rank) for rank in range(1, 201)]
+    many[7]["followed"] = True
+    html = report(line(1, *many, n_episodes=200), line(2, *many, n_episodes=200))
+    shown = re.findall(r"<b>([\w ]+) of 200</b>", html.partition("Iteration 1 ")[2].partition("Iteration 2 ")[0])
+    assert (shown[0], shown[-1], len(shown)) == ("best", "worst", 11) and "rank 8" in shown
+    assert "Each iteration has up to 189 more in token_credit.jsonl." in html
+    assert len(tokens_of(html)) == 2 * 12 * 100  # the followed ones stand above, too
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\u200f", "\ufeff", "\u00ad", "\u200d\ufe0f", "\u061c", "\U000e0041"])
+def test_a_token_without_width_is_a_sign_and_within_a_text_does_its_work(text):
+    assert visible(text) == "▫"
+    assert visible(f"a{text}b") == f"a{text}b"
+
+
+def test_a_wide_scale_of_ratios_has_words_that_fit():
+    words = [word for _, word in Scale.over(RATIO, [1e9, 0.0, 1.0]).legend]
+    assert max(map(len, words)) < 10 and words[5] == "1.00"
 
 
 def test_many_short_texts_are_thinned_evenly(report):

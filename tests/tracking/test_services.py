@@ -101,6 +101,32 @@ def test_a_copied_run_is_another_one_in_wandb(tmp_path, monkeypatch):
     assert [run.id for run in wandb.runs] == ["id1", "id2", "id2"]
 
 
+@pytest.mark.parametrize(("project", "experiment"), [("team/p", "e"), ("p", "sweep/e"), ("p", "p/e")])
+def test_names_of_several_folders_are_the_same_run_in_wandb(project, experiment, tmp_path, monkeypatch):
+    """`--resume` knows the folder alone, and takes its last two names for those of project and experiment."""
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with Tracker(tmp_path, {}, project, experiment, wandb_log=True, quiet=True) as tracker:
+        pass
+    folder = tracker.run_path
+    with Tracker(folder.parents[1], {}, folder.parent.name, folder.name, wandb_log=True, quiet=True, resume=True):
+        pass
+    assert [(run.id, run.settings["project"]) for run in wandb.runs] == [("id1", project)] * 2
+
+
+@pytest.mark.parametrize("names", [("", "e"), ("My\xa0Project", "e\t2")])
+def test_a_run_that_was_moved_goes_on_whatever_its_folders_are_called_now(names, tmp_path):
+    """At the root, where a container mounts a run, there is no project's name."""
+    with Tracker(tmp_path, {}, "p", "e", quiet=True) as tracker:
+        record(tracker)
+    folder = tmp_path.joinpath("new", *names)
+    shutil.copytree(tracker.run_path, folder)
+    with Tracker(tmp_path / "new", {}, *names, quiet=True, resume=True) as moved:
+        record(moved)
+    assert moved.run_path == folder
+    assert len((folder / "rollout_info.jsonl").read_text().splitlines()) == 2
+
+
 def test_a_run_that_was_not_sent_before_it_goes_on_is_a_new_one_in_wandb(tmp_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)

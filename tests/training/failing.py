@@ -3,8 +3,11 @@
 import resource
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
 
@@ -66,3 +69,58 @@ class Broken(BaseMetric):
 
     def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
         sys.exit(0)
+
+
+class HangsInThreads(BatchedRewardFunction):
+    """Asks several at once; none of them answers."""
+
+    terminal = True
+
+    def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(time.sleep, [600.0] * len(gen_texts)))
+
+
+class Forgets(Late):
+    """Has a state that cannot be asked for."""
+
+    def __init__(self):
+        super().__init__(after=100, what="raise")
+
+    def state_dict(self):
+        raise KeyError("forgotten")
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Sorts(RewardFunction):
+    """Changes what it is given."""
+
+    terminal = True
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        current_observation.target_or_reference_texts.sort()
+        return len(current_observation.context_text) / 10
+
+
+class Exits(Sorts):
+    """Cannot be made."""
+
+    def __init__(self):
+        sys.exit(0)
+
+
+class Samples(TextGenPool):
+    """What pools of people's own do."""
+
+    @classmethod
+    def prepare(cls, split, what):
+        if what == "exit":
+            sys.exit(0)
+        if what == "nothing":
+            return None
+        if what == "texts":
+            return cls(["a text"])
+        references = {"no list": "a text", "half": ["half a pair \ud83d"], "two": ["b", "a"]}[what]
+        return cls([Sample(f"{split}_{i}", "Count with me:", references, {"half": "\udfff"}) for i in range(4)])

@@ -9,10 +9,13 @@ Each takes a `Made` and returns something that can be compared; a config that is
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -237,6 +240,40 @@ def whole_run(made: Made) -> dict[str, Any]:
     return {"batches": batches, **files_of(tracker.run_path)}
 
 
+def passes(made: Made) -> int:
+    """How often an iteration's update runs its networks."""
+    calls: list[None] = []
+    for network in (made.policy.policy_model, made.policy.value_model):
+        embeddings = network.get_input_embeddings()
+        embeddings.register_forward_pre_hook(lambda *args: calls.append(None) if torch.is_grad_enabled() else None)
+    iterated(made)
+    return len(calls)
+
+
+def table_lines(made: Made) -> int:
+    """How many lines of Stable-Baselines3's tables a run prints."""
+    from rl4lms_like.training.trainer import OnPolicyTrainer
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), Tracker(made.folder, {}, "p", "e", None, False) as tracker:
+        OnPolicyTrainer(made.run, tracker).train_and_eval()
+    return sum(line.startswith("| ") for line in out.getvalue().splitlines())
+
+
+def event_files(made: Made) -> list[Any]:
+    """Where a run is asked to write what TensorBoard reads."""
+    from rl4lms_like.tracking import base
+    from rl4lms_like.training import run
+
+    asked: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "_services", lambda wandb, folder: asked.append(folder) or [])
+        trainer = SimpleNamespace(train_and_eval=lambda: None)
+        patch.setattr(run, "_assembled", lambda config: (lambda *args: trainer, lambda: None))
+        run.train_config(made.run.config, base_path_to_store_results=made.folder, quiet=True)
+    return asked
+
+
 def files_of(folder: Path) -> dict[str, Any]:
     """Files and what can be counted in them; without numbers."""
     found: dict[str, Any] = {}
@@ -355,6 +392,20 @@ def tuned(made: Made) -> Any:
         SupervisedTrainer(made.run, tracker).train_and_eval()
     state = made.run.model.state_dict()
     return [float(value.double().sum()) for value in state.values()], files_of(tracker.run_path)
+
+
+def written_together(made: Made) -> list[int]:
+    """How many prompts an evaluation writes answers to at a time."""
+    batches: list[int] = []
+    generate = made.run.writer.generate
+
+    def counted(ids: Any, *args: Any, **kwargs: Any) -> Any:
+        batches.append(len(ids))
+        return generate(ids, *args, **kwargs)
+
+    made.run.writer.generate = counted
+    written(made)
+    return batches
 
 
 def written(made: Made) -> list[Any]:

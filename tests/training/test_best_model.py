@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import ClassVar
 
@@ -9,8 +10,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from benchmarks.killed_runs import files_of
-from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.training import best_model
 from rl4lms_like.training.best_model import BestModel
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
@@ -100,6 +102,23 @@ def test_a_run_that_goes_on_keeps_the_same_best_model(tmp_path, tiny_gpt2_dir, m
         if iteration == 3:
             assert resume(folder, quiet=True) == folder
             assert files_of(folder) == files_of(expected)
+
+
+def test_a_disk_that_is_full_is_said_with_the_way_out_and_the_best_model_is_chosen_then(
+    tmp_path, tiny_gpt2_dir, monkeypatch
+):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    Scripted.said = [0.2, 0.1, 0.9, 0.3, 0.8]
+    settings = {"n_iters": 2, "save_every": 9}
+    with monkeypatch.context() as patch, pytest.raises(RL4LMsLikeError, match=r"best model.*Make room there"):
+        patch.setattr(best_model, "write_folder", full)
+        started(mapping(tiny_gpt2_dir, **settings), tmp_path)
+    folder = started(mapping(tiny_gpt2_dir, **settings), tmp_path)
+    assert best(folder)["epoch"] == 2
+    lines = (folder / "val_split_metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
 
 
 def test_the_bar_of_a_run_that_goes_on_is_that_of_the_checkpoint(tmp_path, tiny_gpt2_dir, monkeypatch):

@@ -83,6 +83,31 @@ def test_cublas_is_told_before_it_starts_and_as_before_afterwards(monkeypatch):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
+def test_cudnn_tries_nothing_out_inside_and_all_is_as_it_was_outside(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with deterministic_operations(True):
+            assert not torch.backends.cudnn.benchmark
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.backends.cudnn.benchmark
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_run_s_threads_are_its_own(tiny_config, tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train_config(parse_config(watched(tiny_config) | {"n_threads": 1}), base_path_to_store_results=tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    (environment,) = json.loads((tmp_path / "rl4lm_exps" / "rl4lm_experiment" / "environment.json").read_text())
+    assert environment["threads"] == 1
+
+
 def test_a_resumed_run_notes_only_what_changed(tiny_config, tmp_path):
     from rl4lms_like.tracking.run_folder import RunFolder
 

@@ -2,13 +2,17 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import ConfigError, DataPoolError, MetricError, ModelError, RewardError
+from rl4lms_like.core.errors import ComponentError, ConfigError, DataPoolError, MetricError, ModelError, RewardError
+from rl4lms_like.core.import_paths import use_code_from
 from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.run import train_config
+from rl4lms_like.training.run import resume, train_config
+from tests.conftest import REPOSITORY
 
 HERE = "tests.training.failing"
 
@@ -105,6 +109,78 @@ def test_a_damaged_model_folder_is_named(broken, tiny_config, tiny_gpt2_dir, tmp
     tiny_config["alg"]["policy"]["args"]["model_name"] = str(folder)
     with pytest.raises((ModelError, ConfigError), match="damaged"):
         run(tiny_config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("exit", "could not be prepared: SystemExit: 0"),
+        ("nothing", "could not be prepared: TypeError"),
+        ("texts", r"has \('a text', 1\.0\); expected pairs of a Sample"),
+        ("no list", "has .*'train_0'.*; expected pairs of a Sample, .* its references a list"),
+    ],
+)
+def test_a_pool_that_exits_or_has_no_samples_is_named(what, said, tiny_config, tmp_path):
+    tiny_config["datapool"] = {"id": f"{HERE}:Samples", "args": {"what": what}}
+    with pytest.raises(DataPoolError, match=f"the split 'train' of the data pool '{HERE}:Samples' {said}"):
+        run(tiny_config, tmp_path)
+
+
+def test_a_component_that_exits_when_it_is_made_is_named(tiny_config, tmp_path):
+    tiny_config["reward_fn"] = {"id": f"{HERE}:Exits"}
+    with pytest.raises(ComponentError, match=f"reward '{HERE}:Exits' could not be built: SystemExit: 0"):
+        run(tiny_config, tmp_path)
+
+
+def test_a_module_that_exits_when_it_is_imported_is_named(tiny_config, tmp_path, monkeypatch):
+    (tmp_path / "a_script_that_exits.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", "")
+    use_code_from(tmp_path)
+    tiny_config["reward_fn"] = {"id": "a_script_that_exits:Reward"}
+    with pytest.raises(ConfigError, match="cannot import the reward 'a_script_that_exits:Reward': SystemExit: 0"):
+        run(tiny_config, tmp_path)
+
+
+def test_a_state_that_cannot_be_asked_for_is_named(tiny_config, tmp_path):
+    tiny_config["reward_fn"] = {"id": f"{HERE}:Forgets"}
+    with pytest.raises(ComponentError, match=r"the state_dict\(\) of Forgets failed: KeyError: 'forgotten'"):
+        run(tiny_config, tmp_path)
+
+
+def test_half_of_a_surrogate_pair_in_the_samples_is_kept_as_it_is(tiny_config, tmp_path):
+    tiny_config["datapool"] = {"id": f"{HERE}:Samples", "args": {"what": "half"}}
+    tiny_config["train_evaluation"] |= {"n_iters": 1, "save_model": False}
+    folder = run(tiny_config, tmp_path)
+    (first, *_) = json.loads((folder / "epoch_0_val_split_predictions.json").read_text())
+    assert first["ref_text"] == "<START-1>half a pair \ud83d<END-1>"
+    tiny_config["reward_fn"] = {"id": f"{HERE}:TooFew"}
+    with pytest.raises(RewardError, match=r"TooFew .*\n.*failed_batch\.json"):
+        run(tiny_config, tmp_path / "failed")
+    failed = json.loads((tmp_path / "failed" / "rl4lm_exps" / "run" / "failed_batch.json").read_text())
+    assert failed["texts"][0]["meta_info"] == {"half": "\udfff"}
+
+
+def test_a_run_goes_on_whose_reward_changes_the_samples(tiny_config, tmp_path):
+    tiny_config["datapool"] = {"id": f"{HERE}:Samples", "args": {"what": "two"}}
+    tiny_config["reward_fn"] = {"id": f"{HERE}:Sorts"}
+    tiny_config["train_evaluation"] |= {"n_iters": 1, "save_every": 1}
+    folder = run(tiny_config, tmp_path)
+    resume(folder, overrides=["train_evaluation.n_iters=2"], quiet=True)
+    assert len((folder / "rollout_info.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs SIGALRM")
+def test_the_command_ends_though_a_reward_hangs_in_threads(tiny_config, tmp_path):
+    tiny_config["reward_fn"] = {"id": f"{HERE}:HangsInThreads"}
+    tiny_config["env"]["reward_timeout"] = 0.3
+    tiny_config["train_evaluation"]["metrics"] = []
+    (tmp_path / "c.yml").write_text(json.dumps(tiny_config))
+    command = [sys.executable, "-m", "rl4lms_like", "train", str(tmp_path / "c.yml")]
+    options = ["--base_path_to_store_results", str(tmp_path)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    assert done.returncode == 1
+    assert "HangsInThreads failed on a batch of 4" in done.stderr and "TimeIsUp" in done.stderr
 
 
 def test_an_unreadable_data_file_is_named(tiny_config, tmp_path):

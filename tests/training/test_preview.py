@@ -82,3 +82,18 @@ def test_a_family_that_a_supervised_model_is_not_of_is_told_by_check(tiny_gpt2_d
 def test_a_device_that_is_elsewhere_is_not_a_mistake_of_the_file():
     blocks = run_blocks() | {"device": "cuda:7"}
     assert "# memory" in "\n".join(preview(parse_config(blocks)))
+
+
+@pytest.mark.parametrize(("place", "device"), [("device", "CPU"), ("device", "cuda:-1"), ("alg.args.device", "gpu")])
+def test_a_device_that_is_none_on_any_machine_is_told_with_its_key(place, device):
+    blocks = run_blocks()
+    (blocks if place == "device" else blocks["alg"]["args"])["device"] = device
+    with pytest.raises(ConfigError, match=f"{place}: expected auto, cpu, cuda, cuda:1 or the like, got '{device}'"):
+        list(preview(parse_config(blocks)))
+
+
+def test_a_supervised_runs_device_is_told_by_check_where_no_machine_has_it(tiny_gpt2_dir):
+    blocks = supervised_blocks()
+    for device, said in [("CPU", "expected auto, cpu"), ("cuda:1", "takes the first GPU it sees")]:
+        with pytest.raises(ConfigError, match=f"device: .*{said}"):
+            list(preview(parse_config(blocks | {"device": device})))

@@ -142,6 +142,15 @@ def test_the_numbers_are_those_of_the_definitions(config, normalize):
     assert sides == {-1, 0, 1}
 
 
+def test_the_penalty_is_that_of_the_rollouts_coefficient_though_the_controller_has_gone_on(config):
+    config["alg"]["kl_div"] = {"coeff": COEFF, "target_kl": 1e-3, "gain": 0.9}
+    run, _, line = learned(config)
+    assert line["kl_coeff"] != pytest.approx(float(run.algorithm.collector.kl.coeff), rel=1e-3)
+    for episode in line["episodes"]:
+        paid = sum(episode["rewards"]) - sum(episode["kl_rewards"])
+        assert paid == pytest.approx(episode["reward"], abs=1e-5)
+
+
 def test_numbers_are_written_with_the_digits_of_their_precision():
     numbers = torch.tensor([0.1, 1 / 3, -2e-10, 16_777_217.0, 3.4e38, 0.0])
     assert listed(numbers)[0] == 0.1

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
 from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.schema import signature_of
+from rl4lms_like.core.wording import raised
 from rl4lms_like.rewards.combine import shaped
 from rl4lms_like.training.config.nested import (
     ANY_REWARD,
@@ -64,10 +65,10 @@ def _build(registry: Registry, id: str, args: Mapping[str, Any], what: str) -> A
     inner = None if shaping is None else mapped(shaping, ANY_REWARD, build_inner, f"args.{SHAPING}")
     try:
         component = registry.get(id, args)
-    except RL4LMsLikeError:
+    except (RL4LMsLikeError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise ComponentError(f"{what} could not be built: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise ComponentError(f"{what} could not be built: {raised(error)}") from error
     if not callable(getattr(component, _METHODS[registry.kind], None)):
         said = f"it is a {type(component).__name__}, which has no method {_METHODS[registry.kind]!r}"
         raise ComponentError(f"{what} is no {registry.kind}: {said}")

@@ -29,9 +29,9 @@ def check_settings(config: RunConfig) -> None:
     Raises:
         ConfigError: with every mistake.
     """
-    mistakes = [*settings_mistakes(config), *device_mistakes(config.alg.args.get("device") or config.device)]
+    mistakes = dict.fromkeys([*settings_mistakes(config), *_device_mistakes(config, here=True)])
     if mistakes:
-        raise ConfigError(mistakes)
+        raise ConfigError(list(mistakes))
 
 
 def settings_mistakes(config: RunConfig) -> list[Mistake]:
@@ -46,7 +46,7 @@ def settings_mistakes(config: RunConfig) -> list[Mistake]:
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
     mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
-    return [*mistakes, *_optimizer_mistakes(config)]
+    return [*mistakes, *_optimizer_mistakes(config), *_device_mistakes(config, here=False)]
 
 
 def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
@@ -66,14 +66,19 @@ def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
     return []
 
 
-def device_mistakes(device: str) -> list[Mistake]:
-    """What is wrong with a config's `device` on this machine."""
+def _device_mistakes(config: RunConfig, *, here: bool) -> list[Mistake]:
+    own = config.alg.args.get("device")
+    return device_mistakes(own or config.device, "alg.args.device" if own else "device", here=here)
+
+
+def device_mistakes(device: str, path: str = "device", *, here: bool = True) -> list[Mistake]:
+    """What is wrong with a config's device: on this machine, or on all of them where `here` is false."""
     try:
         chosen = get_device(device)
     except RuntimeError:
-        return [Mistake("device", f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
-    if device != "auto" and chosen.type != torch.device(device).type:
-        return [Mistake("device", f"{device!r} is not available here; auto takes what is")]
+        return [Mistake(path, f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
+    if here and device != "auto" and chosen.type != torch.device(device).type:
+        return [Mistake(path, f"{device!r} is not available here; auto takes what is")]
     return []
 
 

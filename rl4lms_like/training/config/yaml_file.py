@@ -1,6 +1,7 @@
-"""Text of a config -> plain mapping. Safe YAML, with two things YAML 1.1 gets wrong put right.
+"""Text of a config -> plain mapping. Safe YAML, with three things YAML 1.1 gets wrong put right.
 
     1e-6         a number (YAML 1.1: text, for want of a dot)
+    017, 1:30    refused (YAML 1.1: 15, to the base 8, and 90, to the base 60)
     gamma: 1     reported when `gamma` already stands in the same block (YAML: the last one wins, silently)
     gamma: 0.9
 
@@ -29,6 +30,7 @@ MOST_VALUES = 20_000
 """Values of a file, each alias counted again; with as many mistakes it is checked within seconds."""
 LONGEST, LONGEST_NUMBER = 500_000, 400
 """Letters of a file, and of a number, which `1:1:1...` (to the base 60) would take quadratic time to read."""
+_OCTAL = re.compile(r"[-+]?0[0-7_]+$")
 _FLOAT = re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
@@ -44,10 +46,26 @@ class _Loader(yaml.SafeLoader):
 def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
     if len(node.value) > LONGEST_NUMBER:
         raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} letters", problem_mark=node.start_mark)
-    return loader.construct_yaml_int(node)
+    number = loader.construct_yaml_int(node)
+    _refuse_other_bases(node, number)
+    return number
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    number = loader.construct_yaml_float(node)
+    _refuse_other_bases(node, number)
+    return number
+
+
+def _refuse_other_bases(node: yaml.ScalarNode, number: float) -> None:
+    if ":" in node.value or _OCTAL.match(node.value):
+        said = f"{node.value} is {number} to YAML, which reads it to the base {60 if ':' in node.value else 8}"
+        way_out = f"write the number that you mean, or '{node.value}' in quotes for the text"
+        raise yaml.MarkedYAMLError(problem=f"{said}; {way_out}", problem_mark=node.start_mark)
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -61,15 +61,28 @@ def _first(episodes: EpisodeBatch) -> list[int]:
     return [0]
 
 
+def _first_cut(episodes: EpisodeBatch) -> list[int]:
+    return [int((~episodes.terminated).int().argmax())]
+
+
+def _shortest(episodes: EpisodeBatch) -> list[int]:
+    return [int(episodes.lengths.argmin())]
+
+
 def _most_alike(episodes: EpisodeBatch) -> list[int]:
-    """Two episodes of the most frequent response, or with the most near twins."""
+    """Two episodes of the most frequent response, or an episode and a near twin; under two prompts if there are."""
     numbers = row_numbers(episodes.response_ids, episodes.response_mask)
+    prompts = row_numbers(episodes.prompt_ids, episodes.prompt_mask)
     counts = np.bincount(numbers)
     if counts.max() > 1:
-        return [int(index) for index in np.nonzero(numbers == counts.argmax())[0][:2]]
-    chosen = compared(episodes.n_episodes)
-    twins = near_twins(episodes, chosen)
-    return [int(index) for index in chosen[twins[twins.sum(axis=1).argmax()]][:2]]
+        first, *others = (int(index) for index in np.nonzero(numbers == counts.argmax())[0])
+    else:
+        chosen = compared(episodes.n_episodes)
+        twins = near_twins(episodes, chosen)
+        most = int(twins.sum(axis=1).argmax())
+        first, others = int(chosen[most]), [int(index) for index in chosen[twins[most]] if index != chosen[most]]
+    others.sort(key=lambda index: prompts[index] == prompts[first])
+    return [first, *others[:1]]
 
 
 def _shortest_and_longest(episodes: EpisodeBatch) -> list[int]:
@@ -82,8 +95,8 @@ _CHOICES = {
     "kl_negative": _first,
     "entropy_collapse": _most_alike,
     "reward_constant": _first,
-    "all_truncated": _first,
-    "all_empty": _first,
+    "all_truncated": _first_cut,
+    "all_empty": _shortest,
     "duplicates": _most_alike,
     "reward_follows_length": _shortest_and_longest,
 }

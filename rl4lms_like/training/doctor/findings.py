@@ -24,7 +24,11 @@ class Case:
         ratio_cause: why it would be, in words.
         target_kl: what the KL controller steers to.
         kl_per_sequence: whether that is meant for a whole response.
+        estimates_kl: whether what is paid for the KL is the estimate that can be below 0 (`estimator: k1`).
+        norm_reward: whether the critic sees rewards divided by their standard deviation.
         can_end: whether responses can end before the length limit.
+        step_keys: the keys that make updates smaller.
+        critic_keys: the keys that make the critic's smaller.
         modes: metric key -> `max` or `min`, of those that must not fall while the reward rises.
     """
 
@@ -33,7 +37,11 @@ class Case:
     ratio_cause: str = ""
     target_kl: float | None = None
     kl_per_sequence: bool = False
+    estimates_kl: bool = True
+    norm_reward: bool = False
     can_end: bool = True
+    step_keys: str = "alg.args.learning_rate or n_epochs"
+    critic_keys: str = "alg.args.critic_learning_rate or vf_coef"
     modes: Mapping[str, str] = field(default_factory=dict)
 
 

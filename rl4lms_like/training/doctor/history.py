@@ -25,7 +25,8 @@ class Mark:
         epoch: iterations before it.
         score: the metric's.
         error: standard error of the score; 0 where it has no score of single texts.
-        reward: mean of an episode over the rollouts since the evaluation before; None before the first.
+        reward: mean of an episode over the rollouts since the evaluation before, as far as they are remembered; None
+            before the first.
         reward_error: its standard error.
     """
 

@@ -109,7 +109,7 @@ def mark_of(
         key: the metric's.
         score: on the split.
         predictions: with the scores of single texts.
-        recent: signs of the iterations since the evaluation before.
+        recent: signs of the iterations since the evaluation before, as far as they are remembered.
     """
     error = standard_error(prediction.get(key) for prediction in predictions)
     rewards = [signs["reward"] for signs in recent if signs.get("reward") is not None]

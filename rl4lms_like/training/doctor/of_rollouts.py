@@ -6,6 +6,7 @@ from statistics import fmean
 
 from rl4lms_like.training.doctor.findings import Case, Finding, all_above, all_below, listed
 from rl4lms_like.training.doctor.history import History
+from rl4lms_like.training.doctor.signs import FEWEST_EPISODES
 
 MUST_GROW = 0.25
 """Shares of equal responses that grew by less since the first iteration are the task's, not the policy's."""
@@ -15,20 +16,18 @@ def reward_constant(history: History, case: Case) -> Finding | None:
     """All episodes of a rollout get the same reward.
 
     Without a difference between them nothing says what to write more often; what is left to learn is the KL penalty. A
-    policy that rose to the best reward there was has nothing left to learn, and no alarm.
+    policy that rose to the best reward there was has nothing left to learn, and no alarm. Few episodes get the same
+    by chance: of them, all of a window must.
     """
-    limit = case.limits.min_reward_spread
-    spreads, rewards = (history.last(name, case.limits.patience) for name in ("reward_spread", "reward"))
+    limit, patience = case.limits.min_reward_spread, case.limits.patience
+    few = any(n < FEWEST_EPISODES for n in history.last("n_episodes", patience))
+    n_looked_at = max(case.limits.window, patience) if few else patience
+    spreads, rewards = history.last("reward_spread", n_looked_at), history.last("reward", n_looked_at)
     if limit is None or not (all_below(spreads, limit) or (bool(spreads) and not any(spreads))):
         return None
-    start, best = history.first.get("reward"), history.best_reward
-    if (
-        start is not None
-        and best is not None
-        and rewards
-        and start < min(rewards)
-        and best - min(rewards) <= limit * abs(best)
-    ):
+    if few and rewards and max(rewards) - min(rewards) > limit * max(map(abs, rewards)):
+        return None
+    if is_solved(history, case):
         return None
     return Finding(
         f"all episodes of a rollout got the same reward for {len(spreads)} iterations: {listed(rewards)}",
@@ -38,6 +37,16 @@ def reward_constant(history: History, case: Case) -> Finding | None:
     )
 
 
+def is_solved(history: History, case: Case) -> bool:
+    """Whether all episodes get the best reward there was, and it was less at first."""
+    limit, patience = case.limits.min_reward_spread or 0.0, case.limits.patience
+    spreads, rewards = history.last("reward_spread", patience), history.last("reward", patience)
+    start, best = history.first.get("reward"), history.best_reward
+    if start is None or best is None or not rewards or not spreads:
+        return False
+    return max(spreads) <= limit and start < min(rewards) and best - min(rewards) <= limit * abs(best)
+
+
 def all_truncated(history: History, case: Case) -> Finding | None:
     """Responses hit the length limit instead of ending.
 
@@ -45,7 +54,7 @@ def all_truncated(history: History, case: Case) -> Finding | None:
     """
     limit = case.limits.max_truncated_share
     shares = history.last("truncated", case.limits.patience)
-    if limit is None or not case.can_end or not shares or min(shares) < limit:
+    if limit is None or not case.can_end or not shares or min(shares) < limit or not all(shares):
         return None
     return Finding(
         f"{fmean(shares):.0%} of the responses hit the length limit for {len(shares)} iterations",
@@ -62,7 +71,7 @@ def all_empty(history: History, case: Case) -> Finding | None:
     """
     limit = case.limits.max_empty_share
     shares = history.last("empty", case.limits.patience)
-    if limit is None or not shares or min(shares) < limit:
+    if limit is None or not shares or min(shares) < limit or not all(shares):
         return None
     return Finding(
         f"{fmean(shares):.0%} of the responses ended with their first token for {len(shares)} iterations",
@@ -91,8 +100,8 @@ def duplicates(history: History, case: Case) -> Finding | None:
         return Finding(
             f"{fmean(shares):.0%} of the responses {what} for {len(shares)} iterations; in the first one it was "
             f"{start:.0%}",
-            "Raise alg.kl_div.coeff or alg.args.ent_coef, lower alg.args.learning_rate, and see what the repeated text "
-            "is paid for",
+            f"Raise alg.kl_div.coeff or alg.args.ent_coef, lower {case.step_keys}, and see what the repeated text is "
+            f"paid for",
             {name: shares, "first": start},
         )
     return None
@@ -113,6 +122,11 @@ def reward_follows_length(history: History, case: Case) -> Finding | None:
     return Finding(
         f"longer responses are {'better' if rho > 0 else 'worse'} paid: rank correlation {rho:.2f}, mean over "
         f"{len(rhos)} of the last {limits.window} iterations; a response has {listed(lengths)} tokens",
-        "If length is not the aim, divide the reward by it, or add reward_fn.args.shaping_fn: {id: length_penalty}",
+        "If length is not the aim, "
+        + (
+            "divide the reward by it, or add reward_fn.args.shaping_fn: {id: length_penalty, args: {max_length: ...}}"
+            if rho > 0
+            else "see what of the reward falls with each token (a penalty, a mean over tokens)"
+        ),
         {"correlation": rho, "rollouts": float(len(rhos))},
     )

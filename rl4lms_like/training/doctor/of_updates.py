@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 from rl4lms_like.training.doctor.findings import Case, Finding, all_above, all_below, listed
 from rl4lms_like.training.doctor.history import History
+from rl4lms_like.training.doctor.of_rollouts import is_solved
+from rl4lms_like.training.doctor.signs import FEWEST_EPISODES, Signs
+
+MANY_ALIKE = 0.5
+"""Share of the most frequent response from where on responses do not answer their prompts."""
+
+CRITIC_ADVICE = (
+    "Lower {}, take alg.policy.args.value_head_init: zero, or scale the reward (alg.kl_div.norm_reward: true)"
+)
+
+STOP_EARLY = ", or stop updates that have gone far: alg.args.target_kl (0.02)"
 
 GETS_BETTER = 0.25
 """A critic whose distance from a perfect fit shrank by this share within the iterations looked at still learns."""
@@ -53,7 +65,7 @@ def kl_above_budget(history: History, case: Case) -> Finding | None:
         return None
     return Finding(
         f"the KL to the reference has been above {said} {unit} for {len(kls)} iterations: {listed(kls)}",
-        "Raise alg.kl_div.coeff (or gain, of an adaptive controller), or lower alg.args.learning_rate or n_epochs",
+        f"Raise alg.kl_div.coeff (or gain, of an adaptive controller), or lower {case.step_keys}",
         {"kl": kls, "budget": budget},
     )
 
@@ -62,11 +74,12 @@ def kl_negative(history: History, case: Case) -> Finding | None:
     """The estimated KL is below 0, which no KL is.
 
     Under the policy's own samples the mean of log p - log p_ref is at least 0. Where it is not, and for several
-    iterations, the samples are not the policy's: generation arguments shape them. The penalty then pays for drifting.
+    iterations, the samples are not the policy's: generation arguments shape them. The penalty then pays for drifting,
+    unless its estimator is one that is never negative.
     """
     limit = case.limits.max_negative_kl
     kls = history.last("kl", case.limits.patience)
-    if limit is None or not all_below(kls, -limit):
+    if limit is None or not case.estimates_kl or not all_below(kls, -limit):
         return None
     return Finding(
         f"the estimated KL to the reference has been below -{limit:g} nats per token for {len(kls)} iterations: "
@@ -81,19 +94,23 @@ def entropy_collapse(history: History, case: Case) -> Finding | None:
     """The policy has become certain: its entropy is near 0, or a small share of what it was at first.
 
     What is not sampled any more is not learned from any more, and the texts for all prompts become alike. Mnih et al.
-    (arXiv 1602.01783) add the entropy bonus against it.
+    (arXiv 1602.01783) add the entropy bonus against it. A policy that is certain of the best reward, with other texts
+    under other prompts, has solved its task.
     """
     limits, start = case.limits, history.first.get("entropy")
     values = history.last("entropy", limits.patience)
-    bounds = [limits.min_entropy or 0.0]
+    bounds = [] if limits.min_entropy is None else [limits.min_entropy]
     if limits.min_entropy_share is not None and start is not None:
         bounds.append(limits.min_entropy_share * start)
-    if start is None or not all_below(values, max(bounds)):
+    if start is None or not bounds or not all_below(values, max(bounds)):
+        return None
+    alike = history.last("duplicates", limits.patience)
+    if alike and max(alike) <= MANY_ALIKE and is_solved(history, case):
         return None
     return Finding(
         f"the entropy has been below {max(bounds):.3g} nats per token for {len(values)} iterations: {listed(values)}; "
         f"in the first one it was {start:.3g}",
-        "Raise alg.kl_div.coeff, or give alg.args.ent_coef (0.01), or lower alg.args.learning_rate",
+        f"Raise alg.kl_div.coeff, or give alg.args.ent_coef (0.01), or lower {case.step_keys}",
         {"entropy": values, "limit": max(bounds), "first": start},
     )
 
@@ -101,35 +118,59 @@ def entropy_collapse(history: History, case: Case) -> Finding | None:
 def value_error(history: History, case: Case) -> Finding | None:
     """The critic is worse than a constant guess: its loss explodes, or its explained variance stays far below 0.
 
-    Advantages are then noise with the critic's error on top. A loss that grows with the returns is no alarm: the
-    explained variance tells them apart.
+    Advantages are then noise with the critic's error on top. A loss that grows with what is paid is no alarm: it must
+    exceed the mean square of that, which a critic that always says 0 would have. Where all are paid the same, or few
+    episodes are there, the returns have no variance to explain.
     """
+    return _exploded(history, case) or _unexplained(history, case)
+
+
+def _exploded(history: History, case: Case) -> Finding | None:
     limits = case.limits
-    explained = history.last("explained_variance", limits.patience)
     losses = history.last("value_loss", limits.patience)
-    before = history.known("value_loss", limits.patience + limits.window)[: limits.window]
-    advice = (
-        "Lower alg.args.critic_learning_rate or vf_coef, take alg.policy.args.value_head_init: zero, or scale the "
-        "reward (alg.kl_div.norm_reward: true)"
+    known = history.known("value_loss", limits.patience + limits.window)
+    paid = [_mean_square(signs, case) for signs in history.recent[-limits.patience :]]
+    before = known[: len(known) - limits.patience]
+    if limits.max_value_loss_growth is None or not losses or not before:
+        return None
+    usual = median(before)
+    if not all_above(losses, limits.max_value_loss_growth * usual):
+        return None
+    if any(mean_square is None or loss <= mean_square for loss, mean_square in zip(losses, paid, strict=True)):
+        return None
+    return Finding(
+        f"the value loss has been above {limits.max_value_loss_growth:g} times its median before, {usual:.3g}, for "
+        f"{len(losses)} iterations: {listed(losses)}; a critic that always says 0 would be better",
+        CRITIC_ADVICE.format(case.critic_keys),
+        {"value_loss": losses, "before": usual, "explained_variance": history.last("explained_variance", len(losses))},
     )
-    if limits.max_value_loss_growth is not None and before and all_below(explained, 0.0):
-        usual = median(before)
-        if all_above(losses, limits.max_value_loss_growth * usual):
-            return Finding(
-                f"the value loss has been above {limits.max_value_loss_growth:g} times its median before, {usual:.3g}, "
-                f"for {len(losses)} iterations: {listed(losses)}; the critic is worse than a constant",
-                advice,
-                {"value_loss": losses, "before": usual, "explained_variance": explained},
-            )
+
+
+def _mean_square(signs: Signs, case: Case) -> float | None:
+    """Of what an episode is paid, the KL's part included, in the critic's unit; None where it is not known."""
+    reward, spread = signs.get("reward"), signs.get("reward_std")
+    if reward is None or spread is None:
+        return None
+    kl = [signs.get(name) or 0.0 for name in ("kl_reward", "kl_reward_std")]
+    unit = spread if case.norm_reward and spread else 1.0
+    return math.fsum(part**2 for part in (reward / unit, spread / unit, *kl))
+
+
+def _unexplained(history: History, case: Case) -> Finding | None:
+    limits = case.limits
     long = history.last("explained_variance", limits.window)
     if limits.min_explained_variance is None or not all_below(long, limits.min_explained_variance):
         return None
     if 1 - long[-1] < (1 - GETS_BETTER) * (1 - long[0]):
         return None
+    if not all_above(history.last("reward_spread", limits.window), limits.min_reward_spread or 0.0):
+        return None
+    if any(n < FEWEST_EPISODES for n in history.last("n_episodes", limits.window)):
+        return None
     return Finding(
         f"the explained variance of the returns has been below {limits.min_explained_variance:g} for {len(long)} "
         f"iterations, now {long[-1]:.3g}: a constant would fit better than the critic",
-        advice,
+        CRITIC_ADVICE.format(case.critic_keys),
         {"explained_variance": long, "limit": limits.min_explained_variance},
     )
 
@@ -166,7 +207,7 @@ def large_updates(history: History, case: Case) -> Finding | None:
     limit = limits.max_clip_fraction if too_many else limits.max_approx_kl
     return Finding(
         f"the {what} has been above {limit:g} for {len(values)} iterations: {listed(values)}",
-        "Lower alg.args.learning_rate or n_epochs, or stop updates that have gone far: alg.args.target_kl (0.02)",
+        f"Lower {case.step_keys}{STOP_EARLY if 'n_epochs' in case.step_keys else ''}",
         {"clip_fraction" if too_many else "approx_kl": values, "limit": float(limit or 0.0)},
     )
 
@@ -176,7 +217,8 @@ def no_learning(history: History, case: Case) -> Finding | None:
     patience = case.limits.patience
     norms, steps = history.last("grad_norm", patience), history.last("step_taken", patience)
     still = bool(norms) and not any(norms)
-    refused = bool(steps) and not any(steps)
+    left_out = history.last("skipped_steps", patience)  # of which `non_finite` tells
+    refused = bool(steps) and not any(steps) and len(set(left_out)) < 2
     if not case.limits.no_learning or not (still or refused):
         return None
     found = "the gradient has been 0" if still else "no step of the line search was accepted"

@@ -26,6 +26,8 @@ LOGGED: dict[str, tuple[str, ...]] = {
     "reward": ("rollout_info/ep_rew",),
     "reward_std": ("rollout_info/ep_rew_std",),
     "n_episodes": ("rollout_info/n_episodes",),
+    "kl_reward": ("rollout_info/ep_kl_rew",),
+    "kl_reward_std": ("rollout_info/ep_kl_rew_std",),
     "length": ("rollout_info/ep_lens",),
     "truncated": ("rollout_info/truncated_share",),
     "entropy": ("rollout_info/entropy",),
@@ -46,7 +48,7 @@ N_COMPARED = 64
 NEARLY = 0.8
 """Share of two responses' token pairs that they have in common when they are nearly the same (Jaccard)."""
 FEWEST_EPISODES = 8
-"""Of a rollout whose ranks are correlated."""
+"""Of a rollout that says something by itself: fewer have equal rewards, or ordered ones, by chance."""
 
 
 def signs_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: Sequence[float]) -> Signs:
@@ -61,7 +63,7 @@ def signs_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: Sequenc
     lengths = episodes.lengths.cpu().numpy()
     totals = np.asarray(rewards, dtype=float)
     signs["reward_spread"] = spread(totals)
-    signs["best_reward"] = float(totals.max())
+    signs["best_reward"] = _number(totals.max())
     signs["empty"] = float(np.mean((lengths <= 1) & episodes.terminated.cpu().numpy()))
     prompts = row_numbers(episodes.prompt_ids, episodes.prompt_mask)
     signs["duplicates"] = duplicate_share(episodes, prompts)
@@ -71,8 +73,16 @@ def signs_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: Sequenc
 
 
 def _first(logged: Mapping[str, Any], keys: Sequence[str]) -> float | None:
-    value = next((logged[key] for key in keys if key in logged), None)
-    return float(value) if value is not None and math.isfinite(value) else None
+    return next((_number(logged[key]) for key in keys if key in logged), None)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None: an algorithm may log anything under a name that is known."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def spread(rewards: np.ndarray) -> float | None:
@@ -80,6 +90,8 @@ def spread(rewards: np.ndarray) -> float | None:
     if len(rewards) < 2:
         return None
     size = float(np.abs(rewards).max())
+    if not math.isfinite(size):
+        return None
     return float(np.ptp(rewards)) / size if size else 0.0
 
 

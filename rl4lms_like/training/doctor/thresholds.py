@@ -41,11 +41,12 @@ class DoctorConfig:
         max_kl: KL to the reference where there is no target, nats per token.
         max_negative_kl: how far below 0 the estimated KL may be, nats per token.
         min_entropy: nats per token.
-        min_entropy_share: share of the first iteration's entropy.
+        min_entropy_share: share of the first iteration's entropy; a policy that has solved its task has no alarm.
         min_reward_spread: largest minus smallest reward of a rollout's episodes, as a share of the largest size; a
-            policy that rose to the best reward has no alarm.
-        max_value_loss_growth: value loss, in multiples of its median before, where the critic is worse than a constant.
-        min_explained_variance: of the returns by the critic, where it does not get better.
+            policy that rose to the best reward has no alarm. Of fewer than 8 episodes, over `window` iterations.
+        max_value_loss_growth: value loss, in multiples of its median before, where it is more than the mean square of
+            what is paid.
+        min_explained_variance: of the returns by the critic, where it does not get better and rewards differ.
         max_truncated_share: share of responses that hit the length limit, where they could end before.
         max_empty_share: share of responses that end at once.
         max_duplicate_share: share of the most frequent response to several prompts, where it has grown.

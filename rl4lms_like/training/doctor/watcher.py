@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from typing import Any
 
 from rl4lms_like.algorithms.base import RATIO_TOLERANCE
@@ -75,9 +76,13 @@ class Doctor(Watcher):
         self.history = History()
         self.told: dict[str, int] = {}
         self._hacked = False
+        self._has_failed = False
         self._case: Case | None = None
         if self.limits.enabled:
             run.algorithm.warns_of_ratio = False  # told here, or not at all
+            if self.limits.held_out and not run.samples[SPLIT]:
+                message = f"the data pool has no samples for {SPLIT}, so no metric is held out; leave it out"
+                raise ConfigError([Mistake("doctor.held_out", message)])
 
     @property
     def case(self) -> Case:
@@ -90,22 +95,34 @@ class Doctor(Watcher):
         """Takes the iteration's signs, tells what is new, records what holds."""
         if not self.limits.enabled:
             return
+        try:
+            found = self._found(iteration)
+        except Exception as error:  # who only watches does not end a run
+            if not self._has_failed:
+                logger.warning("the run doctor failed in iteration %d: %s: %s", iteration, type(error).__name__, error)
+            self._has_failed = True
+            return
+        for name, (finding, examples) in found.items():
+            if name not in self.told:
+                self._tell(name, iteration, finding, examples)
+        holding = found.keys() | ({HACKING} if self._hacked else set())
+        for name in self.told:
+            self.run.algorithm.logger.record(f"doctor/{name}", int(name in holding))
+
+    def _found(self, iteration: int) -> dict[str, tuple[Finding, list[Example]]]:
+        """The alarms that hold, with examples of those that are new."""
         algorithm = self.run.algorithm
         episodes = algorithm.rollout_buffer.episodes
         assert episodes is not None
         rewards = [info["r"] for info in algorithm.collector.episode_infos]
         signs = signs_of(algorithm.logger.name_to_value, episodes, rewards)
         self.history.add({"iteration": iteration, **signs}, self.limits.patience + self.limits.window)
-        holding = {HACKING} if self._hacked else set()
-        for name, alarm in ALARMS.items():
-            finding = alarm(self.history, self.case)
-            if finding is None:
-                continue
-            holding.add(name)
-            if name not in self.told:
-                self._tell(name, iteration, finding, self._examples(name, rewards))
-        for name in self.told:
-            algorithm.logger.record(f"doctor/{name}", int(name in holding))
+        findings = {name: alarm(self.history, self.case) for name, alarm in ALARMS.items()}
+        return {
+            name: (finding, [] if name in self.told else self._examples(name, rewards))
+            for name, finding in findings.items()
+            if finding is not None
+        }
 
     def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Follows the metrics on `val` that must not fall while the reward rises.
@@ -118,7 +135,7 @@ class Doctor(Watcher):
         self._check_held_out(evaluation)
         for key, mode in self.case.modes.items():
             score = evaluation.scores.get(key)
-            if score is not None and score == score:
+            if score is not None and math.isfinite(score):
                 self._follow(epoch, key, mode, float(score), evaluation)
         finding = of_evaluations.reward_hacking(self.history, self.case)
         self._hacked = finding is not None
@@ -196,9 +213,25 @@ def case_of(run: Run) -> Case:
         ratio_cause=algorithm.likely_ratio_cause if explains else "",
         target_kl=controller.target_kl,
         kl_per_sequence=isinstance(controller, HorizonKLController),
-        can_end=bool(algorithm.collector.eos_token_ids),
+        estimates_kl=controller.estimator == "k1",
+        norm_reward=run.config.alg.kl_div.norm_reward,
+        can_end=bool(algorithm.collector.eos_token_ids) and algorithm.collector.max_episode_length > 1,
+        step_keys=step_keys_of(algorithm),
+        critic_keys=keys_of(algorithm, "critic_learning_rate", "vf_coef"),
         modes=held_out_modes(run),
     )
+
+
+def step_keys_of(algorithm: Any) -> str:
+    """The keys that make an algorithm's updates smaller: of TRPO the size of its trust region alone."""
+    is_trpo = hasattr(getattr(algorithm, "arguments", algorithm), "cg_damping")
+    return keys_of(algorithm, *(("target_kl",) if is_trpo else ("learning_rate", "n_epochs")))
+
+
+def keys_of(algorithm: Any, *names: str) -> str:
+    """Those of the names that an algorithm takes: `alg.args.learning_rate or n_epochs`."""
+    arguments = getattr(algorithm, "arguments", algorithm)
+    return f"alg.args.{' or '.join(name for name in names if hasattr(arguments, name))}"
 
 
 def held_out_modes(run: Run) -> dict[str, str]:

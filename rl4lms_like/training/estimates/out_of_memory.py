@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rl4lms_like.core.errors import OutOfMemoryError, RL4LMsLikeError
+from rl4lms_like.core.errors import OutOfMemoryError
 from rl4lms_like.core.schema import at
 from rl4lms_like.core.wording import shown
 from rl4lms_like.training.config.binding import with_defaults
@@ -62,6 +62,7 @@ SUPERVISED_KEYS = {
 
 _INSTEAD = {
     "alg.args.micro_batch_size": "the gradient stays the same",
+    "alg.kl_div.coeff": "without target_kl; no reference model is kept",
     "env.n_envs": "more alg.args.n_steps keep the rollout's size",
     "alg.training_args.per_device_train_batch_size": "more gradient_accumulation_steps keep the batch",
 }
@@ -82,7 +83,7 @@ def explaining(config: AnyConfig) -> Iterator[None]:
 
 def advice(part: str, config: AnyConfig) -> list[str]:
     """The lines beneath the message: estimate, torch's numbers, keys."""
-    lines = [*_estimate(config), *_by_torch(), _keys(part, config)]
+    lines = [*_estimate(config), *_by_torch(config.device), _keys(part, config)]
     return [line for line in lines if line]
 
 
@@ -93,7 +94,7 @@ def _estimate(config: AnyConfig) -> Iterator[str]:
 
     try:
         estimate = estimate_memory(config)
-    except (RL4LMsLikeError, MemoryError, RuntimeError) as error:
+    except Exception as error:  # that there is none hides nothing
         logger.debug("no estimate: %s", error)
         return
     own = {name: size for name, size in estimate.parts.items() if name != "process"}  # that is what it has by now
@@ -103,14 +104,19 @@ def _estimate(config: AnyConfig) -> Iterator[str]:
     yield f"estimate: {peaks}; the largest parts: {parts} (rl4lms-like check shows all)"
 
 
-def _by_torch() -> Iterator[str]:
+def _by_torch(device: str) -> Iterator[str]:
     import torch
 
     from rl4lms_like.training.estimates.memory import gibibytes, main_memory
 
     if torch.cuda.is_initialized():
-        free, total = torch.cuda.mem_get_info()
-        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+        gpu = device if device.startswith("cuda") else None  # None: the current one
+        try:
+            free, total = torch.cuda.mem_get_info(gpu)
+        except RuntimeError as error:  # it has none left to say so
+            logger.debug("no numbers of the GPU: %s", error)
+            return
+        allocated, reserved = torch.cuda.max_memory_allocated(gpu), torch.cuda.memory_reserved(gpu)
         yield (
             f"torch: at most {gibibytes(allocated)} allocated so far, {gibibytes(reserved)} reserved now, "
             f"{gibibytes(free)} of {gibibytes(total)} free"
@@ -132,7 +138,8 @@ def _key(key: str, blocks: dict[str, object]) -> str | None:
     value = at(blocks, path)
     if wanted:
         is_set = value is not None and (str(value).lower() == wanted or isinstance(value, dict))
-        return None if is_set or (path.endswith("coeff") and not value) else key
+        hint = f" ({_INSTEAD[path]})" if path in _INSTEAD else ""
+        return None if is_set or (path.endswith("coeff") and not value) else f"{key}{hint}"
     if value == 1 or (path.startswith("train_evaluation.generation") and value is None):
         return None
     hint = f"; {_INSTEAD[path]}" if path in _INSTEAD else ""

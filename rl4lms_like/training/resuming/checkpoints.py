@@ -40,7 +40,10 @@ INTERRUPTED = "interrupted_{:05d}"
 
 _NUMBERED = re.compile(r"(?:iteration_|checkpoint-)([0-9]{1,18})")
 _ENDED_EARLY = re.compile(r"interrupted_([0-9]{1,18})")
-_PARTIAL = ".partial"
+_PARTIAL, _REPLACED = ".partial", ".replaced"
+_LEFT = re.compile(rf"(?:{_NUMBERED.pattern}|{_ENDED_EARLY.pattern})\.(?:partial|replaced)")
+"""Of a process that was killed while it wrote a checkpoint."""
+
 _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
 
 
@@ -116,20 +119,23 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
         folder: where to; what is there is replaced.
         write: writes the files into the folder that it is given.
     """
-    partial = folder.with_name(folder.name + _PARTIAL)
+    partial, before = (folder.with_name(folder.name + end) for end in (_PARTIAL, _REPLACED))
     shutil.rmtree(partial, ignore_errors=True)
     try:
         write(partial)
         for path in (*sorted(partial.rglob("*")), partial):
             flush(path)
-        if folder.exists():
-            (folder / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
-            shutil.rmtree(folder)
+        if folder.exists():  # it is not taken away before the other one stands in its place
+            shutil.rmtree(before, ignore_errors=True)
+            os.replace(folder, before)
         os.replace(partial, folder)
     except BaseException:
+        if before.exists() and not folder.exists():
+            os.replace(before, folder)
         shutil.rmtree(partial, ignore_errors=True)  # a full disk would stay full
         raise
     flush(folder.parent)
+    shutil.rmtree(before, ignore_errors=True)
     return folder
 
 
@@ -195,8 +201,11 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
     """Takes the training state of later checkpoints away: a run that goes on from here writes its own.
 
     Of those up to here, so many stay as `write_checkpoint` keeps: a process that was killed had no time to remove them.
-    `interrupted` says that the run goes on from what it saved when it ended early.
+    What it was just writing is removed likewise. `interrupted` says that the run goes on from what it saved when it
+    ended early.
     """
+    for left in [path for path in base.glob("*") if _LEFT.fullmatch(path.name) and path.is_dir()]:
+        shutil.rmtree(left)
     for later in _with_state(base):
         if _place(later) > (iteration, interrupted):  # type: ignore[operator]
             _take_state_away(later)

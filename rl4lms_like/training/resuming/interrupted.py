@@ -11,16 +11,26 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, OutOfMemoryError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import code_options
+from rl4lms_like.core.schema import at
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.training.resuming.checkpoints import ended_early, newest_checkpoint, write_folder
+from rl4lms_like.training.resuming.checkpoints import (
+    INTERRUPTED,
+    MANIFEST,
+    ended_early,
+    newest_checkpoint,
+    write_folder,
+)
+from rl4lms_like.training.resuming.resume import MEMORY
 
 logger = logging.getLogger(__name__)
 
 
 def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int, unit: str) -> None:
-    """Saves to `checkpoints/interrupted_<n_done>`; a failure to do so does not hide why the run ended.
+    """Saves the model to `checkpoints/interrupted_<n_done>`, unless what the run goes on from is there.
+
+    A failure to do so does not hide why the run ended.
 
     Args:
         tracker: of the run.
@@ -29,15 +39,18 @@ def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int
         unit: what `n_done` counts.
     """
     try:
-        folder = write_folder(tracker.checkpoint_base_path / f"interrupted_{n_done:05d}", save)
+        folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
+        if (folder / MANIFEST).is_file():  # it went on from there, and ended before there was more to go on from
+            return
+        write_folder(folder, save)
     except (RL4LMsLikeError, OSError) as error:
         logger.warning("interrupted after %d %s, and the model is lost: %s", n_done, unit, error)
     else:
         tracker.log_info(f"interrupted after {n_done} {unit}; the model so far: {folder}")
 
 
-def tell_the_way_on(tracker: Tracker) -> None:
-    """Says how an RL run that ended early goes on, if it can."""
+def tell_the_way_on(tracker: Tracker, error: BaseException | None = None) -> None:
+    """Says how a run that ended early goes on, if it can; where the memory ran out, what it may change on the way."""
     try:
         checkpoint = newest_checkpoint(tracker.run_path)
     except CheckpointError:
@@ -46,3 +59,6 @@ def tell_the_way_on(tracker: Tracker) -> None:
     tracker.log_info(
         f"it goes on {where}: rl4lms-like train --resume {shlex.quote(str(tracker.run_path))}{code_options()}"
     )
+    if isinstance(error, OutOfMemoryError):
+        free = [f"--set {key}=..." for key in MEMORY if at(tracker.run_config, key.rpartition(".")[0]) is not None]
+        tracker.log_info(f"in less memory: add {' or '.join(free)}; the other keys that need less make another run")

@@ -27,7 +27,15 @@ from rl4lms_like.training.config.overrides import apply_overrides
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
 from rl4lms_like.training.resuming.checkpoints import TrainingState, newest_checkpoint, older_intact, read_checkpoint
 
+MEMORY = (
+    "alg.args.micro_batch_size",
+    "alg.policy.args.gradient_checkpointing",
+    "alg.training_args.gradient_checkpointing",
+)
+"""Keys that decide how much memory an update needs."""
+
 MAY_CHANGE = (
+    *MEMORY,
     "train_evaluation.n_iters",
     "train_evaluation.eval_every",
     "train_evaluation.save_every",
@@ -44,9 +52,12 @@ MAY_CHANGE = (
     "doctor",
     "n_threads",
 )
-"""Keys that decide how long a run goes on, how fast, and what it reports; not what it computes.
+"""Keys that decide how long a run goes on, how fast, in how much memory, and what it reports; not what it computes.
 
 A block's name stands for all of its keys."""
+
+ROUNDING = (*MEMORY, "n_threads")
+"""Those that may change and decide how sums are cut: from there on the last digits may differ."""
 
 _LENGTHS = {
     "train_evaluation.n_iters": ("alg.args.learning_rate_schedule", (None, "constant")),
@@ -162,6 +173,17 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
         (path, old, new)
         for path, old, new in _differences(before, after)
         if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or not _is_free(path, after)
+    ]
+
+
+def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What the reader of a run should know whose config was another one up to here; see `ROUNDING`."""
+    values = {path: (at(before, path), at(after, path)) for path in ROUNDING}
+    return [
+        f"{path} is {shown(new)} from here on, it was {shown(old)}: from here on numbers may differ, by rounding at "
+        f"first, from those of a run that nothing changed"
+        for path, (old, new) in values.items()
+        if (old or None) != (new or None)
     ]
 
 

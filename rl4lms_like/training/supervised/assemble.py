@@ -137,10 +137,7 @@ def check_settings(config: SupervisedConfig) -> None:
     """
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
     mistakes = [Mistake(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
-    devices = device_mistakes(config.device)
-    if not devices and torch.device(config.device if config.device != "auto" else "cpu").index:
-        said = "a supervised run takes the first GPU it sees: write cuda, and choose by CUDA_VISIBLE_DEVICES"
-        devices = [Mistake("device", said)]
+    devices = supervised_device_mistakes(config.device)
     mistakes += [*lora_conflicts(config.alg.peft, "alg.peft"), *devices]
     try:
         make_training_arguments(replace(config, device="cpu") if devices else config, "checkpoints")
@@ -148,6 +145,15 @@ def check_settings(config: SupervisedConfig) -> None:
         mistakes += error.mistakes
     if mistakes:
         raise ConfigError(mistakes)
+
+
+def supervised_device_mistakes(device: str, *, here: bool = True) -> list[Mistake]:
+    """What is wrong with the device of a supervised run: on this machine, or on all of them where `here` is false."""
+    mistakes = device_mistakes(device, here=False)
+    if not mistakes and device != "auto" and torch.device(device).index:
+        said = "a supervised run takes the first GPU it sees: write cuda, and choose by CUDA_VISIBLE_DEVICES"
+        mistakes = [Mistake("device", said)]
+    return mistakes or (device_mistakes(device) if here else [])
 
 
 def example_encoder(

@@ -93,10 +93,13 @@ def described(config: SupervisedConfig) -> list[tuple[str, str]]:
     """The plan's lines, or the reason why there is none.
 
     Raises:
-        ConfigError: `training_args` have mistakes.
+        ConfigError: `training_args` or the device's name have mistakes.
     """
+    from rl4lms_like.training.supervised.assemble import supervised_device_mistakes
+
+    elsewhere = not supervised_device_mistakes(config.device, here=False)  # a mistake on this machine only, if any
     try:
-        return plan_supervised(replace(config, device="cpu")).lines()
+        return plan_supervised(replace(config, device="cpu") if elsewhere else config).lines()
     except ConfigError:
         raise
     except RL4LMsLikeError as error:

@@ -26,7 +26,7 @@ from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.saving import save_language_model
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.tracking.run_folder import check_sizes, to_json
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import (
@@ -38,6 +38,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     write_folder,
 )
 from rl4lms_like.training.resuming.interrupted import save_interrupted, tell_the_way_on
+from rl4lms_like.training.resuming.resume import rounding_notices
 from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import ExampleCollator
 from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer, Reporter
@@ -81,8 +82,8 @@ class SupervisedTrainer:
         with self.interruption:
             try:
                 self._train_and_eval()
-            except BaseException:
-                self._rescue()
+            except BaseException as error:
+                self._rescue(error)
                 raise
 
     def _train_and_eval(self) -> None:
@@ -216,10 +217,13 @@ class SupervisedTrainer:
         found = self.going_on
         assert found is not None
         self._evaluated = dict.fromkeys(found.evaluated)
-        self.tracker.cut_files(found.state.numbers["files"])
+        check_sizes(self.tracker.run_path, found.state.numbers["files"])
         forget_later(self.tracker.checkpoint_base_path, found.step, interrupted=ended_early(found.folder))
         self.trainer.remove_older()
+        self.tracker.cut_files(found.state.numbers["files"])  # last: a later checkpoint would miss the lines
         self.tracker.log_info(f"going on after step {found.step}, from {found.folder}")
+        for notice in rounding_notices(found.state.numbers["config"], self.tracker.run_config):
+            self.tracker.log_info(notice)
 
     def may_stop(self) -> None:
         """Between two steps: saves everything and stops, if it was asked to.
@@ -233,7 +237,7 @@ class SupervisedTrainer:
             self._is_saved = True
         self.interruption.check()
 
-    def _rescue(self) -> None:
+    def _rescue(self, error: BaseException) -> None:
         """Saves the model of a run that ends early, and what it last logged; what fails does not hide why it ended."""
         try:
             self.reporter.flush()
@@ -243,7 +247,7 @@ class SupervisedTrainer:
             self.tracker.log_info("stopped at once: what was done since the last checkpoint is lost")
         elif self.step and self.schedule.save_model and not self._is_saved:
             save_interrupted(self.tracker, self.save, self.step, "steps")
-        tell_the_way_on(self.tracker)
+        tell_the_way_on(self.tracker, error)
 
     def _make_trainer(self) -> ReferenceTrainer:
         run = self.run

@@ -373,11 +373,11 @@ ON_POLICY: dict[str, Row | Silent] = {
     "vf_coef": Row(2.0),
     "max_grad_norm": Row(0.01),
     "non_finite": Row("skip", see.after_a_nan),
-    "micro_batch_size": Row(6, lambda made: made.algorithm.collector.score_batch_size),
+    "micro_batch_size": Row(6, see.passes),
     "seed": Row(5, see.texts),
     "device": Row("cuda:7", lambda made: made.policy.device.type),
-    "verbose": Row(1, lambda made: made.algorithm.verbose),
-    "tensorboard_log": Row("here", lambda made: made.algorithm.tensorboard_log),
+    "verbose": Row(1, see.table_lines),
+    "tensorboard_log": Row("here", see.event_files),
     "create_eval_env": Silent("without meaning"),
 }
 _A_STEP = {"alg.args.n_epochs": 4}
@@ -458,7 +458,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     ),
     "alg.peft": Row({"r": 2}, lambda made: sorted(name for name, _ in made.run.model.named_parameters())),
     "alg.merge_on_save": Row(True, see.tuned, {"alg.peft": {"r": 2}}),
-    "train_evaluation.eval_batch_size": Row(1, lambda made: made.run.config.train_evaluation.eval_batch_size),
+    "train_evaluation.eval_batch_size": Row(1, see.written_together),
     "train_evaluation.metrics.id": Row("distinct_n", see.written),
     "train_evaluation.metrics.args": Row(
         {"pattern": "zzz"}, see.written, {"train_evaluation.metrics": [{"id": "regex", "args": {"pattern": "."}}]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from benchmarks.config_cases import KINDS, base_config
 from benchmarks.config_facts import asked_for, at, differences, same, work
-from benchmarks.config_mutations import case_of
+from benchmarks.config_mutations import Case, case_of
 from benchmarks.fuzzed_configs import (
     LONG_WORK,
     faults_here,
@@ -119,3 +121,53 @@ def test_overrides_are_read_over_the_file():
     asked = asked_for(b"env: {n_envs: 2}\nlist: [{a: 1}]", ["env.n_envs=3", "list.0.a=[2]", "new.key=x"])
     assert asked == {"env": {"n_envs": 3}, "list": [{"a": [2]}], "new": {"key": "x"}}
     assert at(asked, "env.nothing", 7) == 7
+
+
+def with_keyword(**changed):
+    """The same function, deaf to some of its keyword arguments."""
+    return lambda original: lambda *args, **kwargs: original(*args, **{**kwargs, **changed})
+
+
+DEAF = {
+    "gamma": ("rollouts.buffer:generalized_advantages", with_keyword(gamma=0.97), "returns"),
+    "gae_lambda": ("rollouts.buffer:generalized_advantages", with_keyword(gae_lambda=1.0), "returns"),
+    "estimator": (
+        "rollouts.collector:kl_estimate",
+        lambda original: lambda a, b, _: original(a, b, "k1"),
+        "task reward",
+    ),
+    "seed": ("rollouts.adapt:RolloutCollector", with_keyword(seed=0), "seed of the rollouts"),
+    "max_prompt_length": ("envs.vec_env:TextGenEnv", with_keyword(max_prompt_length=16), "tokens of the prompts"),
+    "metrics": ("training.evaluation:compute_metrics", lambda old: lambda some, *rest: old(some[:1], *rest), "scores"),
+}
+"""What a library may fail to hear -> where, how, and what is then found."""
+
+
+def run_of_every_kind_of_fact(folder, monkeypatch):
+    """The faults that are found in a run whose config asks for values that are no defaults."""
+    blocks = base_config("ppo/causal")
+    blocks["datapool"] = {"id": "film_opinions", "args": {"n_train": 8, "n_eval": 2}}
+    blocks["env"]["args"]["max_prompt_length"] = 5
+    blocks["alg"]["args"] |= {"gamma": 0.5, "gae_lambda": 0.5, "seed": 3, "learning_rate": 0.03}
+    blocks["alg"]["kl_div"] |= {"coeff": 0.5, "estimator": "k2"}
+    blocks["train_evaluation"] |= {"metrics": [{"id": "length"}, {"id": "distinct_n"}], "save_model": False}
+    monkeypatch.chdir(folder)
+    case = Case(0, "ppo/causal", yaml.safe_dump(blocks).encode(), (), ())
+    Path("case.yml").write_bytes(case.text)
+    runs = remembered_runs(monkeypatch.setattr)
+    assert main(["train", "case.yml"]) == 0
+    return faults_here(case, runs[-1])
+
+
+def test_a_run_that_hears_everything_has_no_faults(inputs, monkeypatch):
+    assert not run_of_every_kind_of_fact(make_folder(inputs, 10_000), monkeypatch)
+
+
+@pytest.mark.parametrize("key", DEAF)
+def test_a_library_that_is_deaf_to_a_key_is_found_out(key, inputs, monkeypatch):
+    place, deafened, said = DEAF[key]
+    module, _, name = place.partition(":")
+    module = importlib.import_module(f"rl4lms_like.{module}")
+    monkeypatch.setattr(module, name, deafened(getattr(module, name)))
+    found = run_of_every_kind_of_fact(make_folder(inputs, 10_001 + [*DEAF].index(key)), monkeypatch)
+    assert found and all(fault.startswith(said) for fault in found)

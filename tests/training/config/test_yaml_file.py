@@ -72,6 +72,21 @@ def test_what_is_no_config_is_a_config_error(text, message):
         parse_yaml(text, "f.yml")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("010", "010 is 8 to YAML, .* base 8"),
+        ("1:30", "1:30 is 90 to YAML, .* 60"),
+        ("-1:30.5", "-1:30.5 is -90.5 to YAML"),
+    ],
+)
+def test_a_number_that_yaml_reads_as_another_one_is_refused(text, said):
+    with pytest.raises(ConfigError, match=f"line 2, column 4: {said}.*write the number that you mean"):
+        parse_yaml(f"a: 0\nb: {text}\n", "f.yml")
+    assert parse_value(f"'{text}'") == text
+    assert parse_value("[0, -0, 0.5, 07.5, 0x1F, 2022-10-04]")[:5] == [0, 0, 0.5, 7.5, 31]
+
+
 LAUGHS = "a: [&l0 [x], " + ", ".join(f"&l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 9)) + "]"
 
 

@@ -16,6 +16,15 @@ def test_rewards_that_do_not_differ_are_told():
     assert of_rollouts.reward_constant(history(reward_spread=[0.0] * 3), case(limits={"min_reward_spread": 0.0}))
 
 
+def test_few_episodes_have_equal_rewards_by_chance():
+    lucky = {"reward_spread": [0.0] * 10, "reward": [1.0, 0.0] * 5}
+    assert of_rollouts.reward_constant(history(**lucky, n_episodes=7.0), case()) is None
+    assert of_rollouts.reward_constant(history(**lucky, n_episodes=8.0), case()) is not None
+    same = {"reward": 0.5, "n_episodes": 2.0}
+    assert of_rollouts.reward_constant(history(reward_spread=[0.0] * 9, **same), case()) is None
+    assert of_rollouts.reward_constant(history(reward_spread=[0.0] * 10, **same), case()) is not None
+
+
 def test_a_policy_that_rose_to_the_best_reward_is_done_not_ill():
     spreads = {"reward_spread": [0.5, 0.0, 0.0, 0.0]}
     solved = history(**spreads, reward=[0.4, 1.0, 1.0, 1.0], best_reward=1.0)
@@ -38,6 +47,14 @@ def test_responses_that_say_nothing_are_told():
     assert of_rollouts.all_empty(history(empty=[0.9, 0.89, 0.9]), case()) is None
 
 
+def test_a_limit_of_zero_tells_any_share_but_none():
+    none = case(limits={"max_empty_share": 0.0, "max_truncated_share": 0.0})
+    assert of_rollouts.all_empty(history(empty=[0.0] * 3), none) is None
+    assert of_rollouts.all_empty(history(empty=[0.01] * 3), none) is not None
+    assert of_rollouts.all_truncated(history(truncated=[0.0] * 3), none) is None
+    assert of_rollouts.all_truncated(history(truncated=[0.01] * 3), none) is not None
+
+
 @pytest.mark.parametrize("sign", ["duplicates", "near_duplicates"])
 def test_equal_responses_are_told_where_they_have_become_more(sign):
     found = of_rollouts.duplicates(history(**{sign: [0.0, 0.51, 0.6, 0.6]}), case())
@@ -53,7 +70,8 @@ def test_a_reward_that_is_ordered_by_length_is_told_either_way():
         "longer responses are better paid"
         in of_rollouts.reward_follows_length(history(length_correlation=[0.95] * 10), case()).said
     )
-    assert "worse" in of_rollouts.reward_follows_length(history(length_correlation=[-0.95] * 10), case()).said
+    worse = of_rollouts.reward_follows_length(history(length_correlation=[-0.95] * 10), case())
+    assert "worse" in worse.said and "length_penalty" not in worse.advice, "it would pay even less for length"
     assert of_rollouts.reward_follows_length(history(length_correlation=[0.89] * 10), case()) is None
     assert of_rollouts.reward_follows_length(history(length_correlation=[0.95] * 9), case()) is None
     rare = [None] * 6 + [0.95] * 4

@@ -40,6 +40,8 @@ def test_without_a_target_the_limit_is_absolute():
 def test_an_estimated_kl_below_zero_is_no_kl():
     assert "generation_kwargs" in of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), case()).advice
     assert of_updates.kl_negative(history(kl=[-0.09, -0.2, -0.3]), case()) is None
+    taken = case(estimates_kl=False)
+    assert of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), taken) is None, "the advice was followed"
 
 
 @pytest.mark.parametrize(("first", "later", "limit"), [(2.0, 0.03, 0.04), (0.1, 0.009, 0.01)])
@@ -50,16 +52,50 @@ def test_entropy_is_held_against_its_start_and_an_absolute_limit(first, later, l
     assert of_updates.entropy_collapse(history(entropy=[first, later, later, first]), case()) is None
 
 
-def test_a_value_loss_explodes_where_the_critic_is_worse_than_a_constant():
-    losses = [0.1, 0.2, 0.1, 0.1, 1.1, 1.2, 1.3] + [1.3] * 0
+def test_without_a_limit_no_entropy_is_too_small():
+    off = case(limits={"min_entropy": None, "min_entropy_share": None})
+    assert of_updates.entropy_collapse(history(entropy=[2.0] + [-1e-8] * 3), off) is None  # 0, up to rounding
+
+
+def test_who_is_certain_of_the_best_reward_with_another_text_for_each_prompt_is_done_not_ill():
+    solved = {"entropy": [2.0, 0.01, 0.01, 0.01], "reward_spread": [0.5, 0.0, 0.0, 0.0], "best_reward": 1.0}
+    solved["reward"] = [0.4, 1.0, 1.0, 1.0]
+    assert of_updates.entropy_collapse(history(**solved, duplicates=0.5), case()) is None
+    assert of_updates.entropy_collapse(history(**solved, duplicates=0.6), case()) is not None, "one text for most"
+    assert of_updates.entropy_collapse(history(**solved, duplicates=None), case()) is not None, "one prompt"
+    solved["best_reward"] = 1.5
+    assert of_updates.entropy_collapse(history(**solved, duplicates=0.5), case()) is not None, "there was better"
+
+
+def test_a_value_loss_explodes_where_it_exceeds_all_that_is_paid():
     long = [0.1] * 10 + [1.1, 1.2, 1.3]
-    assert (
-        "10 times its median before, 0.1"
-        in of_updates.value_error(history(value_loss=long, explained_variance=-0.5), case()).said
-    )
-    assert of_updates.value_error(history(value_loss=long, explained_variance=0.1), case()) is None, "returns grew"
-    assert of_updates.value_error(history(value_loss=[0.1] * 10 + [0.9] * 3, explained_variance=-0.5), case()) is None
-    assert of_updates.value_error(history(value_loss=losses, explained_variance=-0.5), case()) is None, "too early"
+    for explained in (-0.5, 0.1):  # of an exploded critic it is around 0: its returns have its values in them
+        found = of_updates.value_error(history(value_loss=long, explained_variance=explained), case())
+        assert "10 times its median before, 0.1" in found.said
+    paid = {"reward": [0.5] * 10 + [1.0] * 3, "reward_std": 0.2}
+    assert of_updates.value_error(history(value_loss=long, **paid), case()) is not None, "1.04 is paid at last"
+    paid["reward"] = [0.5] * 10 + [1.2] * 3
+    assert of_updates.value_error(history(value_loss=long, **paid), case()) is None, "returns grew"
+    assert of_updates.value_error(history(value_loss=long, kl_reward=-1.2), case()) is None, "by the KL"
+    assert of_updates.value_error(history(value_loss=[0.1] * 10 + [0.9] * 3), case()) is None
+    assert of_updates.value_error(history(value_loss=[0.1] * 4 + [1.1] * 3), case()) is None, "too early"
+
+
+def test_with_a_normed_reward_the_critic_errs_in_standard_deviations():
+    exploded = history(value_loss=[0.1] * 10 + [6.0] * 3)  # 0.5 ± 0.2 is 2.5 ± 1 then
+    assert of_updates.value_error(exploded, case()) is not None
+    assert of_updates.value_error(exploded, case(norm_reward=True)) is None
+    assert of_updates.value_error(history(value_loss=[0.1] * 10 + [7.5] * 3), case(norm_reward=True)) is not None
+
+
+def test_an_iteration_without_a_value_loss_does_not_mix_before_and_after():
+    holes = [0.1] * 2 + [None] * 7 + [0.1] + [2.0] * 3
+    assert of_updates.value_error(history(value_loss=holes), case()).evidence["before"] == 0.1
+
+
+@pytest.mark.parametrize("signs", [{"n_episodes": 7.0}, {"reward_spread": 0.0}, {"reward_spread": [0.5, 0.0] * 5}])
+def test_returns_without_variance_need_not_be_explained(signs):
+    assert of_updates.value_error(history(explained_variance=[-3.0] * 10, **signs), case()) is None
 
 
 def test_an_explained_variance_that_stays_far_below_zero_is_told_unless_it_gets_better():
@@ -90,4 +126,7 @@ def test_updates_that_change_nothing_are_told():
     assert of_updates.no_learning(history(grad_norm=[0.0, 0.0, 1e-9]), case()) is None
     assert "cg_damping" in of_updates.no_learning(history(step_taken=[0.0] * 3), case()).advice
     assert of_updates.no_learning(history(step_taken=[0.0, 1.0, 0.0]), case()) is None
+    left_out = history(step_taken=[0.0] * 3, skipped_steps=[1.0, 2.0, 3.0])
+    assert of_updates.no_learning(left_out, case()) is None, "no step was tried"
+    assert of_updates.no_learning(history(step_taken=[0.0] * 3, skipped_steps=[2.0] * 3), case()) is not None
     assert of_updates.no_learning(history(grad_norm=[0.0] * 3), case(limits={"no_learning": False})) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,18 @@ def test_logged_numbers_go_by_their_own_names_and_none_is_what_is_no_number():
     )
     assert (signs["entropy"], signs["value_loss"], signs["approx_kl"], signs["kl"]) == (2.0, 3.0, None, None)
     assert signs["reward_spread"] == 0.5 and signs["length_correlation"] is None
+
+
+def test_what_is_no_number_is_none_whatever_an_algorithm_logs():
+    odd = {
+        "train/value_loss": "high",
+        "ppo/clip_fraction": torch.ones(3),
+        "train/grad_norm": None,
+        "trpo/kl": torch.ones(1),
+    }
+    signs = signs_of(odd, episodes([[5, 1], [6, 1]], [[2], [3]]), [1.0, float("inf")])
+    names = ("value_loss", "clip_fraction", "grad_norm", "approx_kl", "best_reward", "reward_spread")
+    assert [signs[name] for name in names] == [None, None, None, 1.0, None, None]
 
 
 def test_the_most_frequent_response_is_counted_whatever_the_prompt_and_the_padding():
@@ -75,4 +89,19 @@ def test_examples_are_the_episodes_that_show_it(tiny_tokenizer):
     assert [(item["response"], item["reward"]) for item in same] == [("two two two", 2.0), ("two two two", 3.0)]
     ends = rollout_examples("reward_follows_length", tiny_tokenizer, batch, [1, 2, 3, 4])
     assert [item["tokens"] for item in ends] == [min(map(len, ids)), max(map(len, ids))]
+    short = dataclasses.replace(batch, terminated=torch.tensor([True, True, False, True]))
+    (cut,) = rollout_examples("all_truncated", tiny_tokenizer, short, [1, 2, 3, 4])
+    assert cut["reward"] == 3.0, "the one that was cut"
+    backwards = batch.select(torch.tensor([1, 0, 3, 2]))
+    (empty,) = rollout_examples("all_empty", tiny_tokenizer, backwards, [1, 2, 3, 4])
+    assert empty["tokens"] == min(map(len, ids))
     assert rollout_examples("ratio_gap", tiny_tokenizer, batch, [1, 2, 3, 4]) == []
+
+
+def test_an_example_of_near_twins_is_two_that_are_and_under_two_prompts(tiny_tokenizer):
+    text = list(range(10, 31))
+    last = [[*text[:-1], end] for end in (97, 98, 99)]
+    other = [list(range(start, start + 21)) for start in (40, 70)]
+    batch = episodes([other[0], last[0], last[1], other[1], last[2]], [[2], [3], [3], [4], [5]])
+    first, second = rollout_examples("duplicates", tiny_tokenizer, batch, [1, 2, 3, 4, 5])
+    assert (first["reward"], second["reward"]) == (2.0, 5.0)

@@ -17,7 +17,7 @@ from rl4lms_like.tracking import Tracker
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
-from rl4lms_like.training.doctor.watcher import ALARMS, Doctor, held_out_modes
+from rl4lms_like.training.doctor.watcher import ALARMS, Doctor, case_of, held_out_modes
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import resume, train_config
@@ -76,6 +76,7 @@ def told(folder):
 
 
 def test_a_constant_reward_is_told_once_with_an_example_everywhere(config, tmp_path, caplog):
+    config["env"]["n_envs"] = 8
     config["reward_fn"] = {"id": f"{__name__}:SameForAll"}
     with caplog.at_level(logging.WARNING, logger="rl4lms_like"):
         folder = started(config, tmp_path)
@@ -130,6 +131,52 @@ def test_a_ratio_off_one_is_told_by_the_doctor_alone(config, tmp_path, recwarn):
     with pytest.warns(UserWarning, match="ratio is off 1") as caught:
         started(config, tmp_path, "without")
     assert len([warning for warning in caught if "ratio is off 1" in str(warning.message)]) == 1
+
+
+class OneToken(SameForAll):
+    """What it says of answers that are labels."""
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return float(action % 2)
+
+
+def test_answers_of_one_token_are_not_cut(config, tmp_path):
+    config["reward_fn"] = {"id": f"{__name__}:OneToken"}
+    config["env"]["args"]["max_episode_length"] = 1
+    assert "all_truncated" not in told(started(config, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "step", "critic"),
+    [
+        ("ppo", "learning_rate or n_epochs", "critic_learning_rate or vf_coef"),
+        ("a2c", "learning_rate", "critic_learning_rate or vf_coef"),
+        ("trpo", "target_kl", "critic_learning_rate or vf_coef"),
+        ("stable_baselines3:PPO", "learning_rate or n_epochs", "vf_coef"),
+        ("stable_baselines3:A2C", "learning_rate", "vf_coef"),
+    ],
+)
+def test_advice_names_keys_that_the_algorithm_has(algorithm, step, critic, config):
+    config["alg"] |= {"id": algorithm, "args": {"n_steps": 8}}
+    case = case_of(assemble(parse_config(config)))
+    assert (case.step_keys, case.critic_keys) == (f"alg.args.{step}", f"alg.args.{critic}")
+
+
+def test_an_estimator_that_is_never_negative_and_a_normed_reward_are_known(config):
+    case = case_of(assemble(parse_config(config)))
+    assert case.estimates_kl and not case.norm_reward
+    config["alg"]["kl_div"] |= {"estimator": "k3", "norm_reward": True}
+    case = case_of(assemble(parse_config(config)))
+    assert case.norm_reward and not case.estimates_kl
+
+
+def test_a_doctor_that_fails_says_so_once_and_ends_no_run(config, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(ALARMS, "all_empty", lambda history, case: 1 / 0)
+    with caplog.at_level(logging.WARNING, logger="rl4lms_like"):
+        folder = started(config, tmp_path)
+    said = [record.getMessage() for record in caplog.records if "doctor failed" in record.getMessage()]
+    assert said == ["the run doctor failed in iteration 1: ZeroDivisionError: division by zero"]
+    assert len(lines(folder / "training_info.jsonl")) == 4
 
 
 def test_steps_that_are_left_out_are_told_and_counted(config, tmp_path, monkeypatch):
@@ -187,6 +234,23 @@ def test_a_run_that_goes_on_while_an_alarm_builds_up_tells_the_same(config, tmp_
     assert told(folder)["reward_constant"]["iteration"] == 3
     assert (folder / "alarms.jsonl").read_bytes() == (expected / "alarms.jsonl").read_bytes()
     assert files_of(folder) == files_of(expected)
+
+
+def test_a_run_that_goes_on_after_a_left_out_step_leaves_out_and_tells_the_same(config, tmp_path, monkeypatch):
+    config["alg"]["args"] |= {"non_finite": "skip", "batch_size": 8}
+    config["train_evaluation"] |= {"n_iters": 2, "save_every": 2, "save_model": True}
+    original = PPO.loss
+
+    def loss(self, minibatch):
+        terms = original(self, minibatch)
+        is_spoiled = self._n_updates == 3 and self.guard.skipped < 2
+        return terms._replace(value=terms.value * float("nan")) if is_spoiled else terms
+
+    monkeypatch.setattr(PPO, "loss", loss)
+    expected = started(config, tmp_path, "whole")
+    assert told(expected)["non_finite"]["evidence"] == {"skipped_steps": 2.0, "new": 2.0}
+    interrupted(config, tmp_path, at_minibatch, After(5))  # one of the two is left out
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
 
 
 def test_thresholds_may_change_when_a_run_goes_on(config, tmp_path):
@@ -252,6 +316,23 @@ def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_before_training(c
     ):
         started(config, tmp_path)
     assert not (tmp_path / "rl4lm_exps" / "run" / "training_info.jsonl").exists()
+
+
+def test_held_out_metrics_need_a_split_that_is_held_out(config, tmp_path, monkeypatch):
+    config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
+    run = assemble(parse_config(config))
+    monkeypatch.setitem(run.samples, "val", [])
+    with pytest.raises(ConfigError, match=r"doctor.held_out: the data pool has no samples for val"):
+        Doctor(run, None)
+
+
+def test_a_score_that_is_no_number_is_no_mark(config, tmp_path):
+    config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
+    doctor = doctor_of(config, tmp_path)
+    for epoch, score in enumerate([float("inf"), 3.0, float("nan")]):
+        doctor.saw_evaluation(epoch, "val", Evaluation({"length/words": score}, [], {}))
+    assert [mark.score for mark in doctor.history.held_out["length/words"].last] == [3.0]
+    doctor.tracker.done()
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

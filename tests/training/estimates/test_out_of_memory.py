@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 
 import numpy as np
 import pytest
@@ -78,6 +79,30 @@ def test_what_is_set_already_is_not_advised(full, tiny_config, tmp_path):
     assert not any(key in advice for key in ("checkpointing", "critic", "micro_batch_size"))
 
 
+def test_a_model_that_does_not_fit_is_no_damaged_model(full, tiny_config, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    full(AutoModelForCausalLM, "from_pretrained")
+    with pytest.raises(
+        OutOfMemoryError, match=r"out of memory in the loading: CUDA[^\n]*\n(?s:.*)kl_div.coeff: 0 \(with"
+    ):
+        run(tiny_config, tmp_path)
+
+
+def test_what_is_advised_of_the_reference_model_can_be_done(tiny_config):
+    """A coefficient of 0 with a target would be refused."""
+    tiny_config["alg"]["kl_div"] = {"coeff": 0}
+    parse_config(tiny_config)
+
+
+def test_a_gpu_that_cannot_even_say_how_full_it_is_hides_nothing(full, tiny_config, tmp_path, monkeypatch):
+    full(LMActorCriticPolicy, "evaluate_actions", at_call=3)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: torch.zeros(-1))
+    with pytest.raises(OutOfMemoryError, match=r"(?s)in the update: CUDA.*needs less: "):
+        run(tiny_config, tmp_path)
+
+
 def test_such_a_run_goes_on_where_it_was(full, tiny_config, tmp_path):
     full(LMActorCriticPolicy, "evaluate_actions", at_call=5)
     with pytest.raises(OutOfMemoryError):
@@ -102,8 +127,13 @@ def test_a_supervised_run_says_the_same(full, tiny_gpt2_dir, tmp_path):
 
 @pytest.mark.parametrize(
     "exhaust",
-    [lambda: torch.empty(2**52, dtype=torch.uint8), lambda: np.zeros(2**52, dtype="u1"), lambda: b"x" * 2**60],
-    ids=["torch", "numpy", "python"],
+    [
+        lambda: torch.empty(2**52, dtype=torch.uint8),
+        lambda: np.zeros(2**52, dtype="u1"),
+        lambda: b"x" * 2**60,
+        lambda: mmap.mmap(-1, 2**60),
+    ],
+    ids=["torch", "numpy", "python", "system"],
 )
 def test_main_memory_runs_out_in_words_too(exhaust):
     with pytest.raises(OutOfMemoryError, match="out of memory in the scoring: "), in_part("scoring"):

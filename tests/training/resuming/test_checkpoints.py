@@ -10,6 +10,7 @@ import random
 import shutil
 import stat
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,7 @@ from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.resuming.checkpoints import TrainingState, read_checkpoint, write_checkpoint
 from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption
+from rl4lms_like.training.resuming.states import load_random, random_state
 from rl4lms_like.training.run import resume
 from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.training.resuming.test_resume import Stateful, StoppedError, blocks, files_of, started, stop_after
@@ -82,6 +84,22 @@ def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path):
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True)
 
 
+def test_the_global_generators_go_on_where_they_were():
+    def drawn():
+        return random.random(), random.gauss(0, 1), np.random.standard_normal(), float(torch.rand(()))
+
+    before = random_state()
+    try:
+        random.gauss(0, 1), np.random.standard_normal()  # both keep a second number for the next call
+        tensors, numbers = random_state()
+        expected = drawn()
+        saved = {name.removeprefix("random."): tensor.clone() for name, tensor in tensors.items()}
+        load_random(json.loads(json.dumps(numbers)), saved)
+        assert drawn() == expected
+    finally:
+        load_random(before[1], {name.removeprefix("random."): tensor for name, tensor in before[0].items()})
+
+
 def test_checkpoints_stand_in_the_order_of_their_numbers(tmp_path):
     base = tmp_path / "checkpoints"
     for iteration in (99_998, 99_999, 100_000):
@@ -99,6 +117,17 @@ def test_a_users_copy_of_a_checkpoint_is_neither_taken_nor_emptied(tmp_path):
     assert checkpoints.newest_checkpoint(tmp_path).name == "iteration_00003"
     assert (base / "iteration_00002" / checkpoints.STATE).is_file()
     read_checkpoint(copied)
+
+
+def test_what_a_killed_process_was_just_saving_is_removed_when_the_run_goes_on(tmp_path):
+    ours = ("interrupted_00003.partial", "iteration_4.partial", "checkpoint-5.partial", "interrupted_00003.replaced")
+    for name in (*ours, "interrupted_00003", "mine.partial", "iteration_00004.copy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+    checkpoints.forget_later(tmp_path, 3, interrupted=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "interrupted_00003", "iteration_00004.copy", "mine.partial"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("culprit", ["model", "tensors", "rename"])

@@ -266,6 +266,49 @@ def test_an_error_between_two_steps_loses_none_and_one_within_a_step_is_not_gone
     assert (left / "model.safetensors").is_file() and not (left / checkpoints.MANIFEST).exists()
 
 
+def test_what_a_run_goes_on_from_stays_where_it_fails_before_there_is_more(whole, tmp_path, tiny_gpt2_dir):
+    """As one whose memory runs out in the same minibatch again, and one that fails within the next step."""
+
+    def fail():
+        raise ZeroDivisionError
+
+    def within_step(patch, act):
+        at_call(patch, PPO, "_weights_change", act)
+
+    folder = stopped(short("causal", tiny_gpt2_dir, "ppo"), tmp_path, at_minibatch, After(2))
+    for where in (at_minibatch, within_step):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+            where(patch, After(1, fail))
+            resume(folder, quiet=True)
+        assert resumption(folder).checkpoint.name == "interrupted_00000"
+    assert files_of(resume(folder, quiet=True)) == files_of(whole())
+
+
+@pytest.mark.parametrize(("rename", "is_done", "left"), [(1, False, "old"), (1, True, "old"), (2, True, "new")])
+def test_stopped_while_it_saves_again_one_of_the_two_is_there_whole(rename, is_done, left, tmp_path, monkeypatch):
+    """A second Ctrl-C, within an update that was stopped before."""
+
+    def write(content):
+        return lambda folder: (folder.mkdir(), (folder / "weights").write_text(content))
+
+    renamed, replace = [], os.replace
+
+    def stop(*places):
+        renamed.append(places)
+        if len(renamed) != rename or is_done:
+            replace(*places)
+        if len(renamed) == rename:
+            raise KeyboardInterrupt
+
+    folder = checkpoints.write_folder(tmp_path / "interrupted_00003", write("old"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", stop)
+        checkpoints.write_folder(folder, write("new"))
+    assert (folder / "weights").read_text() == left
+    checkpoints.write_folder(folder, write("newest"))
+    assert [path.name for path in tmp_path.iterdir()] == ["interrupted_00003"]
+
+
 def test_without_save_model_nothing_is_saved_and_that_is_said(tmp_path, tiny_gpt2_dir):
     mapping = short("causal", tiny_gpt2_dir, "ppo")
     mapping["train_evaluation"]["save_model"] = False
@@ -303,10 +346,17 @@ def stopped_late(tmp_path, tiny_gpt2_dir):
 def test_from_an_older_checkpoint_what_was_interrupted_is_forgotten(stopped_late):
     folder = stopped_late
     assert resumption(folder).checkpoint.name == "interrupted_00003"
+    older = folder / "checkpoints" / "iteration_00002"
+    written = (older / checkpoints.MANIFEST).stat().st_mtime_ns
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         in_rollout(patch, After(1))
-        resume(folder / "checkpoints" / "iteration_00002", quiet=True)
-    assert resumption(folder).checkpoint.name == "iteration_00002"
+        resume(older, quiet=True)
+    assert resumption(folder).checkpoint == older
+    assert (older / checkpoints.MANIFEST).stat().st_mtime_ns == written, "it is there already"
+
+
+def test_at_the_end_of_the_run_what_was_interrupted_is_gone(stopped_late):
+    assert saved_in(resume(stopped_late, quiet=True)) == ["iteration_00002"]
 
 
 def test_damaged_it_is_refused_and_the_checkpoint_before_it_offered(stopped_late):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,16 +12,18 @@ import sys
 import time
 
 import pytest
+import torch
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import CheckpointError, ConfigError
+from rl4lms_like.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.resuming.checkpoints import read_checkpoint
-from rl4lms_like.training.resuming.resume import resumption
+from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption, rounding_notices
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.conftest import REPOSITORY
@@ -176,6 +179,19 @@ def test_an_older_checkpoint_by_name_leads_to_the_same_end(stopped, whole):
     assert files_of(folder) == files_of(whole("causal", "ppo")[1])
 
 
+def test_killed_while_it_goes_back_it_goes_on_from_there(stopped, monkeypatch):
+    older, original = stopped / "checkpoints" / "iteration_00002", Tracker.cut_files
+
+    def cut_and_end(self, sizes):
+        original(self, sizes)
+        raise StoppedError
+
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(Tracker, "cut_files", cut_and_end)
+        resume(older, quiet=True)
+    assert resumption(stopped).checkpoint == older
+
+
 def test_a_finished_run_only_ends_again(whole, tmp_path):
     _, expected = whole("causal", "ppo")
     copy = tmp_path / "project" / "copy"
@@ -306,6 +322,57 @@ def test_a_run_that_ends_early_says_how_it_goes_on(stopped):
     assert f"it goes on after iteration_00004: rl4lms-like train --resume {stopped}" in log
     saved = sorted(path.name for path in (stopped / "checkpoints").iterdir())
     assert saved == ["iteration_00002", "iteration_00004"], "the last holds all of it already"
+
+
+def test_where_the_memory_ran_out_the_keys_that_need_less_of_it_may_change(tmp_path, monkeypatch, tiny_gpt2_dir):
+    """On the way `micro_batch_size` and `gradient_checkpointing` change; numbers then differ by rounding only."""
+    from rl4lms_like.policies.base import LMActorCriticPolicy
+
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["train_evaluation"] |= {"n_iters": 2, "eval_every": 9}
+    roomy = started(mapping, tmp_path, "roomy")
+    original = LMActorCriticPolicy.evaluate_actions
+
+    def evaluate_actions(self, episodes, actions=None):  # without actions a rollout is scored
+        keeps_activations = torch.is_grad_enabled() and not self.training  # making them anew needs that mode
+        if actions is not None and (len(actions) > 20 or keeps_activations):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(self, episodes, actions)
+
+    monkeypatch.setattr(LMActorCriticPolicy, "evaluate_actions", evaluate_actions)
+    with pytest.raises(OutOfMemoryError):
+        started(mapping, tmp_path)
+    folder = tmp_path / "rl4lm_exps" / "run"
+    said = "add --set alg.args.micro_batch_size=... or --set alg.policy.args.gradient_checkpointing=...; the other keys"
+    assert said in (folder / "log.txt").read_text()
+    with pytest.raises(OutOfMemoryError):
+        resume(folder, overrides=["alg.args.micro_batch_size=16"], quiet=True)
+    mapping["alg"]["args"] = ALGORITHMS["ppo"] | {"micro_batch_size": 16}
+    mapping["alg"]["policy"]["args"]["gradient_checkpointing"] = True
+    assert started(mapping, tmp_path) == folder
+    log = (folder / "log.txt").read_text()
+    assert "alg.args.micro_batch_size is 16 from here on, it was null: from here on numbers may differ" in log
+    assert "alg.policy.args.gradient_checkpointing is true from here on, it was null" in log
+    assert json.loads((folder / "config.json").read_text())["alg"]["args"]["micro_batch_size"] == 16
+    numbers, expected = (
+        [json.loads(line) for line in (run / "training_info.jsonl").read_text().splitlines()] for run in (folder, roomy)
+    )
+    for line, whole in zip(numbers, expected, strict=True):
+        for key in ("ppo/loss", "ppo/approx_kl", "train/grad_norm", "train/n_updates"):
+            assert line[key] == pytest.approx(whole[key], rel=1e-3, abs=1e-6)
+
+
+def test_the_docs_page_names_every_key_that_may_change():
+    page = (REPOSITORY / "docs" / "resume.md").read_text(encoding="utf-8")
+    named = {name for words in re.findall(r"`([\w.]+)`", page) for name in (words, words.rpartition(".")[2])}
+    assert {key.rpartition(".")[2] for key in MAY_CHANGE} <= named
+
+
+def test_a_run_that_goes_on_as_it_was_is_told_of_no_rounding():
+    before = {"n_threads": 2, "alg": {"args": {}, "policy": {"args": {}}}}
+    explicit = {"args": {"micro_batch_size": None}, "policy": {"args": {"gradient_checkpointing": False}}}
+    assert rounding_notices(before, {**before, "alg": explicit}) == []
+    assert [notice.split()[0] for notice in rounding_notices(before, {**before, "n_threads": 3})] == ["n_threads"]
 
 
 @pytest.mark.slow

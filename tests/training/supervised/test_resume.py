@@ -111,6 +111,45 @@ def test_a_signal_saves_what_the_run_goes_on_from(step, whole, tmp_path, monkeyp
     assert files_of(folder) == files_of(expected)
 
 
+def test_what_it_goes_on_from_stays_where_it_fails_or_is_stopped_before_there_is_more(whole, tmp_path, monkeypatch):
+    mapping, expected = whole("causal")
+    folder = stopped(mapping, tmp_path, 3, monkeypatch, signal.SIGTERM)
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(ReferenceTrainer, "training_step", fails)
+        resume(folder, quiet=True)
+    assert newest_checkpoint(folder).name == "interrupted_00004"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(supervised.Reporter, "on_train_begin", stops_after(supervised.Reporter.on_train_begin))
+        resume(folder, quiet=True)
+    assert newest_checkpoint(folder).name == "interrupted_00004"
+    assert files_of(resume(folder, quiet=True)) == files_of(expected)
+
+
+def fails(*arguments, **named):
+    raise StoppedError
+
+
+def stops_after(original):
+    def called(*arguments, **named):
+        original(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return called
+
+
+def test_activations_may_be_made_anew_from_some_step_on_and_that_is_said(whole, tmp_path, monkeypatch):
+    mapping, expected = whole("causal")
+    folder = stopped(mapping, tmp_path, 3, monkeypatch, signal.SIGTERM)
+    resume(folder, overrides=["alg.training_args.gradient_checkpointing=true"], quiet=True)
+    said = "alg.training_args.gradient_checkpointing is true from here on, it was null: from here on numbers may differ"
+    assert said in (folder / "log.txt").read_text()
+    losses = [
+        [json.loads(line).get("supervised/loss") for line in (run / "training_info.jsonl").read_text().splitlines()]
+        for run in (folder, expected)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 VARIANTS = {
     "adapters": {"alg": {"peft": {"r": 2, "lora_dropout": 0.1}}},
     "saved by epoch": {"save_strategy": "epoch"},
