@@ -119,6 +119,7 @@ def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int, by: s
         if process.returncode == 0:
             break  # it was about to end
         expected = {-KILL if each == KILL else 130 for each in signals}
+        expected |= {-each for each in signals[1:]}  # it found the interpreter at its end, which hears nothing more
         if process.returncode not in expected or b"Traceback" in error:
             raise SystemExit(f"{cell} ended with status {process.returncode}:\n{error.decode()}")
         done += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -281,18 +282,39 @@ def test_an_interruption_is_status_130(calls, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_an_interruption_is_status_130_where_nobody_reads_the_output_too():
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("KeyboardInterrupt()", 130), ("RL4LMsLikeError('the reward failed')", 1), ("OSError(5, 'of the system')", 1)],
+    ids=["interrupted", "an error of ours", "an error of the system"],
+)
+def test_the_status_counts_where_nobody_reads_the_output_too(error, status):
     """As after `train ... 2>&1 | tee log.txt`, where Ctrl-C ends both."""
     code = (
-        "import sys; from rl4lms_like import cli; print('begun', flush=True); sys.stdin.read()\n"
-        "def stopped(options): raise KeyboardInterrupt\n"
-        "cli.COMMANDS['list'] = stopped; sys.exit(cli.main(['list', 'rewards']))"
+        "import sys; from rl4lms_like import cli; from rl4lms_like.core.errors import RL4LMsLikeError\n"
+        f"def failing(options): raise {error}\n"
+        "print('begun', flush=True); sys.stdin.read()\n"
+        "cli.COMMANDS['list'] = failing; sys.exit(cli.main(['list', 'rewards']))"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-u", "-c", code], **pipes) as process:
         assert process.stdout.readline() == b"begun\n"
         process.stdout.close()
         process.stdin.close()
+        assert process.wait(60) == status
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_second_signal_ends_a_program_that_does_not_come_to_its_end(second):
+    """A thread of somebody's keeps it, for instance; nothing is left to save."""
+    code = (
+        "import sys, threading, time; from rl4lms_like import cli\n"
+        "def stopped(options): raise KeyboardInterrupt\n"
+        "threading.Thread(target=time.sleep, args=(300,)).start()\n"
+        "cli.COMMANDS['list'] = stopped; sys.argv = ['rl4lms-like', 'list', 'rewards']; sys.exit(cli.main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as process:
+        assert process.stderr.readline() == b"interrupted\n"
+        process.send_signal(second)
         assert process.wait(60) == 130
 
 

@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             _end_despite_threads()
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        _say_interrupted()
+        if argv is None:
+            _end_at_once_by_another()
+        _say("interrupted\n")
         return 130
     except BrokenPipeError as error:
         if not _is_stdout_gone():
@@ -65,19 +67,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str) -> None:
-    """Prints what went wrong, without secrets, and without what would steer the terminal."""
-    sys.stderr.write(printable(without_secrets(message)))
+    """Prints what went wrong, without secrets, and without what would steer the terminal, to whoever is there.
 
-
-def _say_interrupted() -> None:
-    """To whoever is there: Ctrl-C ends `| tee` too, and the exit status counts all the same."""
+    Nobody is where Ctrl-C ended `| tee` too; the exit status counts all the same.
+    """
     try:
-        print("interrupted", file=sys.stderr, flush=True)
+        sys.stderr.write(printable(without_secrets(message)))
+        sys.stderr.flush()
         sys.stdout.flush()
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)
+
+
+def _end_at_once_by_another() -> None:
+    """From here on there is nothing to save: another signal ends the program with the status of the first."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, lambda number, frame: os._exit(130))
 
 
 def _end_despite_threads() -> None:

@@ -225,6 +225,8 @@ class Tracker:
             ours = isinstance(error, RL4LMsLikeError | KeyboardInterrupt) and not isinstance(error, ComponentError)
             said = "the run ended early: %s: %s"
             logger.error(said, type(error).__name__, error, extra=FILE_ONLY, exc_info=None if ours else error)
+            for sink in self._sinks:
+                self._try(sink, "ended_early", error)
         self.done()
 
     def _keep_texts(self, error: ComponentError) -> None:

@@ -58,5 +58,8 @@ class Sink:
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
         """The split's texts: `sample_id`, `prompt_text`, `generated_text`, `ref_text` and one score per metric key."""
 
+    def ended_early(self, error: BaseException) -> None:
+        """The run ends by an error, or by Ctrl-C; `close` follows."""
+
     def close(self) -> None:
         """The run is over, finished or not."""

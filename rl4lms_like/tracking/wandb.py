@@ -38,6 +38,7 @@ class WandbSink(Sink):
     def __init__(self) -> None:
         self._wandb = import_extra("wandb", extra="wandb", needed_by="logging to Weights & Biases")
         self._run: Any = None
+        self._exit_code = 0
 
     def open(self, run: RunDescription) -> None:
         """Begins a run of its own in the service, or goes on with that of a run that was stopped.
@@ -86,9 +87,13 @@ class WandbSink(Sink):
         table = self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
         self._run.log({f"{split_name}_predictions_at_epoch_{epoch}": table})
 
+    def ended_early(self, error: BaseException) -> None:
+        self._exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+
     def close(self) -> None:
+        """A run that ended early is marked as failed there, until it goes on."""
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=self._exit_code)
 
 
 def _place(run: RunDescription) -> str:

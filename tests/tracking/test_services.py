@@ -28,6 +28,7 @@ class FakeRun:
         self.logged: list[dict] = []
         self.axes: dict[str, str] = {}
         self.finished = False
+        self.exit_code: int | None = None
 
     def define_metric(self, name: str, step_metric: str) -> None:
         self.axes[name] = step_metric
@@ -35,8 +36,8 @@ class FakeRun:
     def log(self, values: dict) -> None:
         self.logged.append(values)
 
-    def finish(self) -> None:
-        self.finished = True
+    def finish(self, exit_code: int | None = None) -> None:
+        self.finished, self.exit_code = True, exit_code
 
 
 class FakeWandb:
@@ -75,7 +76,16 @@ def test_wandb_gets_rl4lms_names(tmp_path, monkeypatch):
     columns = ["sample_id", "prompt_text", "generated_text", "family/score"]
     assert predictions == {"val_predictions_at_epoch_1": (columns, [[0, "p", "g", "n/a"]])}
     assert run.axes["ppo/*"] == "iteration" and run.axes["val/family/score"] == "epoch"
-    assert run.finished
+    assert run.finished and run.exit_code == 0
+
+
+@pytest.mark.parametrize(("error", "exit_code"), [(ValueError(), 1), (KeyboardInterrupt(), 130)])
+def test_wandb_hears_that_a_run_ended_early(error, exit_code, tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with pytest.raises(type(error)), Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True):
+        raise error
+    assert wandb.runs[0].finished and wandb.runs[0].exit_code == exit_code
 
 
 def test_a_run_that_goes_on_goes_on_in_wandb_too(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,9 @@ def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
         "random.torch": torch.get_rng_state(),
         "random.numpy": torch.from_numpy(np.asarray(keys, dtype=np.uint32).view(np.int32).copy()),
     }
-    tensors |= {f"random.cuda.{index}": state for index, state in _cuda_states()}
+    for kind_of_device, module in _devices().items():
+        for index, state in enumerate(_states_of(module)):
+            tensors[f"random.{kind_of_device}.{index}"] = state
     numbers = {
         "python": [version, list(words), gauss],
         "numpy": [str(kind), int(position), int(has_gauss), float(cached)],
@@ -125,11 +127,22 @@ def load_random(numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     kind, position, has_gauss, cached = numbers["numpy"]
     np.random.set_state((kind, tensors["numpy"].numpy().view(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(tensors["torch"])
-    for index, _ in _cuda_states():
-        if f"cuda.{index}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
+    for kind_of_device, module in _devices().items():
+        for index in range(len(_states_of(module))):
+            if f"{kind_of_device}.{index}" in tensors:
+                module.set_rng_state(tensors[f"{kind_of_device}.{index}"], index)
 
 
-def _cuda_states() -> Iterator[tuple[int, Tensor]]:
-    if torch.cuda.is_initialized():
-        yield from enumerate(torch.cuda.get_rng_state_all())
+def _devices() -> dict[str, Any]:
+    """Kinds of accelerators that this process may have drawn on, and torch's module for each."""
+    found: dict[str, Any] = {}
+    for kind in ("cuda", "xpu"):
+        module = torch.get_device_module(kind)
+        if module.is_initialized():
+            found[kind] = module
+    return found | ({"mps": torch.mps} if torch.backends.mps.is_available() else {})
+
+
+def _states_of(module: Any) -> list[Tensor]:
+    """The state of each of its generators; an Apple machine has one GPU."""
+    return list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]

@@ -1,0 +1,52 @@
+"""The states of optimizers and random generators, taken out and put back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl4lms_like.training.resuming import states
+
+
+class Accelerator:
+    """torch's module for a kind of device: one generator each."""
+
+    def __init__(self, n_devices: int) -> None:
+        self.generators = [torch.Generator().manual_seed(index) for index in range(n_devices)]
+
+    def get_rng_state(self, device: int = 0) -> torch.Tensor:
+        return self.generators[device].get_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: int = 0) -> None:
+        self.generators[device].set_state(state)
+
+    def draws(self) -> list[float]:
+        return [torch.rand(1, generator=generator).item() for generator in self.generators]
+
+
+class SeveralDevices(Accelerator):
+    """One that can have several devices, as CUDA; Apple's cannot."""
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self.generators]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_the_generators_of_an_accelerator_go_on(kind, monkeypatch):
+    device = Accelerator(1) if kind == "mps" else SeveralDevices(2)
+    monkeypatch.setattr(states, "_devices", lambda: {kind: device})
+    tensors, numbers = states.random_state()
+    expected = device.draws()
+    states.load_random(numbers, {name.removeprefix("random."): tensor for name, tensor in tensors.items()})
+    assert device.draws() == expected
+    assert {name for name in tensors if kind in name} == {
+        f"random.{kind}.{index}" for index in range(len(device.generators))
+    }
+
+
+def test_a_state_of_another_machine_leaves_the_accelerator_as_it_is(monkeypatch):
+    tensors, numbers = states.random_state()
+    device = SeveralDevices(1)
+    monkeypatch.setattr(states, "_devices", lambda: {"cuda": device})
+    states.load_random(numbers, {name.removeprefix("random."): tensor for name, tensor in tensors.items()})
+    assert device.draws() == SeveralDevices(1).draws()
