@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_PATIENCE_S = 0.1
+"""Until work that was cancelled is cancelled again."""
+
 
 class EventLoop:
     """Runs coroutines of threads that have no loop of their own; starts at the first, in each process anew.
@@ -68,8 +71,10 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[T]]], at_once: int) ->
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:
-            task.cancel()
+        while left := [task for task in tasks if not task.done()]:
+            for task in left:
+                task.cancel()  # again: before Python 3.12 `wait_for` forgets it where its work was just done
+            await asyncio.wait(left, timeout=_PATIENCE_S)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

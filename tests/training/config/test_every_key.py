@@ -282,7 +282,7 @@ RUN: dict[str, Row | Silent] = {
     "doctor.min_entropy_share": Row(0.1, see.alarms(entropy=[9.0] + [0.02] * 14)),
     "doctor.min_reward_spread": Row(None, _SICK),
     "doctor.max_value_loss_growth": Row(5.0, _SICK),
-    "doctor.min_explained_variance": Row(None, see.alarms(value_loss=0.1)),
+    "doctor.min_explained_variance": Row(None, see.alarms(value_loss=0.1, reward_spread=0.5)),
     "doctor.max_truncated_share": Row(None, _SICK),
     "doctor.max_empty_share": Row(None, _SICK),
     "doctor.max_duplicate_share": Row(None, _SICK),
