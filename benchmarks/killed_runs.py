@@ -221,14 +221,16 @@ def main() -> int:
             cell = cells[index]
             folder = base / cell.replace("/", "_")
             folder.mkdir()
-            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, options.seed + index, options.by)
+            seed = options.seed + CELLS.index(cell)
+            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, seed, options.by)
             shutil.rmtree(folder)
             print(cell, json.dumps(results[cell]), flush=True)
 
         with ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(run, range(len(cells))))
     known = json.loads(options.output.read_text()) if options.output.is_file() else {}
-    found = known | {options.by: {"seed": options.seed, "cells": results}}
+    cells_before = known.get(options.by, {}).get("cells", {})
+    found = known | {options.by: {"seed": options.seed, "cells": cells_before | results}}
     options.output.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     return int(any(cell["differ"] for cell in results.values()))
 

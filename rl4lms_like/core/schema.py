@@ -154,8 +154,8 @@ def check_value(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mista
     """
     origin = typing.get_origin(annotation)
     block = _block_of(annotation)
-    if block is not None and value is None and block is not annotation:
-        return None, []
+    if block is not None and block is not annotation and (value is None or isinstance(value, block)):
+        return value, []
     if block is not None:
         return _check_block({} if value is None else value, block, path)
     if origin in (dict, list) and value is None:

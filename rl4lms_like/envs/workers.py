@@ -182,9 +182,9 @@ class RewardWorkers:
         """Ends the processes, whatever they are doing, and what they have started; the next chunk starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            for process in list((pool._processes or {}).values()):
+            for group, process in list((pool._processes or {}).items()):
                 with suppress(AttributeError, OSError):  # no such groups; none by now, or not yet
-                    os.killpg(process.pid or 0, signal.SIGKILL)
+                    os.killpg(group, signal.SIGKILL)
                 process.kill()
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -241,6 +241,8 @@ def _receive(payload: bytes, environment: dict[str, str], since: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the run decides what it means
     with suppress(AttributeError, OSError):  # Windows
         os.setpgid(0, 0)  # a group of its own: what it starts ends with it
+        for each in (signal.SIGTTIN, signal.SIGTTOU):  # a terminal stops such a group where it reads, or even writes
+            signal.signal(each, signal.SIG_IGN)
     os.environ.update(environment)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _payload, _since = payload, since

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_PATIENCE_S = 0.1
+_PATIENCE_S = 1.0
 """Until work that was cancelled is cancelled again."""
 
 
@@ -80,6 +80,11 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[T]]], at_once: int) ->
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     try:
-        loop.run_forever()
+        while True:
+            try:
+                loop.run_forever()
+            except (KeyboardInterrupt, SystemExit):  # of the work, and told to whoever waits for it; others do too
+                continue
+            break
     finally:
         loop.close()

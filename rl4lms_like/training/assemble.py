@@ -122,12 +122,14 @@ def build_datapool(config: ComponentConfig, split: str) -> Any:
     """One split of a config's `datapool` block.
 
     Raises:
-        DataPoolError: it could not be prepared, or has no samples; says which pool and split.
+        DataPoolError: it could not be prepared, or has something else than samples; says which pool and split.
     """
     of_split = f"the split {split!r} of the data pool {config.id!r}"
     try:
         pool = DATA_POOLS.get(config.id, {"split": split, **config.args})
         wrong = next((entry for entry in pool if not _is_entry(entry)), None)
+    except DataPoolError as error:
+        raise DataPoolError(f"{of_split}: {error}") from error
     except (RL4LMsLikeError, KeyboardInterrupt):
         raise
     except BaseException as error:

@@ -88,6 +88,7 @@ def test_the_keys_of_a_block_that_may_be_null_are_told_one_by_one():
     good = Best(metric="bleu", mode="max")
     assert check_value({"metric": "bleu", "mode": "max"}, Best | None, "b") == (good, [])
     assert check_value(None, Best | None, "b") == (None, [])
+    assert check_value(good, Best | None, "b") == (good, []), "of a component that Python makes"
     _, mistakes = check_value({"metrik": "bleu", "mode": "most"}, Best | None, "b")
     assert [str(mistake) for mistake in mistakes] == [
         "b.metrik: unknown key; did you mean 'metric'?",

@@ -72,8 +72,9 @@ class Sick(RewardFunction):
 
 class ReadsItsProcess(RewardFunction):
     def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
-        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        return float(os.environ["RL4LMS_LIKE_OF_A_TEST"]) if is_ignored else -1.0
+        of_a_terminal = [getattr(signal, name, None) for name in ("SIGINT", "SIGTTIN", "SIGTTOU")]
+        are_ignored = all(signal.getsignal(each) is signal.SIG_IGN for each in of_a_terminal if each)
+        return float(os.environ["RL4LMS_LIKE_OF_A_TEST"]) if are_ignored else -1.0
 
 
 class GivesUpInSilence(RewardFunction):
@@ -158,8 +159,11 @@ def test_workers_are_other_processes_and_end_with_the_environment(make_env, batc
     assert processes and not any(process.is_alive() for process in processes)
 
 
-def test_a_worker_has_the_environment_of_now_and_leaves_ctrl_c_to_the_run(make_env, batch_of, monkeypatch):
-    """The server that forks it began with an earlier environment; a terminal's Ctrl-C goes to all processes."""
+def test_a_worker_has_the_environment_of_now_and_no_terminal_stops_it(make_env, batch_of, monkeypatch):
+    """The server that forks it began with an earlier environment; a terminal's Ctrl-C goes to all processes.
+
+    Where a process that is not in the foreground writes (`stty tostop`) or reads, a terminal stops it: for ever.
+    """
     if "forkserver" in multiprocessing.get_all_start_methods():
         forkserver.ensure_running()
     monkeypatch.setenv("RL4LMS_LIKE_OF_A_TEST", "7")

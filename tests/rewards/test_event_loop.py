@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from functools import partial
 
 import pytest
 
-from rl4lms_like.rewards.event_loop import gathered
+from rl4lms_like.rewards.event_loop import EventLoop, gathered
 
 
 async def work_that_forgets_to_be_cancelled() -> None:
@@ -28,3 +30,30 @@ def test_the_first_failure_ends_the_others_even_if_they_do_not_hear_it_at_once()
 
     with pytest.raises(ValueError, match="of one"):
         asyncio.run(both())
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_work_that_exits_is_told_to_its_caller_and_the_loop_goes_on(kind):
+    async def ends():
+        raise kind("of one")
+
+    async def within(*calls):
+        return await gathered([partial(asyncio.wait_for, call(), 30) for call in calls], 2)
+
+    async def fine():
+        return "fine"
+
+    loop = EventLoop("of the test")
+    told = []
+
+    def ask():
+        for calls in ([ends, fine], [fine]):
+            try:
+                told.append(loop.run(within(*calls)))
+            except BaseException as error:
+                told.append(error)
+
+    caller = threading.Thread(target=ask, daemon=True)
+    caller.start()
+    caller.join(30)
+    assert [type(each) for each in told] == [kind, list]

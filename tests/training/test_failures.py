@@ -111,6 +111,12 @@ def test_a_damaged_model_folder_is_named(broken, tiny_config, tiny_gpt2_dir, tmp
         run(tiny_config, tmp_path)
 
 
+def test_a_pool_without_its_file_is_named(tiny_config, tmp_path):
+    tiny_config["datapool"] = {"id": "jsonl", "args": {"path": "0", "prompt_column": "text"}}
+    with pytest.raises(DataPoolError, match="the split 'train' of the data pool 'jsonl': cannot read 0: No such file"):
+        run(tiny_config, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -145,7 +145,7 @@ def _constructed(text: str) -> tuple[Any, list[Mistake]]:
     except RecursionError as error:
         raise ValueError(f"not valid YAML: {_TOO_DEEP}") from error
     # What its constructors raise of `!!int ''`, `!!bool x` and the like is not PyYAML's own.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(_syntax(error)) from error
 
 

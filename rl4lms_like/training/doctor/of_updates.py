@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from rl4lms_like.rollouts.collector import EQUAL
 from rl4lms_like.training.doctor.findings import Case, Finding, all_above, all_below, listed
 from rl4lms_like.training.doctor.history import History
 from rl4lms_like.training.doctor.of_rollouts import is_solved
@@ -152,7 +153,7 @@ def _mean_square(signs: Signs, case: Case) -> float | None:
     if reward is None or spread is None:
         return None
     kl = [signs.get(name) or 0.0 for name in ("kl_reward", "kl_reward_std")]
-    unit = spread if case.norm_reward and spread else 1.0
+    unit = spread if case.norm_reward and spread > EQUAL * abs(reward) else 1.0
     return math.fsum(part**2 for part in (reward / unit, spread / unit, *kl))
 
 

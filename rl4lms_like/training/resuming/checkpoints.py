@@ -201,11 +201,14 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
     """Takes the training state of later checkpoints away: a run that goes on from here writes its own.
 
     Of those up to here, so many stay as `write_checkpoint` keeps: a process that was killed had no time to remove them.
-    What it was just writing is removed likewise. `interrupted` says that the run goes on from what it saved when it
-    ended early.
+    What it was just writing, or taking away, is removed likewise. `interrupted` says that the run goes on from what it
+    saved when it ended early.
     """
-    for left in [path for path in base.glob("*") if _LEFT.fullmatch(path.name) and path.is_dir()]:
-        shutil.rmtree(left)
+    for left in [path for path in base.glob("*") if path.is_dir()]:
+        if _LEFT.fullmatch(left.name):
+            shutil.rmtree(left)
+        elif _place(left) and not (left / MANIFEST).is_file():
+            _take_state_away(left)
     for later in _with_state(base):
         if _place(later) > (iteration, interrupted):  # type: ignore[operator]
             _take_state_away(later)

@@ -102,8 +102,9 @@ LAUGHS = "a: [&l0 [x], " + ", ".join(f"&l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" 
         ("a: !!bool x", "not valid YAML"),
         ("a: !!timestamp x", "not valid YAML"),
         ("a: 2022-13-45", "not valid YAML: month must be"),
+        (f"a: {':'.join('1' * 200)}.5", "not valid YAML"),
     ],
-    ids=("loop", "deep", "very_deep", "laughs", "nul", "int", "bool", "timestamp", "date"),
+    ids=("loop", "deep", "very_deep", "laughs", "nul", "int", "bool", "timestamp", "date", "sixties"),
 )
 def test_what_no_config_could_hold_is_a_mistake_in_files_and_overrides(text, message):
     with pytest.raises(ConfigError, match=message):

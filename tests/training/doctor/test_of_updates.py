@@ -86,6 +86,8 @@ def test_with_a_normed_reward_the_critic_errs_in_standard_deviations():
     assert of_updates.value_error(exploded, case()) is not None
     assert of_updates.value_error(exploded, case(norm_reward=True)) is None
     assert of_updates.value_error(history(value_loss=[0.1] * 10 + [7.5] * 3), case(norm_reward=True)) is not None
+    equal = history(value_loss=[0.1] * 10 + [6.0] * 3, reward_std=1e-9)  # which the collector does not divide by
+    assert of_updates.value_error(equal, case(norm_reward=True)) is not None
 
 
 def test_an_iteration_without_a_value_loss_does_not_mix_before_and_after():

@@ -130,6 +130,16 @@ def test_what_a_killed_process_was_just_saving_is_removed_when_the_run_goes_on(t
     ]  # fmt: skip
 
 
+def test_a_training_state_that_was_half_taken_away_is_gone_when_the_run_goes_on(tmp_path):
+    """Killed in the midst of it: the manifest went first, so that no half passes for a checkpoint."""
+    folder = tmp_path / "iteration_00001"
+    folder.mkdir()
+    for name in (checkpoints.STATE, checkpoints.TENSORS, "model.safetensors"):
+        (folder / name).write_text("")
+    checkpoints.forget_later(tmp_path, 3)
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+
+
 @pytest.mark.parametrize("culprit", ["model", "tensors", "rename"])
 def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest(tmp_path, monkeypatch, culprit):
     base = tmp_path / "checkpoints"
