@@ -22,6 +22,7 @@ from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.core.token_text import text_pieces
+from rl4lms_like.core.wording import shown
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
@@ -45,6 +46,7 @@ class TokenCredit(Watcher):
         self.tracker = tracker
         self.n_episodes = run.config.train_evaluation.n_credit_episodes
         self._followed: str | None = None
+        self._n_lines = 0
 
     def saw_iteration(self, iteration: int) -> None:
         """Writes a line, if it is this iteration's turn."""
@@ -54,14 +56,23 @@ class TokenCredit(Watcher):
             return
         if is_recorded(iteration, eval_every=schedule.eval_every, n_iters=schedule.n_iters):
             self.tracker.log_line(CREDIT_FILE, {"iteration": iteration, **self._line(buffer, buffer.episodes)})
+            self._n_lines += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The sample that is followed."""
-        return {"followed": self._followed}
+        """The sample that is followed, and for how many lines."""
+        return {"followed": self._followed, "n_lines": self._n_lines}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
-        self._followed = state["followed"]
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            ValueError: it is not what `state_dict` gave.
+        """
+        followed, n_lines = state["followed"], state["n_lines"]
+        is_known = any(followed == sample.id for sample in self.run.samples["train"])
+        if type(n_lines) is not int or n_lines < 0 or (n_lines > 0) != is_known:
+            raise ValueError(f"token_credit follows {shown(followed)} for {shown(n_lines)} lines")
+        self._followed, self._n_lines = followed, n_lines
 
     def _line(self, buffer: EpisodeBuffer, episodes: EpisodeBatch) -> dict[str, Any]:
         algorithm = self.run.algorithm

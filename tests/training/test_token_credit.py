@@ -363,4 +363,4 @@ def test_the_followed_prompt_is_remembered(config):
     second = TokenCredit(run, Lines())
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     (sample_id,) = {episode["sample_id"] for episode in line["episodes"] if episode["followed"]}
-    assert second.state_dict() == first.state_dict() == {"followed": sample_id}
+    assert second.state_dict() == first.state_dict() == {"followed": sample_id, "n_lines": 1}
