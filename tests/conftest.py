@@ -9,6 +9,7 @@ language_data      NLTK finds punkt_tab and WordNet; the test skips, with the re
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -41,6 +42,19 @@ def no_test_writes_to_the_users_cache(tmp_path_factory: pytest.TempPathFactory) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RL4LMS_LIKE_HOME", str(tmp_path_factory.mktemp("home")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_test_leaves_a_listener() -> Iterator[None]:
+    """A tracker left open writes the messages of all later tests to its log as well."""
+    namespace = logging.getLogger("rl4lms_like")
+    before = list(namespace.handlers)
+    yield
+    left = [handler for handler in namespace.handlers if handler not in before]
+    for handler in left:
+        namespace.removeHandler(handler)
+        handler.close()
+    assert not left, f"the test left {left} listening: close its tracker"
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -260,8 +261,21 @@ def test_thresholds_may_change_when_a_run_goes_on(config, tmp_path):
     assert resumption(folder, changes).config.doctor.max_kl == 9
 
 
-def test_a_damaged_memory_is_refused(config, tmp_path):
-    doctor = doctor_of(config, tmp_path)
+@pytest.fixture
+def doctor_of(tmp_path):
+    """Makes a doctor of a run that has not begun."""
+    with ExitStack() as trackers:
+
+        def make(config) -> Doctor:
+            run = assemble(parse_config(config))
+            tracker = Tracker(tmp_path, run.config.to_dict(), "project", "watched", quiet=True)
+            return Doctor(run, trackers.enter_context(tracker))
+
+        yield make
+
+
+def test_a_damaged_memory_is_refused(config, doctor_of):
+    doctor = doctor_of(config)
     state = doctor.state_dict()
     state["told"]["ratio_gap"] = 3
     with pytest.raises(ValueError, match="not those that were saved"):
@@ -271,15 +285,9 @@ def test_a_damaged_memory_is_refused(config, tmp_path):
 # --- evaluations ------------------------------------------------------------------------------------------------------
 
 
-def doctor_of(config, tmp_path) -> Doctor:
-    run = assemble(parse_config(config))
-    tracker = Tracker(tmp_path, run.config.to_dict(), "project", "watched", quiet=True)
-    return Doctor(run, tracker)
-
-
-def test_a_held_out_metric_that_falls_while_the_reward_rises_is_told_with_its_worst_text(config, tmp_path):
+def test_a_held_out_metric_that_falls_while_the_reward_rises_is_told_with_its_worst_text(config, doctor_of):
     config["train_evaluation"]["metrics"].append({"id": "exact_match"})
-    doctor = doctor_of(config, tmp_path)
+    doctor = doctor_of(config)
     assert dict(doctor.case.modes) == {"answers/exact_match": "max"}
     reward = {"reward_std": 0.1, "n_episodes": 100.0}
     for epoch, (score, paid) in enumerate([(0.8, None), (0.5, 0.4), (0.4, 0.6)]):
@@ -318,7 +326,7 @@ def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_before_training(c
     assert not (tmp_path / "rl4lm_exps" / "run" / "training_info.jsonl").exists()
 
 
-def test_held_out_metrics_need_a_split_that_is_held_out(config, tmp_path, monkeypatch):
+def test_held_out_metrics_need_a_split_that_is_held_out(config, monkeypatch):
     config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
     run = assemble(parse_config(config))
     monkeypatch.setitem(run.samples, "val", [])
@@ -326,9 +334,9 @@ def test_held_out_metrics_need_a_split_that_is_held_out(config, tmp_path, monkey
         Doctor(run, None)
 
 
-def test_a_score_that_is_no_number_is_no_mark(config, tmp_path):
+def test_a_score_that_is_no_number_is_no_mark(config, doctor_of):
     config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
-    doctor = doctor_of(config, tmp_path)
+    doctor = doctor_of(config)
     for epoch, score in enumerate([float("inf"), 3.0, float("nan")]):
         doctor.saw_evaluation(epoch, "val", Evaluation({"length/words": score}, [], {}))
     assert [mark.score for mark in doctor.history.held_out["length/words"].last] == [3.0]
@@ -352,9 +360,9 @@ def test_every_alarm_says_what_it_sees_and_why_it_matters():
         assert alarm.__doc__ and len(alarm.__doc__.splitlines()) >= 1, name
 
 
-def test_no_random_number_is_drawn(config, tmp_path):
+def test_no_random_number_is_drawn(config, doctor_of):
     config["alg"]["args"]["n_epochs"] = 1
-    doctor = doctor_of(config, tmp_path)
+    doctor = doctor_of(config)
     doctor.run.algorithm.learn_iteration(0, 1)
     before = torch.get_rng_state()
     doctor.saw_iteration(1)

@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import sys
+from contextlib import ExitStack
 from typing import ClassVar
 
 import pytest
@@ -149,13 +150,19 @@ def weights(folder):
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
-def trainer_of(blocks, tmp_path):
-    """A trainer that has not run yet."""
+@pytest.fixture
+def trainer_of(tmp_path):
+    """Makes trainers that have not run yet."""
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
-    config = parse_config(blocks)
-    return SupervisedTrainer(assemble_supervised(config), Tracker(tmp_path, {}, "p", "e", quiet=True))
+    with ExitStack() as trackers:
+
+        def make(blocks):
+            tracker = trackers.enter_context(Tracker(tmp_path, {}, "p", "e", quiet=True))
+            return SupervisedTrainer(assemble_supervised(parse_config(blocks)), tracker)
+
+        yield make
 
 
 def without_dropout(compute_loss):
@@ -170,8 +177,8 @@ def without_dropout(compute_loss):
 # --- what is learned -------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_that_of_the_reference_and_its_end(blocks, kind, tmp_path):
-    trainer = trainer_of(blocks, tmp_path)
+def test_the_loss_is_that_of_the_reference_and_its_end(blocks, kind, trainer_of):
+    trainer = trainer_of(blocks)
     model, tokenizer = trainer.run.model.eval(), trainer.run.tokenizer
     rows = [trainer.run.examples["train"].rows[i] for i in (0, 2)]
     batch = trainer.trainer.data_collator(rows)
@@ -193,7 +200,7 @@ def test_the_loss_is_that_of_the_reference_and_its_end(blocks, kind, tmp_path):
 
 
 @causal
-def test_loss_on_prompt_learns_the_prompt_too(blocks, tmp_path):
+def test_loss_on_prompt_learns_the_prompt_too(blocks):
     plain = assemble_supervised(parse_config(blocks)).examples["train"]
     blocks["alg"]["loss_on_prompt"] = True
     everything = assemble_supervised(parse_config(blocks)).examples["train"]
@@ -214,12 +221,12 @@ def test_a_prompt_becomes_its_answer_and_ends(blocks, kind, tmp_path):
 
 
 @causal
-def test_the_end_is_learned_where_it_is_the_pad_token(blocks, tmp_path, tiny_gpt2_dir):
+def test_the_end_is_learned_where_it_is_the_pad_token(blocks, tmp_path, tiny_gpt2_dir, trainer_of):
     tokenizer = AutoTokenizer.from_pretrained(tiny_gpt2_dir)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     blocks["tokenizer"]["model_name"] = str(tmp_path / "tokenizer")
-    trainer = trainer_of(blocks, tmp_path)
+    trainer = trainer_of(blocks)
     rows = trainer.run.examples["train"].rows[:3]
     batch = trainer.trainer.data_collator(rows)
     lengths = [len(row["labels"]) for row in rows]
@@ -278,7 +285,7 @@ def test_evaluations_do_not_change_training(blocks, tmp_path, finished):
     assert weights(seldom) == weights(finished)
 
 
-def test_gradient_accumulation_is_a_larger_batch(blocks, tmp_path, monkeypatch):
+def test_gradient_accumulation_is_a_larger_batch(blocks, monkeypatch, trainer_of):
     blocks["datapool"]["id"] = f"{__name__}:Uneven"
     changes = []
     for batch_size, accumulated in ((8, 1), (2, 4)):
@@ -287,7 +294,7 @@ def test_gradient_accumulation_is_a_larger_batch(blocks, tmp_path, monkeypatch):
             "optim": "sgd", "learning_rate": 1e-2, "max_grad_norm": 0.0,
             "lr_scheduler_type": "constant", "eval_strategy": "no", "save_strategy": "no",
         }  # fmt: skip
-        trainer = trainer_of(blocks, tmp_path)
+        trainer = trainer_of(blocks)
         model = trainer.run.model
         monkeypatch.setattr(trainer.trainer, "compute_loss", without_dropout(trainer.trainer.compute_loss))
         before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
@@ -296,12 +303,12 @@ def test_gradient_accumulation_is_a_larger_batch(blocks, tmp_path, monkeypatch):
     assert float((changes[0] - changes[1]).norm()) < 1e-4 * float(changes[0].norm())
 
 
-def test_the_loss_of_val_does_not_depend_on_its_batches(blocks, tmp_path):
+def test_the_loss_of_val_does_not_depend_on_its_batches(blocks, trainer_of):
     blocks["datapool"]["id"] = f"{__name__}:Uneven"
     losses = []
     for batch_size in (1, 2, 3):
         blocks["alg"]["training_args"]["per_device_eval_batch_size"] = batch_size
-        losses.append(trainer_of(blocks, tmp_path).trainer.evaluate()["eval_loss"])
+        losses.append(trainer_of(blocks).trainer.evaluate()["eval_loss"])
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
 
 
@@ -403,8 +410,8 @@ def test_why_a_run_ended_is_not_hidden_by_a_disk_that_is_full(blocks, tmp_path, 
 
 
 @causal
-def test_a_disk_that_is_full_is_an_error_of_the_folder(blocks, tmp_path, monkeypatch):
-    trainer = trainer_of(blocks, tmp_path)
+def test_a_disk_that_is_full_is_an_error_of_the_folder(blocks, tmp_path, monkeypatch, trainer_of):
+    trainer = trainer_of(blocks)
 
     def full(*args, **kwargs):  # safetensors has an exception of its own for it
         raise SafetensorError("I/O error: No space left on device")
@@ -526,10 +533,10 @@ def test_early_stopping_needs_something_to_stop_by(given, blocks):
 
 
 @causal
-def test_an_optimizer_that_is_not_installed_is_a_mistake_in_the_config(blocks, tmp_path):
+def test_an_optimizer_that_is_not_installed_is_a_mistake_in_the_config(blocks, trainer_of):
     blocks["alg"]["training_args"]["optim"] = "adamw_bnb_8bit"
     with pytest.raises(ConfigError, match=r"alg.training_args: .*bitsandbytes"):
-        trainer_of(blocks, tmp_path)
+        trainer_of(blocks)
 
 
 @causal
