@@ -184,6 +184,17 @@ def newest_checkpoint(run_folder: Path) -> Path:
     return found[-1]
 
 
+def put_names_back(run_folder: Path) -> None:
+    """Gives checkpoints their names again that a process was about to replace when it was killed.
+
+    Only for who holds the run's lock: a process that lives is through with it in a moment.
+    """
+    for left in (run_folder / "checkpoints").glob(f"*{_REPLACED}"):
+        folder = left.with_name(left.name.removesuffix(_REPLACED))
+        if _LEFT.fullmatch(left.name) and left.is_dir() and not folder.exists():
+            os.replace(left, folder)
+
+
 def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoint) -> Path | None:
     """The newest checkpoint before this one that `check` raises no `CheckpointError` for."""
     own = _place(checkpoint)

@@ -25,7 +25,13 @@ from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import check_sizes, hold, to_json
 from rl4lms_like.training.config.overrides import apply_overrides
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
-from rl4lms_like.training.resuming.checkpoints import TrainingState, newest_checkpoint, older_intact, read_checkpoint
+from rl4lms_like.training.resuming.checkpoints import (
+    TrainingState,
+    newest_checkpoint,
+    older_intact,
+    put_names_back,
+    read_checkpoint,
+)
 
 MEMORY = (
     "alg.args.micro_batch_size",
@@ -94,7 +100,9 @@ def hold_run(path: str | Path) -> FileLock:
     """
     run_folder, _ = _places(path)
     own_config(run_folder)
-    return hold(run_folder)
+    lock = hold(run_folder)
+    put_names_back(run_folder)
+    return lock
 
 
 def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
@@ -172,7 +180,7 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
     return [
         (path, old, new)
         for path, old, new in _differences(before, after)
-        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or not _is_free(path, after)
+        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or follows_length(path, after)
     ]
 
 
@@ -187,10 +195,12 @@ def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     ]
 
 
-def _is_free(path: str, config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate does not depend on the length of the run, if that is what the path names."""
-    schedule, free = _LENGTHS.get(path, ("", (None,)))
-    return path not in _LENGTHS or at(config, schedule) in free
+def follows_length(path: str, config: Mapping[str, Any]) -> str | None:
+    """The learning rate's schedule, if it depends on the length of the run and the path names that; else None."""
+    schedule, free = _LENGTHS.get(path, ("", ()))
+    if path not in _LENGTHS or at(config, schedule) in free:
+        return None
+    return at(config, schedule) or "linear"  # transformers' own default
 
 
 def _places(path: str | Path) -> tuple[Path, Path | None]:
@@ -233,8 +243,7 @@ def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], sou
     mistakes = []
     for path, old, new in other_computations(before, after):
         said = f"{shown(old)} in the run, {shown(new)} now; what a run computes cannot change on the way"
-        if path in _LENGTHS:
-            schedule = at(after, _LENGTHS[path][0]) or "linear"  # transformers' own default
+        if schedule := follows_length(path, after):
             said = f"the learning rate is {schedule} over the run: its length cannot change"
         mistakes.append(Mistake(path, said))
     if mistakes:

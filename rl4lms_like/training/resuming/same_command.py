@@ -10,7 +10,7 @@ The lock is held from the look into a folder to the end of the run, so two proce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,16 @@ from rl4lms_like.core.secrets import masked
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, numbered, to_json, try_hold
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
-from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
-from rl4lms_like.training.resuming.resume import behind_already, checked, other_computations, own_config, refuse_edited
+from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, put_names_back
+from rl4lms_like.training.resuming.resume import (
+    Difference,
+    behind_already,
+    checked,
+    follows_length,
+    other_computations,
+    own_config,
+    refuse_edited,
+)
 
 N_SHOWN = 3
 """Differences that are shown of a config."""
@@ -88,12 +96,17 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
         before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
     except (CheckpointError, ConfigError):
         return f"its {CONFIG_FILE} cannot be read"
-    differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
-    return f"its config is another one: {_in_short(differences)}" if differences else None
+    now = to_json(masked(config.to_dict()))
+    differences = other_computations(to_json(before.to_dict()), now)
+    return f"its config is another one: {_in_short(differences, now)}" if differences else None
 
 
-def _in_short(differences: Sequence[tuple[str, Any, Any]]) -> str:
-    said = [f"{path} is {shown(old)} there, {shown(new)} here" for path, old, new in differences[:N_SHOWN]]
+def _in_short(differences: Sequence[Difference], now: Mapping[str, Any]) -> str:
+    said = []
+    for path, old, new in differences[:N_SHOWN]:
+        schedule = follows_length(path, now)
+        why = f" (the learning rate is {schedule} over the run)" if schedule else ""
+        said.append(f"{path} is {shown(old)} there, {shown(new)} here{why}")
     more = len(differences) - N_SHOWN
     return "; ".join([*said, f"and {more} more"] if more > 0 else said)
 
@@ -102,6 +115,7 @@ def _goes_on(config: AnyConfig, folder: Path, lock: FileLock) -> Begun | str:
     """The run, or why it cannot go on; its lock is held."""
     if (folder / FINISHED_FILE).exists():  # meanwhile
         return "it is finished"
+    put_names_back(folder)
     try:
         checkpoint = newest_checkpoint(folder)
     except CheckpointError:

@@ -6,6 +6,7 @@ Signals are real ones, sent to this process at chosen places.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from rl4lms_like.training import trainer
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming import checkpoints
-from rl4lms_like.training.resuming.resume import resumption
+from rl4lms_like.training.resuming.resume import hold_run, resumption
 from rl4lms_like.training.run import resume
 from tests.conftest import REPOSITORY
 from tests.training.resuming.test_resume import ALGORITHMS, Stateful, blocks, started
@@ -307,6 +308,27 @@ def test_stopped_while_it_saves_again_one_of_the_two_is_there_whole(rename, is_d
     assert (folder / "weights").read_text() == left
     checkpoints.write_folder(folder, write("newest"))
     assert [path.name for path in tmp_path.iterdir()] == ["interrupted_00003"]
+
+
+@pytest.mark.parametrize("again", ["resume", "same command"])
+def test_killed_between_the_two_renames_it_goes_on_from_the_old_one(again, whole, tmp_path, tiny_gpt2_dir):
+    mapping = short("causal", tiny_gpt2_dir, "ppo")
+    folder = stopped(mapping, tmp_path, at_minibatch, After(2))
+    saved = folder / "checkpoints" / "interrupted_00000"
+    shutil.copytree(saved, saved.with_name("interrupted_00000.partial"))
+    saved.rename(saved.with_name("interrupted_00000.replaced"))
+    if again == "resume":
+        assert resumption_held(folder) == saved
+        resume(folder, quiet=True)
+    else:
+        assert started(mapping, tmp_path) == folder
+    assert files_of(folder) == files_of(whole())
+
+
+def resumption_held(folder):
+    """The checkpoint that `--resume` takes."""
+    with hold_run(folder):
+        return resumption(folder).checkpoint
 
 
 def test_without_save_model_nothing_is_saved_and_that_is_said(tmp_path, tiny_gpt2_dir):

@@ -179,6 +179,17 @@ def test_another_config_is_another_run_and_the_differences_are_named_in_short(ma
     assert "env.n_envs is 8 there, 9 here" in reason and reason.endswith("and 2 more")
 
 
+def test_where_the_learning_rate_follows_the_length_that_is_said(mapping, stopped):
+    file = stopped / "config.json"
+    written = json.loads(file.read_text())
+    written["alg"]["args"]["learning_rate_schedule"] = "linear"
+    file.write_text(json.dumps(written))
+    longer = changed(mapping, n_iters=5)
+    longer["alg"] = {**mapping["alg"], "args": {**mapping["alg"]["args"], "learning_rate_schedule": "linear"}}
+    _, (reason,) = found(longer, stopped)
+    assert "n_iters is 3 there, 5 here (the learning rate is linear over the run)" in reason
+
+
 def test_a_run_with_more_behind_it_than_is_asked_for_is_left_alone(mapping, stopped):
     checkpoint, (reason,) = found(changed(mapping, n_iters=1), stopped)
     assert checkpoint is None
