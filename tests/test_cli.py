@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from rl4lms_like.cli.options import KINDS, build_parser
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.training.config.places import REGISTRIES
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
+from tests.conftest import REPOSITORY
 
 RUN = {
     "tokenizer": {"model_name": "no-such-owner/gpt2"},
@@ -331,10 +334,27 @@ def test_a_wrong_command_line_is_status_2(arguments, capsys):
     assert "usage: rl4lms-like" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_early_is_no_error():
-    code = "import rl4lms_like.cli as c, sys; print('x' * 200000); sys.exit(c.main(['list', 'rewards']))"
-    done = subprocess.run(f'{sys.executable} -c "{code}" | head -c 10', shell=True, capture_output=True, text=True)
-    assert done.stdout == "x" * 10
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_leaves_early_is_no_error(buffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *([] if buffered else ["-u"]), "-m", "rl4lms_like", "list", "rewards"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    try:
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment, timeout=60
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("closed", "status"), [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0), ("2>&-; exit $?", 2)])
+def test_without_standard_output_a_command_ends_as_with_one(closed, status):
+    asked = "list rewards" if status == 0 else "list nothing"
+    line = f"{shlex.quote(sys.executable)} -m rl4lms_like {asked} {closed}"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    assert (done.returncode, done.stderr) == (status, "")
 
 
 # --- list and show ----------------------------------------------------------------------------------------------------

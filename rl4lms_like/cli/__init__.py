@@ -12,7 +12,9 @@ Exit status: 0 done, 1 a run failed for a reason that the message names, 2 mista
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import select
 import signal
 import sys
 import threading
@@ -35,16 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # a program of its own, whose errors nobody catches
+        for stream in ("stdout", "stderr"):
+            if getattr(sys, stream) is None:  # closed: a file that is opened later would stand in its place
+                setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the program runs)
         sys.excepthook = lambda kind, error, place: _say("".join(traceback.format_exception(kind, error, place)))
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "quickstart":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
+    status = 0
     try:
         use_code_from(*getattr(options, "code", ()))
         with _cancelled_as_by_ctrl_c():
-            return int(COMMANDS[options.command](options))
+            status = int(COMMANDS[options.command](options))
+        sys.stdout.flush()
+        return status
     except RL4LMsLikeError as error:
         _say(traceback.format_exc() if options.traceback else f"{error}\n")
         if argv is None and isinstance(error.__cause__, TimeIsUp):
@@ -59,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _is_stdout_gone():
             return _unexpected(error, options)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has seen enough
-        return 0
+        return status
     except Exception as error:
         if _is_ours(error):
             raise
@@ -116,6 +124,10 @@ def _is_stdout_gone() -> bool:
         sys.stdout.flush()
     except BrokenPipeError:
         return True
+    with suppress(io.UnsupportedOperation, AttributeError):  # Windows has no `poll`
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)  # asked for nothing, it tells of errors; unbuffered, nothing was flushed
+        return any(event & select.POLLERR for _, event in poll.poll(0))
     return False
 
 

@@ -133,9 +133,12 @@ def _require_allowed(spec: ModuleSpec) -> None:
         _refuse_standard_library(spec.name, known=True)
     if spec.origin is None:  # a namespace package, which has no code of its own
         return
-    if not any(_is_below(spec.origin, folder) for folder in _allowed_folders()):
-        levels = spec.name.count(".") + (2 if spec.submodule_search_locations is not None else 1)
-        raise RefusedImportError(_unnamed(spec.name, Path(spec.origin).absolute().parents[levels - 1]))
+    levels = spec.name.count(".") + (2 if spec.submodule_search_locations is not None else 1)
+    root = Path(spec.origin).absolute().parents[levels - 1]
+    if any(_is_same(root, folder) for folder in _named_folders()):  # what lies deeper is of another name there
+        return
+    if not any(_is_below(spec.origin, folder) for folder in _installed_folders()):
+        raise RefusedImportError(_unnamed(spec.name, root))
 
 
 def _unnamed(name: str, folder: Path) -> str:
@@ -165,8 +168,7 @@ def _require_home(found: Any, path: str) -> None:
         raise RefusedImportError(f"{path!r} is {home}.{name} of Python's standard library, which a config cannot call")
 
 
-def _allowed_folders() -> Iterator[Path]:
-    yield from _installed_folders()
+def _named_folders() -> Iterator[Path]:
     yield from code_folders()
     if not sys.flags.ignore_environment:
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
@@ -197,6 +199,11 @@ def _path_files(place: Path) -> Iterator[Path]:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.strip() and not line.startswith(("#", "import ", "import\t")):
                 yield place / line.strip()
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    """Whether two paths are of one folder, as both are written or with symbolic links followed."""
+    return folder == other or os.path.realpath(folder) == os.path.realpath(other)
 
 
 def _is_below(origin: str, folder: Path) -> bool:

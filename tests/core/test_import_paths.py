@@ -98,6 +98,16 @@ def test_a_folder_on_pythonpath_was_named_by_the_user(elsewhere, monkeypatch):
     assert imported("attack_module:score")
 
 
+def test_what_lies_below_a_named_folder_goes_by_its_name_there(elsewhere, monkeypatch):
+    """As where PYTHONPATH is the home folder, and the config came with code into one of its folders."""
+    monkeypatch.setenv("PYTHONPATH", str(elsewhere.parents[1]))
+    sys.path += [str(elsewhere.parents[1]), str(elsewhere.parent)]
+    with pytest.raises(RefusedImportError, match=r"lies in the current folder"):
+        imported("attack_module:score")
+    assert not elsewhere.exists(), "the module was imported"
+    assert imported(f"{elsewhere.parent.name}.attack_module:score")
+
+
 def test_a_folder_that_is_not_there_is_a_mistake_on_the_command_line(tmp_path):
     with pytest.raises(ConfigError, match="--code: there is no folder"):
         use_code_from(tmp_path / "nowhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -54,7 +55,7 @@ def run():
 @pytest.fixture(params=FAMILIES)
 def family(request, run, tmp_path):
     """A config whose model is a tiny one of a family, and the family's transformers config."""
-    config = FAMILIES[request.param]
+    config = copy.deepcopy(FAMILIES[request.param])
     config.save_pretrained(tmp_path / "model")
     causal = not config.is_encoder_decoder
     run["alg"]["policy"]["id"] = f"{'causal' if causal else 'seq2seq'}_lm_actor_critic_policy"
