@@ -31,6 +31,7 @@ MOST_VALUES = 20_000
 LONGEST, LONGEST_NUMBER = 500_000, 400
 """Letters of a file, and of a number, which `1:1:1...` (to the base 60) would take quadratic time to read."""
 _OCTAL = re.compile(r"[-+]?0[0-7_]+$")
+_INT, _REAL = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _FLOAT = re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
@@ -44,28 +45,22 @@ class _Loader(yaml.SafeLoader):
 
 
 def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
-    if len(node.value) > LONGEST_NUMBER:
-        raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} letters", problem_mark=node.start_mark)
-    number = loader.construct_yaml_int(node)
-    _refuse_other_bases(node, number)
-    return number
+    _refuse_long(node)
+    return int(loader.construct_yaml_int(node))
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    number = loader.construct_yaml_float(node)
-    _refuse_other_bases(node, number)
-    return number
+    _refuse_long(node)
+    return float(loader.construct_yaml_float(node))
 
 
-def _refuse_other_bases(node: yaml.ScalarNode, number: float) -> None:
-    if ":" in node.value or _OCTAL.match(node.value):
-        said = f"{node.value} is {number} to YAML, which reads it to the base {60 if ':' in node.value else 8}"
-        way_out = f"write the number that you mean, or '{node.value}' in quotes for the text"
-        raise yaml.MarkedYAMLError(problem=f"{said}; {way_out}", problem_mark=node.start_mark)
+def _refuse_long(node: yaml.ScalarNode) -> None:
+    if len(node.value) > LONGEST_NUMBER:
+        raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} letters", problem_mark=node.start_mark)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
-_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor(_INT, _whole_number)
+_Loader.add_constructor(_REAL, _float)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -73,12 +68,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    _side.add_implicit_resolver(_REAL, _FLOAT, list("-+0123456789."))
 _Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str(repr(value)))
 
 
 def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
-    """The mapping in a YAML file, and its repeated keys; `keys` are named where it holds something else.
+    """The mapping in a YAML file, and the mistakes of `parse_yaml`; `keys` are named where it holds something else.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or holds no mapping.
@@ -97,34 +92,34 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
 
 
 def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
-    """The mapping in a YAML text, and its repeated keys.
+    """The mapping in a YAML text, its repeated keys and the numbers that YAML reads to another base.
 
     Raises:
         ConfigError: the text is not YAML, or no mapping.
     """
     try:
-        value, repeated = _constructed(text)
+        value, mistakes = _constructed(text)
     except ValueError as error:
         raise ConfigError([Mistake("", str(error))], source) from error
     if not isinstance(value, dict):
         raise ConfigError([Mistake("", f"expected a mapping with the keys {keys}; got {shown(value)}")], source)
-    return value, repeated
+    return value, mistakes
 
 
 def parse_value(text: str) -> Any:
     """A value as it would stand in the file: `1e-5`, `true`, `[1, 2]`, `{a: 1}`.
 
     Raises:
-        ValueError: not YAML, or with a key that stands twice in a block.
+        ValueError: not YAML, with a key that stands twice in a block, or a number to another base.
     """
-    value, repeated = _constructed(text)
-    if repeated:
-        raise ValueError("; ".join(map(str, repeated)))
+    value, mistakes = _constructed(text)
+    if mistakes:
+        raise ValueError("; ".join(map(str, mistakes)))
     return value
 
 
 def _constructed(text: str) -> tuple[Any, list[Mistake]]:
-    """The value of a YAML text and its repeated keys.
+    """The value of a YAML text, its repeated keys and numbers to other bases.
 
     Raises:
         ValueError: not YAML, or out of all measure; says where.
@@ -138,8 +133,8 @@ def _constructed(text: str) -> tuple[Any, list[Mistake]]:
             if node is None:
                 return None, []
             _measure(node, {}, 1)
-            repeated = list(_repeated_keys(node, "", set()))
-            return loader.construct_document(node), repeated
+            mistakes = list(_mistakes(node, "", set()))
+            return loader.construct_document(node), mistakes
         finally:
             loader.dispose()
     except RecursionError as error:
@@ -173,22 +168,34 @@ def dump_yaml(mapping: Mapping[str, Any]) -> str:
     return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _repeated_keys(node: yaml.Node, path: str, seen: set[int]) -> Iterator[Mistake]:
+def _mistakes(node: yaml.Node, path: str, seen: set[int]) -> Iterator[Mistake]:
+    """Repeated keys, and numbers to the base 8 or 60."""
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _repeated_keys(item, join(path, index), seen)
+            yield from _mistakes(item, join(path, index), seen)
     elif isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
             where, line = join(path, key.value), key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and key.value in lines and key.value != "<<":
-                yield Mistake(where, f"given twice, on lines {lines[key.value]} and {line}")
             if isinstance(key, yaml.ScalarNode):
+                if key.value in lines and key.value != "<<":
+                    yield Mistake(where, f"given twice, on lines {lines[key.value]} and {line}")
                 lines.setdefault(key.value, line)
-            yield from _repeated_keys(value, where, seen)
+                yield from _other_base(key, where)
+            yield from _mistakes(value, where, seen)
+    else:
+        yield from _other_base(node, path)
+
+
+def _other_base(node: yaml.Node, path: str) -> Iterator[Mistake]:
+    text = node.value
+    if node.tag not in (_INT, _REAL) or len(text) > LONGEST_NUMBER or not (":" in text or _OCTAL.match(text)):
+        return
+    said = f"{text} is {yaml.safe_load(text)} to YAML, which reads it to the base {60 if ':' in text else 8}"
+    yield Mistake(path, f"{said}; write the number that you mean, or '{text}' in quotes for the text")
 
 
 def _syntax(error: Exception) -> str:

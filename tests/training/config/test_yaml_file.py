@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,8 +83,11 @@ def test_what_is_no_config_is_a_config_error(text, message):
     ],
 )
 def test_a_number_that_yaml_reads_as_another_one_is_refused(text, said):
-    with pytest.raises(ConfigError, match=f"line 2, column 4: {said}.*write the number that you mean"):
-        parse_yaml(f"a: 0\nb: {text}\n", "f.yml")
+    _, mistakes = parse_yaml(f"a: 0\nb:\n- {text}\n- c: 1\n  c: 2\n{text}: 0\n", "f.yml")
+    assert [mistake.path for mistake in mistakes] == ["b.0", "b.1.c", text]
+    assert re.match(f"{said}.*write the number that you mean", mistakes[0].message)
+    with pytest.raises(ValueError, match=said):
+        parse_value(text)
     assert parse_value(f"'{text}'") == text
     assert parse_value("[0, -0, 0.5, 07.5, 0x1F, 2022-10-04]")[:5] == [0, 0, 0.5, 7.5, 31]
 
