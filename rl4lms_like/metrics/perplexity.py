@@ -65,7 +65,7 @@ class Perplexity(BaseMetric):
     Args:
         stride: tokens that are counted at a time, after as many as fit before them; at most a window.
         tokenizer_id: hub id or local folder of the tokenizer, that of the model.
-        model_type: only decoder-only models have it.
+        model_type: only decoder-only models have it; there is no other, and it changes nothing.
         use_text_from_meta_data: read `meta_data["reference"]` instead of the references.
         max_length: tokens of a window; default: the positions of the model, 2048 at most.
     """

@@ -20,7 +20,7 @@ class CommonGenPrefRM(TextReward):
     `meta_data["concepts"]`; one is missing where it is nowhere in the lower-cased response.
 
     Args:
-        model_type: of the published model.
+        model_type: of the published model; there is no other, and it changes nothing.
         device: of the model; `auto` is a GPU if there is one.
         batch_size: texts per forward pass.
         concept_penalty_coeff: how much a missing concept costs.

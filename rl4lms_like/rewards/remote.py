@@ -57,7 +57,7 @@ class HttpReward(TextReward):
         timeout_s: seconds that a request may take, its answer included.
         retries: how often a request is made again.
         backoff_s: seconds before the first retry; doubled with each.
-        max_wait_s: a server that asks to wait longer than that (`Retry-After`) has failed.
+        max_wait_s: a server that asks to wait longer than that (`Retry-After`) has failed; no back-off is longer.
         headers_from_env: header -> name of the environment variable that holds its value.
         max_response_bytes: of an answer.
         max_connections: requests at the same time.

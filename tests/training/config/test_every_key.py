@@ -1,17 +1,16 @@
 """Every key of a config acts: another value makes another run.
 
 The keys are those of the schema, so that one without a row here fails. A row has another value, what else both configs
-must say so that the key can matter, and where the difference is seen.
+must say so that the key can matter, and where the difference is seen. Arguments of rewards, metrics and data pools:
+`tests/house/test_every_argument.py`.
 """
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import inspect
 import math
-import textwrap
 import time
 import typing
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,6 @@ from rl4lms_like.policies.lora_arguments import LoraArguments
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.testing import models
-from rl4lms_like.training.config.places import REGISTRIES
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig
 from tests.training import observations as see
 
@@ -586,77 +584,3 @@ def test_what_the_same_config_shows_is_the_same_twice(folders, tmp_path):
                 folder = tmp_path / f"{sight.__name__}_{name}"
                 twice.append(see.observed(placed(run_base(), folders), sight, folder, patch))
         assert twice[0] == twice[1]
-
-
-# --- components ------------------------------------------------------------------------------------------------------
-
-NO_EFFECT = ("of no effect", "without meaning", "split")
-
-
-def constructors() -> Iterator[tuple[str, Any]]:
-    """What the `args` of every component go to, each function once."""
-    seen = set()
-    for kind, registry in REGISTRIES.items():
-        for id in registry:
-            target = registry.signature(id)
-            function = target.__init__ if inspect.isclass(target) else getattr(target, "__func__", target)
-            if (
-                getattr(function, "__module__", "").startswith("rl4lms_like.")
-                and function not in seen
-                and function.__name__ != "create_fn"
-            ):
-                seen.add(function)
-                yield f"{kind}/{id}", target
-
-
-@pytest.mark.parametrize(("id", "target"), [pytest.param(id, target, id=id) for id, target in constructors()])
-def test_every_argument_of_a_component_is_read_or_says_that_it_is_not(id, target):
-    for name in unread(target):
-        help = help_of(target).get(name, "")
-        annotation = {argument.name: argument.annotation for argument in signature_of(target).arguments}[name]
-        one_value = typing.get_origin(annotation) is typing.Literal and len(typing.get_args(annotation)) == 1
-        assert one_value or name == "split" or any(words in help for words in NO_EFFECT), f"{id}: {name} does nothing"
-
-
-def unread(target: Any) -> list[str]:
-    """Parameters that a constructor never reads, or keeps under a name that its class never reads."""
-    function = target.__init__ if inspect.isclass(target) else getattr(target, "__func__", target)
-    if dataclasses.is_dataclass(target):
-        return []
-    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(node, ast.FunctionDef)
-    parameters = [each.arg for each in (*node.args.args, *node.args.kwonlyargs) if each.arg not in ("self", "cls")]
-    reads = [each.id for each in ast.walk(ast.Module(node.body, [])) if isinstance(each, ast.Name)]
-    kept = {
-        each.value.id: each.targets[0].attr
-        for each in ast.walk(node)
-        if isinstance(each, ast.Assign)
-        and isinstance(each.value, ast.Name)
-        and isinstance(each.targets[0], ast.Attribute)
-    }
-    own = [base for base in inspect.getmro(target) if base is not object] if inspect.isclass(target) else []
-    trees = [
-        ast.parse(textwrap.dedent(inspect.getsource(base)))
-        for base in own
-        if base.__module__.startswith("rl4lms_like.")
-    ]
-    attributes = {
-        each.attr
-        for tree in trees
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)
-    }
-    return [
-        name
-        for name in parameters
-        if reads.count(name) == 0 or (reads.count(name) == 1 and name in kept and kept[name] not in attributes)
-    ]
-
-
-def test_an_argument_that_nothing_reads_is_found():
-    class Forgetful:
-        def __init__(self, read: int, kept: int, dropped: int) -> None:
-            self.read, self.kept = read, kept
-            self._kept = kept
-
-    assert unread(Forgetful) == ["dropped"]

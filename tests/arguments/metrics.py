@@ -1,0 +1,8 @@
+"""How each argument of the metrics is seen to act: by id, then by argument."""
+
+from __future__ import annotations
+
+from tests.arguments import metrics_of_models, metrics_of_rules
+from tests.arguments.seen import Acts, Silent
+
+ROWS: dict[str, dict[str, Acts | Silent]] = {**metrics_of_rules.ROWS, **metrics_of_models.ROWS}

@@ -1,0 +1,141 @@
+"""How each argument is seen to act of the pools that read a user's own data, or make up theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.arguments.seen import Acts, Silent, Tried, samples
+from tests.catalogue import Places
+
+Place = Callable[[Places], Any]
+"""What is written first."""
+
+
+def written(name: str, text: str) -> Place:
+    """A file."""
+    return lambda places: places.file(name, text)
+
+
+def of_train(file: Place) -> Place:
+    """A file as that of the training split."""
+    return lambda places: {"train": file(places)}
+
+
+def saved(name: str, *splits: str) -> Place:
+    """A folder in which `datasets` saved ten rows of every split, named in their texts."""
+
+    def place(places: Places) -> str:
+        from datasets import Dataset, DatasetDict
+
+        folder = places.root / name
+        if not folder.is_dir():
+            tables = {
+                split: Dataset.from_dict(
+                    {"text": [f"{split} {row}" for row in range(10)], "answer": [f"{row + 1}" for row in range(10)]}
+                )
+                for split in splits
+            }
+            DatasetDict(tables).save_to_disk(str(folder))
+        return str(folder)
+
+    return place
+
+
+def converted(tried: Tried) -> Any:
+    """Samples of files that `datasets` converts, in a folder of the test's own."""
+    import datasets
+
+    tried.patch.setattr(datasets.config, "HF_DATASETS_CACHE", tried.places.root / "converted")
+    return samples(tried)
+
+
+def name_asked_for(tried: Tried) -> Any:
+    """Samples of a hub whose texts are the names of configurations."""
+    import datasets
+
+    def load_dataset(path: str, name: str | None = None, **settings: Any) -> Any:
+        return datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": [f"of {name}"] * 10}))
+
+    tried.patch.setattr(datasets, "load_dataset", load_dataset)
+    return samples(tried)
+
+
+def table(ending: str, *rows: tuple[str, str]) -> str:
+    """Texts and answers as JSON lines or CSV."""
+    if ending == "jsonl":
+        return "".join(json.dumps({"text": text, "answer": answer}) + "\n" for text, answer in rows)
+    return "".join(f"{text},{answer}\n" for text, answer in (("text", "answer"), *rows))
+
+
+_ANY_FILE: dict[str, Acts | Silent] = {
+    "prompt_prefix": Acts("Say: ", samples),
+    "prompt_suffix": Acts(" is", samples),
+    "max_size": Acts(2, samples),
+    "split_ratios": Acts([0.5, 0.3, 0.2], samples),
+    "seed": Acts(4, samples),
+}
+
+_ANY_TABLE: dict[str, Acts | Silent] = {
+    **_ANY_FILE,
+    "prompt_column": Acts("answer", samples),
+    "reference_column": Acts(["answer", "text"], samples),
+    "meta_columns": Acts(["answer"], samples),
+}
+
+
+def _files(ending: str, first: str, second: str) -> dict[str, Acts | Silent]:
+    one, other = written(f"one.{ending}", first), written(f"other.{ending}", second)
+    return {
+        "path": Acts(other, samples),
+        "data_files": Acts(of_train(other), samples, beside={"data_files": of_train(one)}, without=["path"]),
+    }
+
+
+def _tables(ending: str) -> dict[str, Acts | Silent]:
+    ours = [(f"two and {number}", f"{number + 2}") for number in range(10)]
+    return _ANY_TABLE | _files(ending, table(ending, *ours), table(ending, *((f"not {a}", b) for a, b in ours)))
+
+
+_TWO_DELIMITERS = written("two_delimiters.csv", "text;n,text\n" + "".join(f"left {n};x,right {n}\n" for n in range(5)))
+_SENTENCES = written("sentences.txt", "".join(f"It is {n}. It was {n}. It ends.\n" for n in range(10)))
+_TWO_SPLITS = saved("two_splits", "train", "validation")
+_TWO_COLUMNS = {"path": saved("two_columns", "train")}
+_JSON = {"path": "json", "data_files": of_train(written("first.jsonl", table("jsonl", ("first", "1"), ("one", "2"))))}
+
+ROWS: dict[str, dict[str, Acts | Silent]] = {
+    "dummy_pool": {
+        "prompt": Acts("Say:", samples),
+        "n_samples": Acts(5, samples),
+    },
+    "film_opinions": {
+        "n_train": Acts(21, samples),
+        "n_eval": Acts(6, samples, beside={"split": "val"}),
+        "seed": Acts(1, samples),
+        "prompt_words": Acts([6, 6], samples),
+    },
+    "jsonl": _tables("jsonl"),
+    "csv": {
+        **_tables("csv"),
+        "delimiter": Acts(";", samples, beside={"path": _TWO_DELIMITERS}, without=["reference_column"]),
+    },
+    "text": {
+        **_ANY_FILE,
+        **_files("txt", "a text\nanother text\n" * 5, "not a text\nnor this text\n" * 5),
+        "separator": Acts("number", samples),
+        "prompt_words": Acts(4, samples),
+        "prompt_sentences": Acts(
+            2, samples, beside={"path": _SENTENCES, "prompt_sentences": 1}, without=["prompt_words"]
+        ),
+    },
+    "hf_dataset": {
+        **{name: Acts(row.value, samples, beside=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
+        "path": Acts(saved("two_columns", "train"), samples),
+        "name": Acts("small", name_asked_for, beside={"path": "owner/set"}),
+        "data_files": Acts(
+            of_train(written("second.jsonl", table("jsonl", ("second", "1"), ("two", "2")))), converted, beside=_JSON
+        ),
+        "split_names": Acts({"train": "validation"}, samples, beside={"path": _TWO_SPLITS}),
+    },
+}
