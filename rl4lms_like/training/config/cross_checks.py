@@ -19,7 +19,7 @@ from rl4lms_like.metrics.named import named_key
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
 from rl4lms_like.policies.lora_arguments import lora_mistakes
-from rl4lms_like.training.config.keep_best import keep_best_mistakes
+from rl4lms_like.training.config.chosen_metrics import chosen_metric_mistakes
 from rl4lms_like.training.config.places import GENERATION, POST_PROCESSING, targets
 from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unknown_embedded_model
 
@@ -240,7 +240,7 @@ CROSS_CHECKS = (
     _post_processing,
     _response_lengths,
     _metric_keys,
-    keep_best_mistakes,
+    chosen_metric_mistakes,
     _optimizer_arguments,
     _adapters,
     _hub_kernels,

@@ -24,6 +24,7 @@ from rl4lms_like.rollouts.kl import HorizonKLController
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.config.chosen_metrics import HELD_OUT, unknown_metric
 from rl4lms_like.training.doctor import of_evaluations, of_rollouts, of_updates
 from rl4lms_like.training.doctor.examples import Example, evaluation_examples, rollout_examples
 from rl4lms_like.training.doctor.findings import Alarm, Case, Finding
@@ -82,7 +83,7 @@ class Doctor(Watcher):
             run.algorithm.warns_of_ratio = False  # told here, or not at all
             if self.limits.held_out and not run.samples[SPLIT]:
                 message = f"the data pool has no samples for {SPLIT}, so no metric is held out; leave it out"
-                raise ConfigError([Mistake("doctor.held_out", message)])
+                raise ConfigError([Mistake(HELD_OUT, message)])
 
     @property
     def case(self) -> Case:
@@ -156,10 +157,7 @@ class Doctor(Watcher):
 
     def _check_held_out(self, evaluation: Evaluation) -> None:
         mistakes = [
-            Mistake(
-                f"doctor.held_out.{index}.metric",
-                f"no metric reports {held.metric!r} on {SPLIT}; there are {', '.join(sorted(evaluation.scores))}",
-            )
+            unknown_metric(f"{HELD_OUT}.{index}.metric", held.metric, evaluation.scores)
             for index, held in enumerate(self.limits.held_out)
             if held.metric not in evaluation.scores
         ]

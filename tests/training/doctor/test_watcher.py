@@ -13,6 +13,7 @@ import torch
 from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking import Tracker
 from rl4lms_like.training.assemble import assemble
@@ -317,11 +318,30 @@ def test_held_out_metrics_are_those_named_or_those_of_known_direction_but_the_re
     assert held_out_modes(assemble(parse_config(config))) == {"length/words": "min"}
 
 
-def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_before_training(config, tmp_path):
-    config["doctor"]["held_out"] = [{"metric": "lexical/meteor", "mode": "max"}]
-    with pytest.raises(
-        ConfigError, match=r"doctor.held_out.0.metric: no metric reports 'lexical/meteor' on val; there are length"
-    ):
+def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_in_the_config(config):
+    wanted = ("length/words", "lexical/meteor", "length/word")
+    config["doctor"]["held_out"] = [{"metric": metric, "mode": "max"} for metric in wanted]
+    with pytest.raises(ConfigError) as caught:
+        parse_config(config)
+    assert [(mistake.path, mistake.message.partition(";")[0]) for mistake in caught.value.mistakes] == [
+        ("doctor.held_out.1.metric", "no metric gives 'lexical/meteor'"),
+        ("doctor.held_out.2.metric", "no metric gives 'length/word'"),
+    ]
+    assert "did you mean 'length/words'?" in str(caught.value)
+
+
+class Own(BaseMetric):
+    """One whose keys are not known beforehand."""
+
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        return {"test/own": (None, 1.0)}
+
+
+def test_of_a_users_own_metric_that_is_said_before_training(config, tmp_path):
+    config["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Own"}]
+    config["doctor"]["held_out"] = [{"metric": "test/on", "mode": "max"}]
+    said = r"doctor.held_out.0.metric: no metric gives 'test/on'; did you mean 'test/own'"
+    with pytest.raises(ConfigError, match=said):
         started(config, tmp_path)
     assert not (tmp_path / "rl4lm_exps" / "run" / "training_info.jsonl").exists()
 
