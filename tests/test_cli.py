@@ -226,6 +226,47 @@ def test_generate_takes_prompts_from_arguments_a_file_or_standard_input(calls, c
     assert "cannot read the prompts in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        ("", "<&-", "standard input is closed"),
+        ("", "< {place}", "the prompts in standard input are not text in"),
+        ("--file {place}", "", "are not text in UTF-8"),
+        ('"$(cat {place})"', "", "the prompts in the command line are not text in"),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_named(arguments, given, said, tmp_path):
+    (tmp_path / "prompts.txt").write_bytes(b"caf\xe9\n")
+    line = f"{shlex.quote(sys.executable)} -m rl4lms_like generate m {arguments} {given}"
+    line = line.replace("{place}", shlex.quote(str(tmp_path / "prompts.txt")))
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=REPOSITORY, env=environment, timeout=60)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_letters_that_the_output_lacks_are_escaped(encoding):
+    program = r"""
+from rl4lms_like import cli
+from rl4lms_like.training import inference
+inference.generate_texts = lambda *args, **kwargs: [["\xe9 \u65e5 \U0001f600"]]
+cli.sys.argv = ["rl4lms-like", "generate", "m", "p", "--json"]
+assert cli.main() == 0
+cli.sys.argv = ["rl4lms-like", "generate", "m", "p"]
+inference.generate_texts = lambda *args, **kwargs: [["\u65e5\ud83d"]]
+assert cli.main() == 0
+"""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    first, second = done.stdout.decode(encoding).splitlines()
+    assert json.loads(first)["texts"] == ["é 日 \U0001f600"]
+    assert second == ("p | 日" if encoding == "utf-8" else r"p | \u65e5") + r"\ud83d"
+
+
 def test_quickstart_has_options_of_its_own(calls):
     made = calls("rl4lms_like.training.quickstart", main=0)
     assert main(["quickstart", "--seed", "3", "--help"]) == 0

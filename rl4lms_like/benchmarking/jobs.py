@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from rl4lms_like.benchmarking.spec import Benchmark
+from rl4lms_like.core.disk import refuse_links
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable
-from rl4lms_like.tracking.run_folder import FINISHED_FILE, to_json
+from rl4lms_like.core.wording import printable, shown
+from rl4lms_like.tracking.record import number
+from rl4lms_like.tracking.run_folder import FINISHED_FILE, to_json, write_whole
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
 
@@ -95,6 +97,9 @@ class Result:
     resumed: int = 0
 
 
+_COUNTS = ("seed", "iterations", "tokens", "seconds", "peak_memory_mb", "peak_gpu_memory_mb", "model_mb", "resumed")
+
+
 def said(state: State) -> str:
     """A state in words."""
     words = {
@@ -143,13 +148,13 @@ def state_of(job: Job) -> State:
     if not job.folder.is_dir():
         return "new"
     try:
-        before = json.loads((job.folder / JOB_FILE).read_text(encoding="utf-8"))["config"]
-    except (FileNotFoundError, json.JSONDecodeError, KeyError):
+        before = dict(_object_in(job.folder / JOB_FILE)["config"])
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
         return "unfinished"
     is_same = before == job.config or _completed(before) == job.config
     try:
-        json.loads((job.folder / RESULT_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        _object_in(job.folder / RESULT_FILE)
+    except (FileNotFoundError, ValueError):
         return "stopped" if is_same and _can_go_on(job.folder) else "unfinished"
     return "done" if is_same else "changed"
 
@@ -185,9 +190,7 @@ def prepare_folder(job: Job) -> None:
     resumed = _resumed(job.folder) + 1 if state == "stopped" else 0
     job.folder.mkdir(parents=True, exist_ok=state == "stopped")
     content = {"label": job.label, "seed": job.seed, "config": job.config, "resumed": resumed}
-    partial = job.folder / f"{JOB_FILE}.partial"
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, job.folder / JOB_FILE)
+    write_whole(job.folder / JOB_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _resumed(folder: Path) -> int:
@@ -203,6 +206,7 @@ def claimed(results: Path) -> Iterator[None]:
         RL4LMsLikeError: another process has claimed it.
     """
     results.mkdir(parents=True, exist_ok=True)
+    refuse_links([results / LOCK_FILE])
     with (results / LOCK_FILE).open("w") as file:
         if not _lock(file):
             raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or name other --results")
@@ -246,9 +250,7 @@ def _lock(file: IO[str]) -> bool:
 
 def write_result(folder: Path, result: Result) -> None:
     """Writes `result.json`, all of it or nothing."""
-    partial = folder / f"{RESULT_FILE}.partial"
-    partial.write_text(json.dumps(to_json(asdict(result)), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, folder / RESULT_FILE)
+    write_whole(folder / RESULT_FILE, json.dumps(to_json(asdict(result)), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_result(folder: Path) -> Result:
@@ -258,11 +260,34 @@ def read_result(folder: Path) -> Result:
         RL4LMsLikeError: there is none, or it is not what a benchmark wrote.
     """
     try:
-        return Result(**json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+        result = Result(**_object_in(folder / RESULT_FILE))
+        counts = {name: value for name, value in vars(result).items() if name in _COUNTS and value is not None}
+        for name, value in {**result.scores, **counts}.items():
+            if value is not None and number(value) is None:
+                raise ValueError(f"{name} is {shown(value)}")
+        if not isinstance(result.versions, dict):
+            raise TypeError(f"versions is {shown(result.versions)}")
     except FileNotFoundError as error:
         raise RL4LMsLikeError(f"{folder} has no {RESULT_FILE}: the run did not end") from error
-    except (TypeError, json.JSONDecodeError) as error:
+    except (TypeError, ValueError) as error:
         raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not what a benchmark wrote: {error}") from error
+    return result
+
+
+def _object_in(file: Path) -> dict[str, Any]:
+    """A file of JSON, which another process, a crash or somebody else may have written.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it holds something else than an object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds {shown(content)}")
+    return content
 
 
 def last_lines(folder: Path, n_lines: int = 5) -> list[str]:

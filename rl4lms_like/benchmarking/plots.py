@@ -15,6 +15,7 @@ import numpy as np
 
 from rl4lms_like.benchmarking.curves import LearningCurves, Line
 from rl4lms_like.benchmarking.statistics import Summary
+from rl4lms_like.core.disk import take_away
 from rl4lms_like.core.errors import import_extra
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A6D00", "#56B4E9", "#1D2024", "#E69F00")
@@ -149,6 +150,7 @@ def _style() -> AbstractContextManager[None]:
 
 
 def _save(figure: Any, file: Path) -> Path:
+    take_away(file)
     figure.savefig(file, bbox_inches="tight", pad_inches=0.12, facecolor="white", metadata={"Software": None})
     return file
 

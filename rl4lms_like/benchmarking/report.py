@@ -19,6 +19,7 @@ from rl4lms_like.benchmarking.results import HEADINGS, Results, cost_rows, headi
 from rl4lms_like.benchmarking.statistics import Interval, bootstrap_interval, probability_of_improvement
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.report import REPORT_FILE
+from rl4lms_like.tracking.run_folder import write_whole
 from rl4lms_like.training.config.yaml_file import dump_yaml
 
 MAX_COMPARED = 8
@@ -81,7 +82,7 @@ def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
         versions=_versions(found),
     )
     path = benchmark.results / REPORT_FILE
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
     return path
 
 

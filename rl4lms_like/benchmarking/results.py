@@ -20,7 +20,7 @@ from rl4lms_like.benchmarking.jobs import Job, Result, jobs_of, read_result, sai
 from rl4lms_like.benchmarking.spec import Benchmark
 from rl4lms_like.benchmarking.statistics import Interval, Summary, summarize
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.tracking.run_folder import to_json, write_whole
 
 COSTS = {"tokens": "tokens", "seconds": "s", "peak_memory_mb": "MiB", "peak_gpu_memory_mb": "MiB", "model_mb": "MiB"}
 
@@ -93,9 +93,9 @@ def write_tables(found: Results) -> None:
     """Writes `results.json`, `table.csv` and `table.md` into the benchmark's folder."""
     folder = found.benchmark.results
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(_as_data(found), indent=2, ensure_ascii=False) + "\n", "utf-8")
-    (folder / "table.csv").write_text(_as_csv(found), "utf-8")
-    (folder / "table.md").write_text(as_markdown(found), "utf-8")
+    write_whole(folder / "results.json", json.dumps(_as_data(found), indent=2, ensure_ascii=False) + "\n")
+    write_whole(folder / "table.csv", _as_csv(found))
+    write_whole(folder / "table.md", as_markdown(found))
 
 
 def heading(found: Results, key: str) -> str:

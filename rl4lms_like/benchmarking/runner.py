@@ -21,6 +21,7 @@ from pathlib import Path
 import rl4lms_like
 from rl4lms_like.benchmarking.display import Display
 from rl4lms_like.benchmarking.jobs import GRACE_S, OUTPUT_FILE, Job, prepare_folder, state_of
+from rl4lms_like.core.disk import refuse_links
 
 POLL_S = 0.1
 
@@ -88,6 +89,7 @@ def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
     prepare_folder(job)
     number = str(threads)
     environment = {**os.environ, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number, "PYTHONUNBUFFERED": "1"}
+    refuse_links([job.folder / OUTPUT_FILE])
     with (job.folder / OUTPUT_FILE).open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", _WORKER, str(job.folder), str(Path(rl4lms_like.__file__).parents[1])],

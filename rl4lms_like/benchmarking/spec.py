@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.core.schema import check_arguments, check_value
@@ -298,4 +299,4 @@ def _load(path: Path, changes: Mapping[str, Any], threads: int) -> AnyConfig:
 
 
 def _beside(spec: Path, path: str) -> Path:
-    return spec.parent / Path(path).expanduser()
+    return spec.parent / with_home(path)

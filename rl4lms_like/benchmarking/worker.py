@@ -11,7 +11,6 @@ from __future__ import annotations
 import _thread
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rl4lms_like.benchmarking.jobs import JOB_FILE, OUTPUT_FILE, Result, at_work, write_result
+from rl4lms_like.core.disk import take_away
 from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
@@ -75,6 +75,7 @@ def _run(folder: Path) -> int:
 
 def _train(folder: Path, job: dict) -> None:
     """Trains, or goes on; from an older checkpoint or from the start, and says so, if the newest one is damaged."""
+    from rl4lms_like.training.config.remote_code import trusting
     from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, older_intact
     from rl4lms_like.training.run import resume
 
@@ -90,7 +91,7 @@ def _train(folder: Path, job: dict) -> None:
             if older is None:
                 raise
             _say(f"going on from {older}")
-            resume(older)
+            resume(older, trust_remote_code=any(trusting(job["config"])))
         except CheckpointError:
             _say("no checkpoint is intact: the run starts over")
             _empty(folder)
@@ -113,10 +114,8 @@ def _train_in(folder: Path, config: AnyConfig) -> None:
 def _empty(folder: Path) -> None:
     """Removes a run, but for what its benchmark wrote."""
     for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name not in (JOB_FILE, OUTPUT_FILE):
-            path.unlink()
+        if path.name not in (JOB_FILE, OUTPUT_FILE):
+            take_away(path)
 
 
 def _say(text: str) -> None:

@@ -29,7 +29,7 @@ from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import use_code_from
 from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable
+from rl4lms_like.core.wording import printable, take_any_letter
 from rl4lms_like.rewards.time_limit import TimeIsUp
 
 
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in ("stdout", "stderr"):
             if getattr(sys, stream) is None:  # closed: a file that is opened later would stand in its place
                 setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the program runs)
+            take_any_letter(getattr(sys, stream))
         sys.excepthook = lambda kind, error, place: _say("".join(traceback.format_exception(kind, error, place)))
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)

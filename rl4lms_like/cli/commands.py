@@ -21,8 +21,12 @@ def _train(options: argparse.Namespace) -> int:
             overrides=options.overrides,
             entity_name=options.entity_name,
             log_to_wandb=options.log_to_wandb,
+            trust_remote_code=options.trust_remote_code,
         )
         return 0
+    if options.trust_remote_code:
+        said = "it is for a run's folder (--resume); a config that you name says so itself, where it names the model"
+        raise ConfigError([Mistake("--trust_remote_code", said)], "the command line")
     from rl4lms_like.training.run import train
 
     train(
@@ -72,6 +76,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         limit=options.limit,
         seed=options.seed,
+        trust_remote_code=options.trust_remote_code,
     )
     return 0
 
@@ -89,24 +94,35 @@ def _generate(options: argparse.Namespace) -> int:
         temperature=options.temperature,
         top_k=options.top_k,
         seed=options.seed,
+        trust_remote_code=options.trust_remote_code,
     )
     for prompt, responses in zip(prompts, texts, strict=True):
         if options.json:
-            print(json.dumps({"prompt": prompt, "texts": responses}, ensure_ascii=sys.stdout.isatty()))
+            escaped = sys.stdout.isatty() or not str(sys.stdout.encoding).lower().startswith("utf")
+            print(json.dumps({"prompt": prompt, "texts": responses}, ensure_ascii=escaped))
         else:
             print(*(printable(f"{prompt} | {response}") for response in responses), sep="\n")
     return 0
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
-    if options.prompts:
-        return list(options.prompts)
-    if options.file is None:
-        return [line for line in sys.stdin.read().splitlines() if line]
+    place = "the command line" if options.prompts else options.file or "standard input"
     try:
-        return [line for line in options.file.read_text(encoding="utf-8").splitlines() if line]
+        if options.prompts:
+            found = list(options.prompts)
+        elif options.file is not None:
+            found = options.file.read_text(encoding="utf-8").splitlines()
+        elif sys.stdin is None:
+            raise RL4LMsLikeError("there are no prompts: none is given, nor --file, and standard input is closed")
+        else:
+            found = sys.stdin.read().splitlines()
+        "".join(found).encode()  # bytes that are no text come as halves of surrogate pairs, which no tokenizer takes
     except OSError as error:
-        raise RL4LMsLikeError(f"cannot read the prompts in {options.file}: {error.strerror}") from error
+        raise RL4LMsLikeError(f"cannot read the prompts in {place}: {error.strerror}") from error
+    except UnicodeError as error:
+        encoding = "UTF-8" if options.file is not None else sys.getfilesystemencoding()
+        raise RL4LMsLikeError(f"the prompts in {place} are not text in {encoding}") from error
+    return [line for line in found if line]
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -90,7 +90,16 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     _add_config(parser).add_argument(
         "--resume", metavar="PATH", help="go on with a run that ended early: its folder, or one of its checkpoints"
     )
+    _add_trust(parser)
     add_run_options(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust_remote_code",
+        action="store_true",
+        help="let code run that comes with a model, where the config in the run's folder asks for it",
+    )
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +120,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("train", "val", "test"), default="test", help="(%(default)s)")
     _add_decoding(parser)
     _add_code(parser)
+    _add_trust(parser)
     parser.add_argument("--num_beams", type=_count, help="beams of --decoding beam (5)")
     parser.add_argument("--batch_size", type=_count, help="prompts per generation call; default: the config's")
     parser.add_argument("--limit", type=_count, help="only the first so many samples")
@@ -123,6 +133,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=Path, help="prompts, one a line")
     parser.add_argument("--n", type=_count, default=1, help="texts for each prompt (%(default)s)")
     _add_decoding(parser)
+    _add_trust(parser)
     parser.add_argument("--temperature", type=float, help="of the sampling")
     parser.add_argument("--top_k", type=int, help="sample from the k likeliest tokens; 0 from all")
     parser.add_argument("--json", action="store_true", help="one JSON object a line: prompt, texts")

@@ -1,12 +1,20 @@
-"""What to say of a file that cannot be written: which one, why, and the way out where the disk is full."""
+"""What to say of a file that cannot be written: which one, why, and the way out where the disk is full.
+
+And whether it is a file at all: a folder may come from somebody else, and a link in it may lead anywhere. And where
+`~` leads, which may be nowhere.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from rl4lms_like.core.errors import RL4LMsLikeError
 
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _SAID = re.compile(r"os error (\d+)")
@@ -41,3 +49,39 @@ def is_full(error: BaseException) -> bool:
     if number is None and (found := _SAID.search(str(error))):
         number = int(found[1])
     return number in _FULL
+
+
+def with_home(path: str | Path) -> Path:
+    """A path with the home that `~` or `~name` stands for; as it is where there is no such home, as a shell leaves it.
+
+    `Path.expanduser` raises a `RuntimeError` instead, also for `~` of a user whom a container does not know.
+    """
+    return Path(os.path.expanduser(path))
+
+
+def share(folder: Path) -> None:
+    """Lets those read the weights in a folder who may read the folder: safetensors keeps them for the user alone."""
+    mode = folder.stat().st_mode & 0o666
+    for file in folder.rglob("*.safetensors"):
+        with suppress(OSError):  # a disk without such modes
+            file.chmod(mode)
+
+
+def refuse_links(files: Iterable[Path]) -> None:
+    """Looks at files that are about to be written to: through a link something else would be, a pipe waits for ever.
+
+    Raises:
+        RL4LMsLikeError: one of them is there and is no file.
+    """
+    for file in files:
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            what = "a link to something else" if file.is_symlink() else "no file"
+            raise RL4LMsLikeError(f"{file} is {what}, and would be written to; put a file in its place, or remove it")
+
+
+def take_away(path: Path) -> None:
+    """Removes a file or a folder, if it is there; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

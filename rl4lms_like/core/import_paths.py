@@ -31,6 +31,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, Mistake
 
 CODE_VARIABLE = "RL4LMS_LIKE_CODE"
@@ -58,7 +59,7 @@ def use_code_from(*folders: str | Path) -> None:
     """
     known = [str(folder) for folder in code_folders()]
     for folder in folders:
-        place = Path(folder).expanduser()
+        place = with_home(folder)
         if not place.is_dir():
             raise ConfigError([Mistake("--code", f"there is no folder {str(folder)!r}")], "the command line")
         if (text := os.path.abspath(place)) not in known:

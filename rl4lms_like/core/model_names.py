@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ModelError
 
 
 def place_of(model_name: str) -> str:
     """A name as transformers takes it: a folder below `~` by its path."""
-    return str(Path(model_name).expanduser()) if model_name.startswith("~") else model_name
+    return str(with_home(model_name)) if model_name.startswith("~") else model_name
 
 
 def require_folder(what: str, model_name: str) -> None:

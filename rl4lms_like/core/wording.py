@@ -39,6 +39,15 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def take_any_letter(stream: Any) -> None:
+    r"""Makes a stream write a letter that its encoding lacks as `\u65e5`, where it would raise.
+
+    Streams in Latin-1 or ASCII lack most letters and all frames of tables, those in UTF-8 half a surrogate pair.
+    """
+    if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+
+
 def describe(annotation: Any) -> str:
     """What values a type takes; `anything` for types that say nothing."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)

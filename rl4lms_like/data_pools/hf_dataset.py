@@ -8,9 +8,9 @@ path: parquet, data_files: {train: a.parquet}    a file format and its files
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.data_pools.base import TextGenPool
@@ -83,7 +83,7 @@ class HfDatasetPool(TextGenPool):
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:
     """Split name -> table."""
     datasets = import_extra("datasets", extra="data", needed_by=_NEEDED_BY)
-    saved = saved_tables(Path(path).expanduser(), _NEEDED_BY)
+    saved = saved_tables(with_home(path), _NEEDED_BY)
     if saved is not None:
         return saved
     files = data_files and {split: _home(file) for split, file in data_files.items()}
@@ -97,7 +97,7 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
 
 def _home(name: str) -> str:
     """A path below `~` in full; hub ids and other paths as they are."""
-    return str(Path(name).expanduser()) if name.startswith("~") else name
+    return str(with_home(name)) if name.startswith("~") else name
 
 
 def _split_of(

@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, require_extra
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.hub import HubTable, saved_tables, table_rows_of
@@ -107,7 +108,7 @@ class Published:
         """
         names_of(split)
         if source.data_dir is not None:
-            place = str(Path(source.data_dir).expanduser())
+            place = str(with_home(source.data_dir))
             rows = self.local_rows(Path(place), split)
         elif default is None and source.hub_id is None:
             raise DataPoolError(f"{self.needed_by}: give `data_dir` or `hub_id`")

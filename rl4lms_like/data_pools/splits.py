@@ -16,6 +16,7 @@ from typing import TextIO, TypeVar
 
 import numpy as np
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError
 
 SPLITS = ("train", "val", "test")
@@ -59,11 +60,11 @@ def file_of(split: str, path: str | None, data_files: Mapping[str, str] | None) 
     if (path is None) == (data_files is None):
         raise DataPoolError("give either `path` (one file for all splits) or `data_files` (one file a split)")
     if path is not None:
-        return Path(path).expanduser(), False
+        return with_home(path), False
     assert data_files is not None
     if split not in data_files:
         raise DataPoolError(f"data_files names no file for split {split!r}; it has {', '.join(data_files)}")
-    return Path(data_files[split]).expanduser(), True
+    return with_home(data_files[split]), True
 
 
 def rows_of_split(

@@ -7,12 +7,14 @@ subproc   SB3's SubprocVecEnv    one process an environment, token by token
 
 from __future__ import annotations
 
+import tempfile
 from functools import partial
 from typing import Any, Literal
 
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.wording import raised
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.processes import EnvInProcess, ProcessVecEnv
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -36,6 +38,7 @@ def make_vec_env(
 
     Raises:
         ConfigError: what does not go with `kind`, or there is no such kind.
+        RL4LMsLikeError: the system starts no processes.
     """
     if kind == "text":
         return TextVecEnv(n_envs, reward_workers=reward_workers, reward_timeout=reward_timeout, **env_kwargs)
@@ -46,5 +49,11 @@ def make_vec_env(
     if kind == "dummy":
         return DummyVecEnv([partial(TextGenEnv, **env_kwargs)] * n_envs)
     if kind == "subproc":
-        return ProcessVecEnv([partial(EnvInProcess, **env_kwargs)] * n_envs)
+        try:
+            return ProcessVecEnv([partial(EnvInProcess, **env_kwargs)] * n_envs)
+        except (OSError, EOFError) as error:
+            raise RL4LMsLikeError(
+                f"the {n_envs} processes of vec_env 'subproc' cannot be started: {raised(error)}. See the limit on "
+                f"processes, and the length of TMPDIR ({tempfile.gettempdir()}), or take vec_env 'text'"
+            ) from error
     raise ConfigError([Mistake("vec_env", f"expected text, dummy or subproc, got {kind!r}")])

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from rl4lms_like.core.errors import RewardError
+from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.env import TextGenEnv
 
 REWARD_ERROR = "reward_error"
@@ -87,6 +89,19 @@ class EnvInProcess(TextGenEnv):
         super().__init__(**arguments)
         if multiprocessing.parent_process() is not None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the run decides
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """As `TextGenEnv`'s; what a reward then draws from the process's generators follows from the prompt's place.
+
+        The place in the sequence of prompts comes from the run's seed, and is part of every checkpoint.
+        """
+        begun = super().reset(seed=seed, options=options)
+        if multiprocessing.parent_process() is not None:
+            place = self.sampler.state_dict()["generator"]["state"]["state"]
+            set_random_seed(derived_seed(0, "reward in a process", place))
+        return begun
 
     def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """As `TextGenEnv`'s; where the reward fails it pays NaN, ends the episode and says why in `info`."""

@@ -20,10 +20,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing import connection
@@ -36,6 +37,7 @@ import numpy as np
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.wording import raised
 from rl4lms_like.rewards.call import AnyReward, TokenRewards, is_batched, score_episodes_in_parts
 from rl4lms_like.rewards.naming import named
 
@@ -148,7 +150,7 @@ class RewardWorkers:
         try:
             for place in places:
                 self._since[place] = 0.0
-                futures[pool.submit(_score, place, [_parcel(episode) for episode in chunks[place]])] = place
+                futures[self._sent(pool, place, chunks[place])] = place
             waiting = set(futures)
             while waiting:
                 done, waiting = wait(waiting, self._until_a_look(), FIRST_COMPLETED)
@@ -166,6 +168,19 @@ class RewardWorkers:
         except BaseException:
             self._kill()
             raise
+
+    def _sent(self, pool: ProcessPoolExecutor, place: int, chunk: Sequence[Observation]) -> Future[TokenRewards]:
+        """A chunk on its way; the first ones start the processes."""
+        parcels = [_parcel(episode) for episode in chunk]
+        try:
+            return pool.submit(_score, place, parcels)
+        except BrokenProcessPool:
+            raise
+        except (OSError, EOFError, RuntimeError) as error:
+            raise RewardError(
+                f"the {self._n_workers} processes of env.reward_workers cannot be started: {raised(error)}. See "
+                f"limits on processes, the length of TMPDIR ({tempfile.gettempdir()}), or set env.reward_workers to 0"
+            ) from error
 
     def _until_a_look(self) -> float | None:
         return None if self._timeout is None else min(_LOOK_EVERY, self._timeout / 2)
@@ -186,7 +201,8 @@ class RewardWorkers:
                 with suppress(AttributeError, OSError):  # no such groups; none by now, or not yet
                     os.killpg(group, signal.SIGKILL)
                 process.kill()
-            pool.shutdown(wait=True, cancel_futures=True)
+            with suppress(RuntimeError):  # its thread could not be started either
+                pool.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
         """Ends the processes."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, import_extra
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
 from rl4lms_like.scoring.references import mean, spread, with_references
@@ -112,7 +113,7 @@ def _loaded(path: str, config_name: str | None) -> Any:
     needed_by = "the metric 'hf_evaluate'"
     evaluate = import_extra("evaluate", extra="lexical", needed_by=needed_by)
     try:
-        return evaluate.load(str(Path(path).expanduser()), config_name=config_name, keep_in_memory=True)
+        return evaluate.load(str(with_home(path)), config_name=config_name, keep_in_memory=True)
     except (FileNotFoundError, ConnectionError, TimeoutError) as error:
         raise MissingResourceError(
             f"the metric {path!r} of the library evaluate",

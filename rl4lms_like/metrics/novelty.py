@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
@@ -22,7 +22,7 @@ class NoveltyMetric(BaseMetric):
     """
 
     def __init__(self, training_texts: str, field: str = "text", max_n: Count = 3) -> None:
-        self.path = Path(training_texts).expanduser()
+        self.path = with_home(training_texts)
         self.field = field
         self.max_n = max_n
         if not self.path.is_file():

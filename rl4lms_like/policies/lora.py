@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import Mistake, ModelError, import_extra
 from rl4lms_like.policies.lora_arguments import LoraArguments
 
@@ -241,5 +242,5 @@ def _refuse_tied(model: PreTrainedModel) -> None:
 
 def _lasting(model_name: str) -> str:
     """A name that means the same in another working directory."""
-    folder = Path(model_name).expanduser()
+    folder = with_home(model_name)
     return str(folder.resolve()) if folder.is_dir() else model_name

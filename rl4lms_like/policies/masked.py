@@ -19,6 +19,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import MaskablePolicyArguments
 from rl4lms_like.policies.base import LMActorCriticPolicy
@@ -171,7 +172,7 @@ def load_mask_model(auto_class: Any, arguments: MaskablePolicyArguments) -> PreT
     Raises:
         ModelError: it cannot be loaded.
     """
-    folder = Path(arguments.model_name).expanduser() / MASK_MODEL_FOLDER
+    folder = with_home(arguments.model_name) / MASK_MODEL_FOLDER
     if not folder.is_dir():
         return None
     model, _ = load_model(

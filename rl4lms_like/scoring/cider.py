@@ -19,6 +19,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import import_extra
 
 NEEDS = "extra 'captions'"
@@ -85,7 +86,7 @@ def existing_file(path: str) -> Path:
     Raises:
         ValueError: there is none.
     """
-    file = Path(path).expanduser()
+    file = with_home(path)
     if not file.is_file():
         raise ValueError(f"references_file: there is no file {file.absolute()}")
     return file

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.devices import existing_device
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.core.model_names import cannot_load, place_of
 from rl4lms_like.scoring.classifier import batches_by_length
@@ -56,11 +57,11 @@ class PreferenceT5(FrozenModel):
             truncation_side="right",
         )
         self.weights = weights
-        if weights is not None and not Path(weights).expanduser().is_file():
+        if weights is not None and not with_home(weights).is_file():
             raise ModelError(f"there is no file {weights!r}, which is to hold the weights of the preference model")
 
     def _load(self) -> Loaded:
-        return super()._load() if self.weights is None else self._from_weights(Path(self.weights).expanduser())
+        return super()._load() if self.weights is None else self._from_weights(with_home(self.weights))
 
     def _from_weights(self, file: Path) -> Loaded:
         import torch

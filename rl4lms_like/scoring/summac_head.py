@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Head:
 
     @cached_property
     def _weights(self) -> list[np.ndarray]:
-        tensors = _read(Path(self.start_file).expanduser())
+        tensors = _read(with_home(self.start_file))
         shapes = dict(zip(_KEYS, ((1, self.n_columns), (1,), (2, 3), (2,)), strict=True))
         found = {key: tuple(tensors[key].shape) for key in _KEYS if key in tensors}
         if found != shapes:
@@ -135,9 +136,9 @@ def require_head(start_file: str | None, needed_by: str) -> str:
     Raises:
         MissingResourceError: none is named, or it is not there.
     """
-    if start_file is not None and Path(start_file).expanduser().is_file():
+    if start_file is not None and with_home(start_file).is_file():
         return start_file
-    named = "none is named" if start_file is None else f"there is no file {Path(start_file).expanduser().absolute()}"
+    named = "none is named" if start_file is None else f"there is no file {with_home(start_file).absolute()}"
     raise MissingResourceError(
         f"a trained head in `start_file` ({named})",
         needed_by=needed_by,

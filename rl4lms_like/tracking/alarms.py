@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking.record import RunRecord
+from rl4lms_like.tracking.run_folder import ALARMS_FILE
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,26 @@ class Told:
 
 
 def findings(run: RunRecord) -> list[Told]:
-    """All alarms of a run, in the order in which they were told."""
-    return [
-        Told(
-            title=str(line["alarm"]).replace("_", " "),
-            when=_when(run, line),
-            said=_sentence(str(line.get("said", ""))),
-            advice=_sentence(str(line.get("advice", ""))),
-            examples=tuple(_example(example) for example in line.get("examples", ())),
-        )
-        for line in run.alarms
-    ]
+    """All alarms of a run, in the order in which they were told.
+
+    Raises:
+        RL4LMsLikeError: the file is not what a run wrote.
+    """
+    try:
+        return [_told(run, line) for line in run.alarms]
+    except (AttributeError, KeyError, TypeError, OverflowError) as error:
+        file = run.path / ALARMS_FILE
+        raise RL4LMsLikeError(f"{file} is not what a run wrote: {type(error).__name__}: {error}") from error
+
+
+def _told(run: RunRecord, line: Mapping[str, Any]) -> Told:
+    return Told(
+        title=str(line["alarm"]).replace("_", " "),
+        when=_when(run, line),
+        said=_sentence(str(line.get("said", ""))),
+        advice=_sentence(str(line.get("advice", ""))),
+        examples=tuple(_example(example) for example in line.get("examples", ())),
+    )
 
 
 def _when(run: RunRecord, line: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import reason
+from rl4lms_like.core.disk import reason, share
 from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
 from rl4lms_like.core.secrets import masked
 from rl4lms_like.tracking.messages import LIBRARY, LogFile, listen
@@ -197,6 +197,7 @@ class Tracker:
         for part in (model, tokenizer):
             if part is not None:
                 part.save_pretrained(path)
+                share(path)
         return path
 
     def finish(self) -> None:

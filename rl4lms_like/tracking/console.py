@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable
+from rl4lms_like.core.wording import printable, take_any_letter
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 
@@ -73,8 +73,12 @@ SUPERVISED = (LOSS, VAL_LOSS, RATE, STEPS)
 class RunConsole(Console):
     """A console that falls silent when nobody reads it any more (`... | head`), its terminal is gone or its disk full.
 
-    rich's own ends the process, or raises.
+    Letters that standard output's encoding lacks are escaped. rich's own ends the process, or raises.
     """
+
+    def __init__(self, **options: Any) -> None:
+        take_any_letter(sys.stdout)
+        super().__init__(**options)
 
     def on_broken_pipe(self) -> None:
         """Sends whatever is printed from now on nowhere."""

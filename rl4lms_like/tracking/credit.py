@@ -98,7 +98,7 @@ def credit_of(run: RunRecord) -> Credit | None:
     lines = list({line.get("iteration"): line for line in run.credit if line.get("episodes")}.values())
     try:
         return _credit(run, lines) if lines else None
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         file = run.path / CREDIT_FILE
         raise RL4LMsLikeError(f"{file} is not what a run wrote: {type(error).__name__}: {error}") from error
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import (
     ALARMS_FILE,
     CONFIG_FILE,
@@ -30,6 +31,8 @@ from rl4lms_like.tracking.sink import Epoch
 
 TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 PREDICTIONS = re.compile(r"^epoch_(?P<epoch>\d+(\.\d+)?)_(?P<split>.+)_split_predictions\.json$")
+LARGEST_COUNT, LARGEST = 2**53, 1e300
+"""Of iterations and epochs, and of all other numbers, so that a chart's axes have numbers too."""
 METRICS = re.compile(r"^(?P<split>.+)_split_metrics\.jsonl$")
 
 
@@ -83,12 +86,12 @@ def read_run(path: str | Path) -> RunRecord:
     iterations: dict[int, dict[str, Any]] = {}
     for name in (ROLLOUT_FILE, TRAINING_FILE):
         for position, line in enumerate(_lines(path / name), start=1):
-            iteration = line.setdefault("iteration", position)
+            iteration = _count(line.setdefault("iteration", position), path / name)
             iterations.setdefault(iteration, {}).update(line)
     began, ended = _times(path / LOG_FILE)
     return RunRecord(
         path=path,
-        config=_load(path / CONFIG_FILE),
+        config=_object(_load(path / CONFIG_FILE), path / CONFIG_FILE),
         iterations=[iterations[iteration] for iteration in sorted(iterations)],
         evaluations=_evaluations(path),
         predictions=_predictions(path),
@@ -115,14 +118,27 @@ def number(value: Any) -> float | None:
     """`value` if it is a finite number, else None (`null`, the text `n/a`, NaN of other writers)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if abs(value) != float("inf") and value == value else None
+    return float(value) if abs(value) <= LARGEST else None
+
+
+def _count(value: Any, file: Path) -> Any:
+    """An iteration or an epoch."""
+    if number(value) is None or abs(value) > LARGEST_COUNT:
+        raise RL4LMsLikeError(f"{file} has {shown(value)} where the number of an iteration or epoch belongs")
+    return value
+
+
+def _object(value: Any, file: Path) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RL4LMsLikeError(f"{file} has {shown(value)} where an object belongs")
+    return value
 
 
 def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
     splits: dict[str, dict[Epoch, dict[str, Any]]] = {}
     for file in sorted(path.iterdir()):
         if match := METRICS.match(file.name):
-            scores = {line["epoch"]: line["metrics"] for line in _lines(file)}
+            scores = {_count(line.get("epoch"), file): _object(line.get("metrics"), file) for line in _lines(file)}
             if scores:  # a full disk leaves empty files
                 splits[match["split"]] = {epoch: scores[epoch] for epoch in sorted(scores)}
     return _in_order(splits)
@@ -131,8 +147,8 @@ def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
 def _predictions(path: Path) -> dict[str, dict[Epoch, Path]]:
     splits: dict[str, dict[Epoch, Path]] = {}
     for file in path.iterdir():
-        if match := PREDICTIONS.match(file.name):
-            epoch = float(match["epoch"])
+        if (match := PREDICTIONS.match(file.name)) and file.is_file():
+            epoch = _count(float(match["epoch"]), file)
             splits.setdefault(match["split"], {})[int(epoch) if epoch.is_integer() else epoch] = file
     return _in_order({split: {epoch: files[epoch] for epoch in sorted(files)} for split, files in splits.items()})
 
@@ -146,17 +162,17 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file; a last line that is not finished yet is left out."""
     if not file.is_file():
         return []
-    whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
     try:
-        return [json.loads(line) for line in whole.split("\n") if line]
-    except json.JSONDecodeError as error:
+        whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
+        return [_object(json.loads(line), file) for line in whole.split("\n") if line]
+    except (ValueError, RecursionError) as error:
         raise RL4LMsLikeError(f"{file} has a line that is not JSON: {error}") from error
 
 
 def _load(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RL4LMsLikeError(f"{file} is not JSON: {error}") from error
 
 
@@ -166,6 +182,7 @@ def _times(log: Path) -> tuple[datetime | None, datetime | None]:
         return None, None
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     times = [match[1] for match in map(TIME_IN_LOG.match, lines) if match]
-    if not times:
+    try:
+        return datetime.fromisoformat(times[0]), datetime.fromisoformat(times[-1])
+    except (IndexError, ValueError):  # no such day
         return None, None
-    return datetime.fromisoformat(times[0]), datetime.fromisoformat(times[-1])

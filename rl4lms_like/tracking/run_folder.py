@@ -33,7 +33,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rl4lms_like.core.disk import naming
+from rl4lms_like.core.disk import naming, refuse_links, take_away
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
@@ -50,6 +50,7 @@ FAILED_FILE = "failed_batch.json"
 METRICS_FILES = "*_split_metrics.jsonl"
 ALARMS_FILE = "alarms.jsonl"
 CREDIT_FILE = "token_credit.jsonl"
+LINES_FILES = (ROLLOUT_FILE, TRAINING_FILE, ALARMS_FILE, CREDIT_FILE)
 PREDICTIONS_FILES = "epoch_*_split_predictions.json"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """What a disk says that knows no locks, as some network disks do."""
@@ -65,12 +66,16 @@ class RunFolder(Sink):
 
     Args:
         path: the folder, as returned by `claim_folder`.
+
+    Raises:
+        RL4LMsLikeError: one of the files is a link.
     """
 
     name = "json"
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        refuse_links((*(path / name for name in (*LINES_FILES, LOG_FILE)), *path.glob(METRICS_FILES)))
         for file in _files_of_lines(path):
             _drop_half_line(file)
 
@@ -210,8 +215,14 @@ def claim_folder(
         The folder that was taken, and its lock.
 
     Raises:
-        RL4LMsLikeError: another process is writing to the folder that is to be resumed.
+        RL4LMsLikeError: another process is writing to the folder that is to be resumed; or no tokenizer could be saved
+            there.
     """
+    try:
+        str(wanted).encode()
+    except UnicodeEncodeError as error:
+        said = f"cannot save models in {str(wanted)!r}: this name is not text in UTF-8"
+        raise RL4LMsLikeError(f"{said}; choose another one, or set PYTHONUTF8=1 if it looks well elsewhere") from error
     text = json.dumps(to_json(config), indent=2, ensure_ascii=False) + "\n"
     if resume:
         wanted.mkdir(parents=True, exist_ok=True)
@@ -294,14 +305,14 @@ def to_json(value: Any) -> Any:
 
 def _files_of_lines(path: Path) -> list[Path]:
     """Files of this library that grow line by line; a user's own are left alone."""
-    names = (ROLLOUT_FILE, TRAINING_FILE, METRICS_FILES, ALARMS_FILE, CREDIT_FILE)
-    return [file for name in names for file in sorted(path.glob(name))]
+    return [file for name in (*LINES_FILES, METRICS_FILES) for file in sorted(path.glob(name))]
 
 
 def write_whole(file: Path, text: str) -> None:
     """Writes a file as a whole or not at all, so that a crash never leaves half a JSON file."""
     partial = file.with_name(f"{file.name}.partial")
     try:
+        take_away(partial)
         with naming(file):
             partial.write_text(text, encoding="utf-8", errors=_ESCAPED)
         os.replace(partial, file)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.training.config.remote_code import refuse_unless_trusted
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import calm_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
@@ -29,6 +30,7 @@ def evaluate_run(
     batch_size: int | None = None,
     limit: int | None = None,
     seed: int = 0,
+    trust_remote_code: bool = False,
 ) -> dict[str, float]:
     """Measures a finished run's model, or any model, on a split.
 
@@ -44,9 +46,13 @@ def evaluate_run(
         batch_size: prompts per generation call; default: the config's.
         limit: only the first so many samples.
         seed: of the sampling.
+        trust_remote_code: let code run that comes with a model, where the config in the run's folder asks for it.
 
     Returns:
         Metric key -> score.
+
+    Raises:
+        ConfigError: the config in the run's folder asks for it, and it is not trusted.
     """
     from rl4lms_like.tracking.run_folder import RunFolder
     from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
@@ -55,6 +61,9 @@ def evaluate_run(
 
     calm_libraries()
     config, model = _config_and_model(run_or_model, config_path)
+    if config_path is None:
+        blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
+        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
     components = build_components(config, with_reward=False)
     tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
     writer = _writer(config, model, tokenizer)
@@ -99,6 +108,7 @@ def generate_texts(
     temperature: float | None = None,
     top_k: int | None = None,
     seed: int = 0,
+    trust_remote_code: bool = False,
 ) -> list[list[str]]:
     """Texts of a tuned model.
 
@@ -111,9 +121,13 @@ def generate_texts(
         temperature: of the sampling.
         top_k: sample from the k likeliest tokens; 0 from all.
         seed: of the sampling.
+        trust_remote_code: let code run that comes with the model, where the config in the run's folder asks for it.
 
     Returns:
         For each prompt `n` texts.
+
+    Raises:
+        ConfigError: the config in the run's folder asks for it, and it is not trusted.
     """
     from rl4lms_like.policies.loading import load_tokenizer
     from rl4lms_like.training.assemble import end_tokens, load_generation_config
@@ -121,6 +135,8 @@ def generate_texts(
 
     calm_libraries()
     config, own_model = _run_of(Path(model))
+    if config is not None:
+        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("alg",))
     name = own_model or _model_name(model)
     own = _policy_arguments(config).get("generation_kwargs") or {}
     arguments = decoding_arguments(

@@ -120,14 +120,16 @@ def _own_overrides(model: str, seed: int, family: str) -> list[str]:
 
 
 def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:
-    evaluations = [json.loads(line) for line in (run_folder / "test_split_metrics.jsonl").read_text().splitlines()]
+    evaluations = [
+        json.loads(line) for line in (run_folder / "test_split_metrics.jsonl").read_text("utf-8").splitlines()
+    ]
     first, last = evaluations[0], evaluations[-1]
     texts = [
-        json.loads((run_folder / f"epoch_{evaluation['epoch']}_test_split_predictions.json").read_text())
+        json.loads((run_folder / f"epoch_{evaluation['epoch']}_test_split_predictions.json").read_text("utf-8"))
         for evaluation in (first, last)
     ]
     numbers = run_folder / "rollout_info.jsonl"
-    rollouts = numbers.read_text().splitlines() if numbers.exists() else []
+    rollouts = numbers.read_text("utf-8").splitlines() if numbers.exists() else []
     return {
         "seed": seed,
         "held_out_perplexity_of_warm_start": perplexity,

@@ -67,22 +67,36 @@ def resume(
     entity_name: str | None = None,
     log_to_wandb: bool = False,
     quiet: bool = False,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Goes on with a run that ended early, from its newest checkpoint or the one named.
+
+    Args:
+        path: the run's folder, or one of its checkpoints.
+        overrides: `train_evaluation.n_iters=200`, in order.
+        entity_name: of Weights & Biases.
+        log_to_wandb: as for `train`.
+        quiet: print nothing but warnings.
+        trust_remote_code: let code run that comes with models, where the config in the run's folder asks for it.
 
     Returns:
         The run folder.
 
     Raises:
         CheckpointError: there is nothing intact to go on from.
+        ConfigError: the overrides have mistakes, or would make it another run; or the config asks for code to run that
+            comes with a model, and it is not trusted.
         RL4LMsLikeError: whatever else went wrong, by name.
     """
+    from rl4lms_like.training.config.remote_code import refuse_unless_trusted
     from rl4lms_like.training.resuming.resume import hold_run, resumption
     from rl4lms_like.training.resuming.same_command import Begun
 
     lock = hold_run(path)
     try:
         found = resumption(path, overrides)
+        asked = found.config.to_dict()
+        refuse_unless_trusted(asked, trust_remote_code, f"the config of {found.run_folder}", tuple(asked))
         folder = found.run_folder.resolve()
         with threads_as_before(), deterministic_operations(found.config.deterministic):
             return _train(

@@ -15,7 +15,7 @@ import pytest
 from rl4lms_like.benchmarking import plots
 from rl4lms_like.benchmarking.comparison import compare
 from rl4lms_like.benchmarking.curves import learning_curves, polyline
-from rl4lms_like.benchmarking.jobs import jobs_of
+from rl4lms_like.benchmarking.jobs import jobs_of, read_result, state_of, write_result
 from rl4lms_like.benchmarking.main import benchmark
 from rl4lms_like.benchmarking.plots import COLOURS, _apart, plot_curves
 from rl4lms_like.benchmarking.report import _pairs
@@ -284,3 +284,53 @@ def test_a_comparison_that_cannot_be_made_says_what_is_there(results, tmp_path):
         compare(results / "ppo", results / "slow", metrics=["wrds"])
     with pytest.raises(RL4LMsLikeError, match="give RESULTS/LABEL twice"):
         compare(results, results / "slow")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("[" * 200_000, "[1]", "\udcff", "9" * 5000, "{}"),
+        *({"scores": {"test:x": "<b>"}}, {"scores": [1]}, {"scores": {"test:x": float("nan")}}, {"tokens": "1"}),
+        *({"versions": [1]}, {"seed": "x"}),
+    ],
+)
+def test_a_result_that_no_benchmark_wrote_is_named_or_run_again(finished, capsys, content):
+    """A folder of results may come from somebody else."""
+    (job, *_) = jobs_of(load_benchmark(finished))
+    file = job.folder / "result.json"
+    text = content if isinstance(content, str) else json.dumps(json.loads(file.read_text()) | content)
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    if text == "{}" or text[-1] == "}":
+        with pytest.raises(RL4LMsLikeError, match="not what a benchmark wrote"):
+            benchmark(finished, report_only=True)
+    else:
+        assert state_of(job) == "unfinished"
+        benchmark(finished, report_only=True)
+        assert "3 of 4" in (job.folder.parents[2] / "table.md").read_text()
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "[1]", "3", "\udcff", '{"config": 3}', '{"config": []}'])
+def test_a_job_that_no_benchmark_wrote_is_unfinished(finished, content):
+    (job, *_) = jobs_of(load_benchmark(finished))
+    (job.folder / "job.json").write_text(content, encoding="utf-8", errors="surrogateescape")
+    assert state_of(job) in ("unfinished", "changed")
+    benchmark(finished, report_only=True)
+
+
+def test_a_benchmark_writes_through_no_link(finished, tmp_path):
+    own, out = tmp_path / "own.txt", tmp_path / "out"
+    own.write_text("mine")
+    benchmark(finished, report_only=True)
+    (job, *_) = jobs_of(load_benchmark(finished))
+    pictures = [path.relative_to(out) for path in (out / "figures").iterdir()]
+    for name in ("report.html", "results.json", "table.csv", "table.md", "report.html.partial", *pictures):
+        (out / name).unlink(missing_ok=True)
+        (out / name).symlink_to(own)
+    benchmark(finished, report_only=True)
+    (job.folder / "job.json.partial").symlink_to(own)
+    (job.folder / "result.json.partial").symlink_to(own)
+    write_result(job.folder, read_result(job.folder))
+    (out / ".lock").symlink_to(own)
+    with pytest.raises(RL4LMsLikeError, match=r"\.lock is a link"):
+        benchmark(finished)
+    assert own.read_text() == "mine"

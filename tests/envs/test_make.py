@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from rl4lms_like.core.errors import ConfigError, RewardError
+from rl4lms_like.core.errors import ConfigError, RewardError, RL4LMsLikeError
 from rl4lms_like.envs.make import make_vec_env
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -61,6 +61,15 @@ class Fails(RewardFunction):
         if self.n == 9:
             os._exit(3)
         return {}["topic"] if self.n == 3 else 0.0
+
+
+def test_processes_that_the_system_does_not_start_are_named_with_the_key(env_kwargs, monkeypatch):
+    def refused(*_, **__):
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr("rl4lms_like.envs.make.ProcessVecEnv", refused)
+    with pytest.raises(RL4LMsLikeError, match=r"2 processes of vec_env 'subproc' cannot be started.*too long.*TMPDIR"):
+        make_vec_env("subproc", 2, **env_kwargs)
 
 
 @pytest.mark.parametrize("kind", ["dummy", "subproc"])

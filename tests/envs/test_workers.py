@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
 from types import SimpleNamespace
 
@@ -289,6 +290,25 @@ def test_an_interrupt_ends_a_reward_that_hangs(make_env, play_all):
         play_all(env)
     env.close()
     assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("error", [OSError("AF_UNIX path too long"), EOFError("unexpected EOF")])
+def test_processes_that_cannot_be_started_are_named_with_the_key(error, make_env, batch_of, monkeypatch):
+    def submit(*_):
+        raise error
+
+    def shutdown(*_, **__):
+        raise RuntimeError("cannot join thread before it is started")
+
+    env = make_env(WhereItRuns(), 2)
+    env.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessPoolExecutor, "submit", submit)
+        patch.setattr(ProcessPoolExecutor, "shutdown", shutdown)
+        said = f"2 processes of env.reward_workers cannot be started: {type(error).__name__}: {error}.*TMPDIR"
+        with pytest.raises(RewardError, match=said):
+            env.play(batch_of([[40]] * N_ENVS))
+    env.close()
 
 
 def test_a_reward_that_cannot_travel_is_refused_at_once(make_env):

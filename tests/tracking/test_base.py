@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking import RunDescription, Sink, Tracker
+from rl4lms_like.tracking.run_folder import RunFolder, write_whole
 
 CONFIG = {"alg": {"id": "ppo"}, "seed": 0}
 
@@ -160,6 +162,46 @@ def test_the_log_file_has_this_librarys_messages_only(tracker):
     log = (tracker.run_path / "log.txt").read_text()
     assert "[INFO] ours" in log
     assert "theirs" not in log and "too fine" not in log
+
+
+@pytest.mark.parametrize(
+    "name", ["log.txt", "rollout_info.jsonl", "alarms.jsonl", "val_split_metrics.jsonl", "my_split_metrics.jsonl"]
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_that_goes_on_writes_through_no_link(tmp_path, name, there):
+    """Its folder may come from somebody else, and the link lead to a file of one's own."""
+    own = tmp_path / "own.txt"
+    folder = tmp_path / "project" / "experiment"
+    folder.mkdir(parents=True)
+    if there:
+        own.write_text("mine, without a last line's end")
+    (folder / name).symlink_to(own)
+    with pytest.raises(RL4LMsLikeError, match=f"{name} is a link"):
+        Tracker(tmp_path, CONFIG, "project", "experiment", quiet=True, resume=True)
+    assert own.exists() == there and (not there or own.read_text() == "mine, without a last line's end")
+
+
+def test_a_place_where_no_tokenizer_can_be_saved_is_told_before_anything_is_computed(tmp_path):
+    for resume in (False, True):
+        with pytest.raises(RL4LMsLikeError, match=r"udce9.*not text in UTF-8.*PYTHONUTF8=1"):
+            Tracker(tmp_path / "caf\udce9", CONFIG, "p", "e", resume=resume)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "alarms.jsonl")
+    with pytest.raises(RL4LMsLikeError, match=r"alarms\.jsonl is no file"):
+        RunFolder(tmp_path)
+
+
+def test_a_file_that_is_written_whole_is_written_through_no_link(tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_text("mine")
+    for name in ("config.json", "config.json.partial"):
+        (tmp_path / name).symlink_to(own)
+    write_whole(tmp_path / "config.json", "{}")
+    assert own.read_text() == "mine"
+    assert (tmp_path / "config.json").read_text() == "{}" and not (tmp_path / "config.json").is_symlink()
 
 
 def test_a_finished_tracker_hears_nothing_more(tmp_path):

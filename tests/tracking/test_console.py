@@ -113,6 +113,28 @@ with Tracker({str(tmp_path)!r}, {{}}, "p", "e") as tracker:
     assert len((tmp_path / "p" / "e" / "rollout_info.jsonl").read_text().splitlines()) == 2000
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_letters_that_the_output_lacks_end_no_run(encoding, terminal, tmp_path):
+    program = r"""
+import logging, sys
+from rl4lms_like.tracking import Tracker
+with Tracker(sys.argv[1], {}, "p", "e") as tracker:
+    tracker.start(2)
+    tracker.log_rollout_infos({"rollout_info/ep_rew": 1.0})
+    tracker.log_metrics(0, "val", {"a/\u65e5\ud83d": 1.0})
+    logging.getLogger("rl4lms_like.doctor").warning("\u65e5\ud83d")
+    tracker.print("\xe9")
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding} | ({"FORCE_COLOR": "1"} if terminal else {})
+    run = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert run.returncode == 0, run.stderr.decode()
+    assert b"failed" not in run.stdout + run.stderr
+    shown = run.stdout.decode(encoding)
+    assert (r"warning: \u65e5\ud83d" if encoding != "utf-8" else r"warning: 日\ud83d") in shown
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (11232, "3:07:12")])
 def test_duration(seconds, text):
     assert duration(seconds) == text

@@ -204,6 +204,52 @@ def test_a_folder_without_a_run_and_a_broken_file_are_errors(tmp_path, tracker):
         write_report(tracker.run_path)
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("config.json", "epoch_0_val_split_predictions.json"),
+        *("rollout_info.jsonl", "val_split_metrics.jsonl", "alarms.jsonl", "token_credit.jsonl"),
+    ],
+)
+@pytest.mark.parametrize("content", ["[" * 200_000, "[1]", "3", "9" * 5000, "\udcff", '{"a": 1'])
+def test_a_file_that_no_run_wrote_is_named(tracker, file, content):
+    whole_run(tracker)
+    (tracker.run_path / file).write_text(content + "\n", encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(RL4LMsLikeError, match=re.escape(file)):
+        write_report(tracker.run_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        *(("rollout_info.jsonl", f'{{"iteration": {value}}}') for value in ('"1"', "null", "[1]", "NaN", "1e308")),
+        *(("val_split_metrics.jsonl", f'{{"epoch": {value}, "metrics": {{}}}}') for value in ('"1"', "Infinity")),
+        ("val_split_metrics.jsonl", '{"metrics": {}}'),
+        ("val_split_metrics.jsonl", '{"epoch": 1, "metrics": null}'),
+        ("alarms.jsonl", "{}"),
+        ("alarms.jsonl", '{"alarm": "x", "examples": [1]}'),
+    ],
+)
+def test_a_line_that_no_run_wrote_is_named_with_its_file(tracker, file, line):
+    whole_run(tracker)
+    with (tracker.run_path / file).open("a") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(RL4LMsLikeError, match=re.escape(file)):
+        write_report(tracker.run_path)
+
+
+def test_numbers_too_large_for_a_chart_are_gaps_and_a_time_that_never_was_is_none(tracker):
+    lines = "".join(
+        f'{{"iteration": {i}, "rollout_info/ep_rew": {x}}}\n' for i, x in enumerate(("1e308", "-1e308", "1"))
+    )
+    (tracker.run_path / "rollout_info.jsonl").write_text(
+        lines + f'{{"iteration": 3, "rollout_info/ep_rew": {10**400}}}\n'
+    )
+    (tracker.run_path / "log.txt").write_text("2026-99-99 99:99:99 a message\n")
+    assert read_run(tracker.run_path).curve("rollout_info/ep_rew") == [(0, None), (1, None), (2, 1.0), (3, None)]
+    page_of(tracker.run_path)
+
+
 def test_every_key_that_is_drawn_or_shown_is_explained():
     explained = (Path(__file__).parents[2] / "docs" / "metrics_explained.md").read_text(encoding="utf-8")
     drawn = [(key, curve.band) for curve in CURVES for keys in curve.lines.values() for key in keys]

@@ -280,14 +280,14 @@ def files_of(folder: Path) -> dict[str, Any]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if name.endswith("_metrics.jsonl"):
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             found[name] = [(line["epoch"], sorted(line["metrics"])) for line in lines]
         elif name.endswith("token_credit.jsonl"):
-            found[name] = [len(json.loads(line)["episodes"]) for line in path.read_text().splitlines()]
+            found[name] = [len(json.loads(line)["episodes"]) for line in path.read_text("utf-8").splitlines()]
         elif name.endswith(".jsonl"):
-            found[name] = len(path.read_text().splitlines())
+            found[name] = len(path.read_text("utf-8").splitlines())
         elif name.endswith("predictions.json"):
-            found[name] = [each["generated_text"] for each in json.loads(path.read_text())]
+            found[name] = [each["generated_text"] for each in json.loads(path.read_text("utf-8"))]
         else:
             found[name] = None
     return found

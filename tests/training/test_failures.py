@@ -28,10 +28,10 @@ def test_a_reward_that_fails_in_the_third_iteration(what, said, tiny_config, tmp
     with pytest.raises(RewardError, match=rf"(?s)Late.*{said}"):
         run(tiny_config, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
-    assert len((folder / "rollout_info.jsonl").read_text().splitlines()) == 2
-    assert json.loads((folder / "val_split_metrics.jsonl").read_text().splitlines()[0])["epoch"] == 0
+    assert len((folder / "rollout_info.jsonl").read_text("utf-8").splitlines()) == 2
+    assert json.loads((folder / "val_split_metrics.jsonl").read_text("utf-8").splitlines()[0])["epoch"] == 0
     assert (folder / "report.html").exists()
-    assert "Late" in (folder / "log.txt").read_text()
+    assert "Late" in (folder / "log.txt").read_text("utf-8")
 
 
 def test_the_texts_that_a_reward_failed_on_are_kept_until_the_run_goes_on(tiny_config, tmp_path):
@@ -40,14 +40,14 @@ def test_the_texts_that_a_reward_failed_on_are_kept_until_the_run_goes_on(tiny_c
     with pytest.raises(RewardError, match=r"(?s)Late .*\nThe 4 texts that it was to score: .*failed_batch\.json$"):
         run(tiny_config, tmp_path)
     file = tmp_path / "rl4lm_exps" / "run" / "failed_batch.json"
-    failed = json.loads(file.read_text())
+    failed = json.loads(file.read_text("utf-8"))
     assert "the_missing_key" in failed["error"]
     assert [text["prompt_text"] for text in failed["texts"]] == ["Count with me:"] * 4
     assert all(text["generated_text"] and text["sample_id"] in "012345" for text in failed["texts"])
-    log = (file.parent / "log.txt").read_text()
+    log = (file.parent / "log.txt").read_text("utf-8")
     assert 'raise KeyError("the_missing_key")' in log, "where it was raised"
     run(tiny_config, tmp_path)  # it goes on, with a reward that can pay for the one iteration that is left
-    assert len((file.parent / "rollout_info.jsonl").read_text().splitlines()) == 3
+    assert len((file.parent / "rollout_info.jsonl").read_text("utf-8").splitlines()) == 3
     assert not file.exists()
 
 
@@ -55,7 +55,7 @@ def test_a_metric_that_exits_does_not_end_the_run_as_if_it_were_done(tiny_config
     tiny_config["train_evaluation"]["metrics"] = [{"id": f"{HERE}:Broken"}]
     with pytest.raises(MetricError, match=r"Broken failed on split 'val' \(6 texts\): SystemExit: 0"):
         run(tiny_config, tmp_path)
-    texts = json.loads((tmp_path / "rl4lm_exps" / "run" / "failed_batch.json").read_text())["texts"]
+    texts = json.loads((tmp_path / "rl4lm_exps" / "run" / "failed_batch.json").read_text("utf-8"))["texts"]
     assert len(texts) == 6 and texts[0].keys() >= {"sample_id", "prompt_text", "generated_text", "references"}
 
 
@@ -158,12 +158,12 @@ def test_half_of_a_surrogate_pair_in_the_samples_is_kept_as_it_is(tiny_config, t
     tiny_config["datapool"] = {"id": f"{HERE}:Samples", "args": {"what": "half"}}
     tiny_config["train_evaluation"] |= {"n_iters": 1, "save_model": False}
     folder = run(tiny_config, tmp_path)
-    (first, *_) = json.loads((folder / "epoch_0_val_split_predictions.json").read_text())
+    (first, *_) = json.loads((folder / "epoch_0_val_split_predictions.json").read_text("utf-8"))
     assert first["ref_text"] == "<START-1>half a pair \ud83d<END-1>"
     tiny_config["reward_fn"] = {"id": f"{HERE}:TooFew"}
     with pytest.raises(RewardError, match=r"TooFew .*\n.*failed_batch\.json"):
         run(tiny_config, tmp_path / "failed")
-    failed = json.loads((tmp_path / "failed" / "rl4lm_exps" / "run" / "failed_batch.json").read_text())
+    failed = json.loads((tmp_path / "failed" / "rl4lm_exps" / "run" / "failed_batch.json").read_text("utf-8"))
     assert failed["texts"][0]["meta_info"] == {"half": "\udfff"}
 
 

@@ -9,7 +9,10 @@ names of runs       lead nowhere but below the folder of the results
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -22,6 +25,7 @@ from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.tracking.base import logger
 from rl4lms_like.training.config.run_config import load_config, parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.training.resuming.interrupted import tell_the_way_on
 from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import train_config
 
@@ -84,8 +88,8 @@ def test_a_run_s_files_console_and_checkpoints_show_no_secret_and_it_goes_on(jud
     for path, content in files.items():
         refuse_secrets(content, path)
     refuse_secrets((printed.out + printed.err).encode(), "the console")
-    assert "asking with the key *** at" in (folder / "log.txt").read_text()
-    assert json.loads((folder / "config.json").read_text())["reward_fn"]["args"]["api_key"] == "${JUDGE_KEY}"
+    assert "asking with the key *** at" in (folder / "log.txt").read_text("utf-8")
+    assert json.loads((folder / "config.json").read_text("utf-8"))["reward_fn"]["args"]["api_key"] == "${JUDGE_KEY}"
     assert resumption(folder, ["train_evaluation.n_iters=2"]).config.reward_fn.args["api_key"] == "${JUDGE_KEY}"
     capfd.readouterr()
     (tmp_path / "c.yml").write_text(dump_yaml(judged))
@@ -242,3 +246,52 @@ def test_a_reward_s_failure_is_still_named(judged, tmp_path):
     judged["reward_fn"]["args"]["fails"] = True
     with pytest.raises(RewardError, match="Judge failed on a batch of 4"):
         train_config(parse_config(judged), base_path_to_store_results=tmp_path)
+
+
+@pytest.fixture
+def with_code(tiny_gpt2_dir, tmp_path, monkeypatch, tiny_config):
+    """The folder of a run whose model brings code, and whose config lets it run; the code leaves a mark."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "run" / "model"
+    shutil.copytree(tiny_gpt2_dir, folder)
+    mark = tmp_path / "was_run"
+    (folder / "own.py").write_text(f"open({os.fspath(mark)!r}, 'w').close()\nraise SystemError('stops here')\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own_kind", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    tiny_config["alg"]["policy"]["args"]["trust_remote_code"] = True
+    (tmp_path / "run" / "config.json").write_text(json.dumps(tiny_config))
+    return tmp_path / "run", mark
+
+
+@pytest.mark.parametrize("command", [["generate", "RUN", "hello"], ["evaluate", "RUN"]], ids=["generate", "evaluate"])
+def test_a_config_beside_the_model_lets_no_code_run_unless_the_user_does(command, with_code, capsys):
+    folder, mark = with_code
+    command = [str(folder) if word == "RUN" else word for word in command]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "alg.policy.args.trust_remote_code: true in a run's folder" in said and "--trust_remote_code" in said
+    assert not mark.exists()
+    assert main([*command, "--trust_remote_code"]) != 0
+    assert "stops here" in capsys.readouterr().err
+    assert mark.exists()
+
+
+def test_a_run_that_goes_on_asks_too_and_says_how(tiny_config, tmp_path, capsys):
+    tiny_config["alg"]["policy"]["args"]["trust_remote_code"] = True
+    tiny_config["train_evaluation"] |= {"n_iters": 1, "save_every": 1}
+    folder = train_config(parse_config(tiny_config), base_path_to_store_results=tmp_path, quiet=True)
+    command = ["train", "--resume", str(folder), "--set", "train_evaluation.n_iters=2"]
+    assert main(command) == 2
+    assert "alg.policy.args.trust_remote_code: true in a run's folder" in capsys.readouterr().err
+    assert main([*command, "--trust_remote_code"]) == 0
+    tracker = SimpleNamespace(run_path=folder, run_config=tiny_config, log_info=print)
+    tell_the_way_on(tracker)
+    assert f"--resume {folder} --code" in (said := capsys.readouterr().out)
+    assert said.rstrip().endswith(" --trust_remote_code")
+
+
+def test_a_config_that_the_user_names_says_so_itself(tiny_config, tmp_path, capsys):
+    (tmp_path / "run.yml").write_text(dump_yaml(tiny_config))
+    assert main(["train", str(tmp_path / "run.yml"), "--trust_remote_code"]) == 2
+    assert "--trust_remote_code: it is for a run's folder (--resume)" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, without_second_derivatives
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import Mistake
 from rl4lms_like.core.schema import at, join, signature_of, unknown_key
 from rl4lms_like.core.secrets import names_variable
@@ -55,7 +56,7 @@ def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
     return [
         Mistake(path, f"there is no folder {name!r}" + _where_from(name))
         for path, name in names
-        if isinstance(name, str) and names_folder(name) and not Path(name).expanduser().is_dir()
+        if isinstance(name, str) and names_folder(name) and not with_home(name).is_dir()
     ]
 
 
@@ -65,7 +66,7 @@ def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
     folder = at(blocks, "datapool.args.data_dir")
     if not module.startswith("rl4lms_like.data_pools.") or not isinstance(folder, str) or names_variable(folder):
         return []
-    if Path(folder).expanduser().is_dir():
+    if with_home(folder).is_dir():
         return []
     return [Mistake("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
 
@@ -83,7 +84,7 @@ def names_folder(name: str) -> bool:
 
 
 def _where_from(name: str) -> str:
-    return "" if Path(name).expanduser().is_absolute() else f" below {Path.cwd()}"
+    return "" if with_home(name).is_absolute() else f" below {Path.cwd()}"
 
 
 def _pool_files(blocks: dict[str, Any]) -> list[Mistake]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.places import GENERATION
+from rl4lms_like.training.config.remote_code import trusting
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 _DEFAULT_LENGTH = 20
@@ -48,7 +49,7 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     """Everything worth knowing about a config that has no mistakes."""
     return [
-        *_foreign_code(blocks, ""),
+        *_foreign_code(blocks),
         *_without_meaning(blocks),
         *_repeated_metrics(blocks),
         *_sampling(blocks),
@@ -57,13 +58,9 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     ]
 
 
-def _foreign_code(value: Any, path: str) -> Iterator[Notice]:
-    """Where a config lets code run that comes with a model or metric."""
-    items = value if isinstance(value, Mapping) else dict(enumerate(value if isinstance(value, list) else ()))
-    for key, item in items.items():
-        if key == "trust_remote_code" and item is True:
-            yield Notice(join(path, key), "code runs that comes with what is named here; leave it only if you trust it")
-        yield from _foreign_code(item, join(path, key))
+def _foreign_code(blocks: Mapping[str, Any]) -> list[Notice]:
+    message = "code runs that comes with what is named here; leave it only if you trust it"
+    return [Notice(path, message) for path in trusting(blocks)]
 
 
 def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:

@@ -25,6 +25,7 @@ class Case:
         target_kl: what the KL controller steers to.
         kl_per_sequence: whether that is meant for a whole response.
         estimates_kl: whether what is paid for the KL is the estimate that can be below 0 (`estimator: k1`).
+        is_masked: whether a mask decides which tokens are sampled (NLPO).
         norm_reward: whether the critic sees rewards divided by their standard deviation.
         can_end: whether responses can end before the length limit.
         step_keys: the keys that make updates smaller.
@@ -38,6 +39,7 @@ class Case:
     target_kl: float | None = None
     kl_per_sequence: bool = False
     estimates_kl: bool = True
+    is_masked: bool = False
     norm_reward: bool = False
     can_end: bool = True
     step_keys: str = "alg.args.learning_rate or n_epochs"

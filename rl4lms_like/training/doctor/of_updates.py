@@ -18,6 +18,17 @@ CRITIC_ADVICE = (
     "Lower {}, take alg.policy.args.value_head_init: zero, or scale the reward (alg.kl_div.norm_reward: true)"
 )
 
+SLOW_CRITIC_ADVICE = (
+    "Its loss hardly moves: raise {}, take alg.policy.args.value_head_init: zero, or scale the reward "
+    "(alg.kl_div.norm_reward: true)"
+)
+
+STANDS_STILL = 3.0
+"""Largest over smallest value loss of a critic that is where it began; one that takes too large steps jumps about."""
+
+SMALL_KL = 0.005
+"""Of an update, nats per token: half of the tokens leave a clip range of 0.2 at 0.01 and more."""
+
 STOP_EARLY = ", or stop updates that have gone far: alg.args.target_kl (0.02)"
 
 GETS_BETTER = 0.25
@@ -82,11 +93,15 @@ def kl_negative(history: History, case: Case) -> Finding | None:
     kls = history.last("kl", case.limits.patience)
     if limit is None or not case.estimates_kl or not all_below(kls, -limit):
         return None
+    mask = (
+        "The mask decides what is sampled: raise alg.policy.args.top_mask, or take the policy over into the mask more "
+        "often (alg.policy.args.target_update_iterations). "
+    )
     return Finding(
         f"the estimated KL to the reference has been below -{limit:g} nats per token for {len(kls)} iterations: "
         f"{listed(kls)}",
-        "Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no min_length in "
-        "alg.policy.args.generation_kwargs; or take alg.kl_div.estimator: k3, which is never negative",
+        f"{mask if case.is_masked else ''}Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no "
+        "min_length in alg.policy.args.generation_kwargs; or take alg.kl_div.estimator: k3, which is never negative",
         {"kl": kls, "limit": -limit},
     )
 
@@ -111,7 +126,7 @@ def entropy_collapse(history: History, case: Case) -> Finding | None:
     return Finding(
         f"the entropy has been below {max(bounds):.3g} nats per token for {len(values)} iterations: {listed(values)}; "
         f"in the first one it was {start:.3g}",
-        f"Raise alg.kl_div.coeff, or give alg.args.ent_coef (0.01), or lower {case.step_keys}",
+        f"Raise alg.kl_div.coeff or alg.args.ent_coef (say from 0 to 0.01), or lower {case.step_keys}",
         {"entropy": values, "limit": max(bounds), "first": start},
     )
 
@@ -168,10 +183,13 @@ def _unexplained(history: History, case: Case) -> Finding | None:
         return None
     if any(n < FEWEST_EPISODES for n in history.last("n_episodes", limits.window)):
         return None
+    losses = history.last("value_loss", limits.window)
+    rate = f"alg.args.{'critic_learning_rate' if 'critic_learning_rate' in case.critic_keys else 'learning_rate'}"
+    stands_still = bool(losses) and max(losses) <= STANDS_STILL * min(losses)
     return Finding(
         f"the explained variance of the returns has been below {limits.min_explained_variance:g} for {len(long)} "
         f"iterations, now {long[-1]:.3g}: a constant would fit better than the critic",
-        CRITIC_ADVICE.format(case.critic_keys),
+        SLOW_CRITIC_ADVICE.format(rate) if stands_still else CRITIC_ADVICE.format(case.critic_keys),
         {"explained_variance": long, "limit": limits.min_explained_variance},
     )
 
@@ -206,9 +224,13 @@ def large_updates(history: History, case: Case) -> Finding | None:
     values = clipped if too_many else kls
     what = "share of clipped tokens" if too_many else "KL of an update to the rollout's policy"
     limit = limits.max_clip_fraction if too_many else limits.max_approx_kl
+    if too_many and all_below(kls[-1:], SMALL_KL):
+        advice = f"The updates are small, their KL is {listed(kls[-1:])}: raise alg.args.clip_range (0.2)"
+    else:
+        advice = f"Lower {case.step_keys}{STOP_EARLY if 'n_epochs' in case.step_keys else ''}"
     return Finding(
         f"the {what} has been above {limit:g} for {len(values)} iterations: {listed(values)}",
-        f"Lower {case.step_keys}{STOP_EARLY if 'n_epochs' in case.step_keys else ''}",
+        advice,
         {"clip_fraction" if too_many else "approx_kl": values, "limit": float(limit or 0.0)},
     )
 

@@ -212,6 +212,7 @@ def case_of(run: Run) -> Case:
         target_kl=controller.target_kl,
         kl_per_sequence=isinstance(controller, HorizonKLController),
         estimates_kl=controller.estimator == "k1",
+        is_masked=hasattr(policy, "top_mask"),
         norm_reward=run.config.alg.kl_div.norm_reward,
         can_end=bool(algorithm.collector.eos_token_ids) and algorithm.collector.max_episode_length > 1,
         step_keys=step_keys_of(algorithm),

@@ -8,9 +8,9 @@ trunk        without the    trained_trunk   those of them that a critic has
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.estimates.budget import BatchPlan
@@ -167,7 +167,7 @@ def _model_config(model_name: str, arguments: PolicyArguments) -> PretrainedConf
 
     from rl4lms_like.policies.loading import whole_checkpoint
 
-    name = whole_checkpoint(str(Path(model_name).expanduser()), local_files_only=True)
+    name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             name, local_files_only=True, trust_remote_code=arguments.trust_remote_code

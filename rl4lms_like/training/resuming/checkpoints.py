@@ -16,13 +16,14 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.disk import share, take_away
 from rl4lms_like.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -120,22 +121,25 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
         write: writes the files into the folder that it is given.
     """
     partial, before = (folder.with_name(folder.name + end) for end in (_PARTIAL, _REPLACED))
-    shutil.rmtree(partial, ignore_errors=True)
     try:
+        take_away(partial)
         write(partial)
+        share(partial)
         for path in (*sorted(partial.rglob("*")), partial):
             flush(path)
         if folder.exists():  # it is not taken away before the other one stands in its place
-            shutil.rmtree(before, ignore_errors=True)
+            take_away(before)
             os.replace(folder, before)
         os.replace(partial, folder)
     except BaseException:
         if before.exists() and not folder.exists():
             os.replace(before, folder)
-        shutil.rmtree(partial, ignore_errors=True)  # a full disk would stay full
+        with suppress(OSError):  # a full disk would stay full
+            take_away(partial)
         raise
     flush(folder.parent)
-    shutil.rmtree(before, ignore_errors=True)
+    with suppress(OSError):
+        take_away(before)
     return folder
 
 
@@ -217,12 +221,12 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
     """
     for left in [path for path in base.glob("*") if path.is_dir()]:
         if _LEFT.fullmatch(left.name):
-            shutil.rmtree(left)
+            take_away(left)
         elif _place(left) and not (left / MANIFEST).is_file():
             _take_state_away(left)
     for later in _with_state(base):
         if _place(later) > (iteration, interrupted):  # type: ignore[operator]
-            _take_state_away(later)
+            take_away(later) if later.is_symlink() else _take_state_away(later)
     if keep is not None:
         remove_older(base, iteration, keep)
 
@@ -236,8 +240,7 @@ def forget_interrupted(base: Path, but: Path | None = None) -> None:
     """Removes what a run that ended early had saved, `but` one."""
     for path in base.glob("*"):
         if path != but and ended_early(path) and path.is_dir():
-            (path / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
-            shutil.rmtree(path)
+            _remove(path)
 
 
 def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] = ()) -> None:
@@ -252,8 +255,7 @@ def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] 
     found = [path for path in checkpoints_in(base) if _number(path) <= iteration]  # type: ignore[operator]
     stay = {*found[-1:], *(path for path in found if path in spare)}
     for path in [path for path in found if path not in stay][: max(len(found) - max(keep, len(stay)), 0)]:
-        (path / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
-        shutil.rmtree(path)
+        _remove(path)
 
 
 def checkpoints_in(base: Path) -> list[Path]:
@@ -283,8 +285,15 @@ def _number(checkpoint: Path) -> int | None:
     return None if found is None else int(found[1])
 
 
+def _remove(checkpoint: Path) -> None:
+    if not checkpoint.is_symlink():
+        (checkpoint / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
+    take_away(checkpoint)
+
+
 def _take_state_away(checkpoint: Path) -> None:
-    for name in (MANIFEST, STATE, TENSORS):
+    """Leaves the model, and all of what a link leads to, which may be somebody else's."""
+    for name in (MANIFEST, STATE, TENSORS) if not checkpoint.is_symlink() else ():
         (checkpoint / name).unlink(missing_ok=True)
 
 

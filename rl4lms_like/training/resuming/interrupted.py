@@ -15,6 +15,7 @@ from rl4lms_like.core.errors import CheckpointError, OutOfMemoryError, RL4LMsLik
 from rl4lms_like.core.import_paths import code_options
 from rl4lms_like.core.schema import at
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.config.remote_code import trust_option
 from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
     MANIFEST,
@@ -58,6 +59,7 @@ def tell_the_way_on(tracker: Tracker, error: BaseException | None = None) -> Non
     where = "where it was interrupted" if ended_early(checkpoint) else f"after {checkpoint.name}"
     tracker.log_info(
         f"it goes on {where}: rl4lms-like train --resume {shlex.quote(str(tracker.run_path))}{code_options()}"
+        f"{trust_option(tracker.run_config)}"
     )
     if isinstance(error, OutOfMemoryError):
         free = [f"--set {key}=..." for key in MEMORY if at(tracker.run_config, key.rpartition(".")[0]) is not None]

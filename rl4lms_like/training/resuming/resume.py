@@ -19,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.wording import shown
@@ -205,7 +206,7 @@ def follows_length(path: str, config: Mapping[str, Any]) -> str | None:
 
 def _places(path: str | Path) -> tuple[Path, Path | None]:
     """The run's folder, and the checkpoint in it that is named, if one is."""
-    path = Path(os.path.abspath(Path(path).expanduser()))
+    path = Path(os.path.abspath(with_home(path)))
     if path.name == "checkpoints" and not (path / "config.json").exists():
         return path.parent, None
     if path.parent.name != "checkpoints" and path.is_symlink():

@@ -112,10 +112,11 @@ def _put_back(run: Run, numbers: dict[str, Any], tensors: dict[str, Tensor], fro
     _load_policy(run.policy, _part(tensors, "policy."))
     load_optimizer(run.policy.optimizer, numbers["optimizer"], _part(tensors, "optimizer."))
     run.algorithm.load_training_state(numbers["algorithm"])
-    # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
-    run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
-    run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
-    _load_env(run.env, numbers["env"])
+    if run.algorithm.num_timesteps:  # before, environments may still wait for the seed that their first reset gives
+        # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
+        run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
+        run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
+        _load_env(run.env, numbers["env"])
     for metric, own in zip(run.metrics, numbers["metrics"], strict=True):
         load_state(metric, own)
     if "update" in numbers:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl4lms_like.core.disk import share
 from rl4lms_like.core.errors import ModelError
 
 PREFIX = "embedded/"
@@ -61,27 +62,38 @@ def embedded_model(name: str) -> Path:
     """The folder of an embedded model, which is made if it is not there.
 
     Raises:
-        ModelError: there is none of that name, or the cache cannot be written.
+        ModelError: there is none of that name, or the cache cannot be read or written.
     """
     if name not in NAMES:
         raise ModelError(unknown_embedded_model(name))
     family, _, texts = name.removeprefix(PREFIX).partition("-")
     folder = cache_folder() / f"{family}-{texts}-v{VERSION}"
-    if not (folder / "config.json").is_file():
-        print(f"making {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
-        try:
+    try:
+        if not (folder / "config.json").is_file():
+            print(f"making {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
             _make_atomically(folder, lambda place: _make(family, texts, place))
-        except OSError as error:
-            said = f"cannot make {name} in {folder.parent}: {error}; RL4LMS_LIKE_HOME names another folder for it"
-            raise ModelError(said) from error
+        for file in folder.iterdir():
+            file.open("rb").close()  # another user's may be for that user alone
+    except OSError as error:
+        said = f"cannot make or read {name} in {folder.parent}: {error}; RL4LMS_LIKE_HOME names another folder for it"
+        raise ModelError(said) from error
     return folder
 
 
 def cache_folder() -> Path:
-    """Where embedded models lie."""
+    """Where embedded models lie.
+
+    Raises:
+        ModelError: the folder is named after a home, and there is none.
+    """
     own = os.environ.get("RL4LMS_LIKE_HOME")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(own or Path(cache) / "rl4lms_like").expanduser() / "embedded"
+    folder = Path(own or Path(cache) / "rl4lms_like")
+    try:
+        return folder.expanduser() / "embedded"
+    except RuntimeError as error:  # a user whom the system does not know, as in a container
+        said = f"embedded models have no place: {folder} is below a home that is not known; RL4LMS_LIKE_HOME names one"
+        raise ModelError(said) from error
 
 
 def _resolved(value: Any) -> Any:
@@ -101,9 +113,12 @@ def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        make(place)
+        made = place / folder.name  # `mkdtemp` keeps its own for the user alone
+        made.mkdir()
+        make(made)
+        share(made)
         if not folder.exists():
-            place.rename(folder)
+            made.rename(folder)
     except OSError:
         if not (folder / "config.json").is_file():
             raise

@@ -10,7 +10,6 @@ Trainer.log ─ Reporter ─> Tracker
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
+from rl4lms_like.core.disk import take_away
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.generation import seeded
@@ -158,6 +158,7 @@ class ReferenceTrainer(Trainer):
     def go_on(self, going_on: GoingOn) -> None:
         """Trains from a checkpoint to the end."""
         self.going_on = going_on
+        self.args.eval_on_start = False  # the run's start is behind it
         steps = int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
         if going_on.step < steps and not going_on.stopped_early:
             self.train(resume_from_checkpoint=str(going_on.folder))
@@ -173,7 +174,7 @@ class ReferenceTrainer(Trainer):
         if best is not None and self.args.save_total_limit == 1:  # as the Trainer does at its end
             for path in checkpoints_in(Path(str(self.args.output_dir))):
                 if path != Path(best):
-                    shutil.rmtree(path)
+                    take_away(path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The weights are there already."""

@@ -290,7 +290,14 @@ RUN: dict[str, Row | Silent] = {
     "doctor.max_approx_kl": Row(0.1, see.alarms(clip_fraction=0.0)),
     "doctor.no_learning": Row(False, _SICK),
     "doctor.max_held_out_fall": Row(None, _SICK, {"doctor.held_out": [{"metric": "length/words", "mode": "max"}]}),
-    "doctor.held_out.metric": Row("other", _SICK, {"doctor.held_out": [{"metric": "length/words", "mode": "max"}]}),
+    "doctor.held_out.metric": Row(
+        "diversity_metrics/distinct-1",
+        _SICK,
+        {
+            "doctor.held_out": [{"metric": "length/words", "mode": "max"}],
+            "train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}],
+        },
+    ),
     "doctor.held_out.mode": Row("min", _SICK, {"doctor.held_out": [{"metric": "length/words", "mode": "max"}]}),
 }
 

@@ -40,6 +40,8 @@ def test_without_a_target_the_limit_is_absolute():
 def test_an_estimated_kl_below_zero_is_no_kl():
     assert "generation_kwargs" in of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), case()).advice
     assert of_updates.kl_negative(history(kl=[-0.09, -0.2, -0.3]), case()) is None
+    masked = of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), case(is_masked=True))
+    assert masked.advice.startswith("The mask decides what is sampled: raise alg.policy.args.top_mask")
     taken = case(estimates_kl=False)
     assert of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), taken) is None, "the advice was followed"
 
@@ -106,6 +108,25 @@ def test_an_explained_variance_that_stays_far_below_zero_is_told_unless_it_gets_
     better = history(explained_variance=[-8.0 + 0.5 * k for k in range(10)])
     assert of_updates.value_error(better, case()) is None
     assert of_updates.value_error(history(explained_variance=[-3.0] * 9 + [-0.9]), case()) is None
+
+
+def test_a_critic_that_hardly_learns_is_not_to_learn_more_slowly():
+    """Where the rate is small, the critic stays where its first weights are; a smaller rate would keep it there."""
+    slow = history(
+        explained_variance=[-1.5] * 10, value_loss=[0.17, 0.17, 0.14, 0.12, 0.12, 0.1, 0.09, 0.1, 0.11, 0.12]
+    )
+    assert "raise alg.args.critic_learning_rate" in of_updates.value_error(slow, case()).advice
+    own = case(critic_keys="alg.args.vf_coef")
+    assert "raise alg.args.learning_rate" in of_updates.value_error(slow, own).advice
+    jumping = history(explained_variance=[-30.0] * 10, value_loss=[0.2, 21.0, 4.0, 1.0, 9.0, 0.3, 14.0, 0.5, 7.0, 2.0])
+    assert "Lower alg.args.critic_learning_rate" in of_updates.value_error(jumping, case()).advice
+
+
+def test_small_updates_that_clip_most_tokens_need_a_wider_range():
+    tiny = of_updates.large_updates(history(clip_fraction=[0.9] * 3, approx_kl=[0.02, 0.004, 0.001]), case())
+    assert "raise alg.args.clip_range" in tiny.advice and "Lower" not in tiny.advice
+    large = of_updates.large_updates(history(clip_fraction=[0.9] * 3, approx_kl=[0.1] * 3), case())
+    assert large.advice.startswith("Lower alg.args.learning_rate")
 
 
 def test_steps_that_were_left_out_are_counted():

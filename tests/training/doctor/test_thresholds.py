@@ -56,7 +56,7 @@ def test_a_smaller_fall_can_be_told():
 
 
 def test_the_block_is_checked_like_all_others(tiny_config):
-    tiny_config["doctor"] = {"max_kll": 3, "patience": 0, "held_out": [{"metric": "m", "mode": "up"}]}
+    tiny_config["doctor"] = {"max_kll": 3, "patience": 0, "held_out": [{"metric": "length/words", "mode": "up"}]}
     with pytest.raises(ConfigError) as caught:
         parse_config(tiny_config)
     assert [str(mistake) for mistake in caught.value.mistakes] == [

@@ -169,7 +169,14 @@ def test_an_estimator_that_is_never_negative_and_a_normed_reward_are_known(confi
     assert case.estimates_kl and not case.norm_reward
     config["alg"]["kl_div"] |= {"estimator": "k3", "norm_reward": True}
     case = case_of(assemble(parse_config(config)))
-    assert case.norm_reward and not case.estimates_kl
+    assert case.norm_reward and not case.estimates_kl and not case.is_masked
+
+
+def test_a_policy_that_samples_under_a_mask_is_known(config):
+    config["alg"]["id"] = "nlpo"
+    config["alg"]["policy"]["id"] = "maskable_causal_lm_actor_critic_policy"
+    config["alg"]["policy"]["args"] |= {"mask_type": "learned_top_p", "top_mask": 0.9}
+    assert case_of(assemble(parse_config(config))).is_masked
 
 
 def test_a_doctor_that_fails_says_so_once_and_ends_no_run(config, tmp_path, monkeypatch, caplog):

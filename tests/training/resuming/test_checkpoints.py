@@ -84,6 +84,20 @@ def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path):
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_what_is_saved_may_be_read_by_whom_the_run_s_other_files_may_be(mask, mode, tmp_path):
+    def save_model(folder):
+        folder.mkdir(parents=True)
+        save_file({"w": torch.ones(1)}, folder / "model.safetensors")
+
+    before = os.umask(mask)
+    try:
+        folder = write_checkpoint(tmp_path / "run", 1, TrainingState({}, {"w": torch.ones(1)}), save_model)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {mode}
+
+
 def test_the_global_generators_go_on_where_they_were():
     def drawn():
         return random.random(), random.gauss(0, 1), np.random.standard_normal(), float(torch.rand(()))
@@ -138,6 +152,27 @@ def test_a_training_state_that_was_half_taken_away_is_gone_when_the_run_goes_on(
         (folder / name).write_text("")
     checkpoints.forget_later(tmp_path, 3)
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+
+
+def test_what_a_link_leads_to_is_neither_written_nor_removed(tmp_path):
+    """A run's folder may come from somebody else, and its links lead into one's own."""
+    base, own = tmp_path / "run" / "checkpoints", tmp_path / "own"
+    base.mkdir(parents=True)
+    written(own, 9)
+    before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    names = ("iteration_00001", "iteration_00003.partial", "iteration_00003.replaced", "iteration_00008")
+    for name in (*names, "interrupted_00001"):
+        (base / name).symlink_to(own / "iteration_00009")
+    assert checkpoints.newest_checkpoint(base.parent).name == "iteration_00008"
+    checkpoints.forget_later(base, 2)
+    assert sorted(path.name for path in base.iterdir()) == ["interrupted_00001", "iteration_00001"]
+    for name in ("iteration_00003.partial", "iteration_00003.replaced"):
+        (base / name).symlink_to(own / "iteration_00009")
+    for iteration in (3, 3, 4, 5):
+        written(base, iteration)
+    checkpoints.remove_older(base, 5, 1)
+    assert [path.name for path in base.iterdir()] == ["iteration_00005"]
+    assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("culprit", ["model", "tensors", "rename"])

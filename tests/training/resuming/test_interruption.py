@@ -168,6 +168,17 @@ def test_stopped_elsewhere_it_goes_on_from_there(where, n, saved, whole, tmp_pat
     assert saved_in(found) == ["iteration_00002"]
 
 
+@pytest.mark.parametrize("where", [in_evaluation, in_rollout])
+def test_stopped_before_its_first_update_prompts_that_step_come_from_the_seed(where, tmp_path, tiny_gpt2_dir):
+    """Stable-Baselines3 hands the seed to its environments at their first reset."""
+    mapping = short("causal", tiny_gpt2_dir, "ppo")
+    mapping["env"] |= {"vec_env": "dummy", "n_envs": 3}
+    expected = started(mapping, tmp_path / "whole")
+    folder = stopped(mapping, tmp_path, where, After(1))
+    assert saved_in(folder) == ["interrupted_00000"]
+    assert files_of(resume(folder, quiet=True)) == files_of(expected)
+
+
 def test_stopped_again_and_again(whole, tmp_path, tiny_gpt2_dir):
     folder = stopped(short("causal", tiny_gpt2_dir, "ppo"), tmp_path, at_minibatch, After(2))
     for n, where in ((1, at_minibatch), (1, in_evaluation), (1, in_rollout), (3, at_minibatch)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +56,15 @@ class Stateful(RewardFunction):
 
     def load_state_dict(self, state):
         self.calls = state["calls"]
+
+
+class Drawing(RewardFunction):
+    """Draws from the global generators, as people's code does."""
+
+    terminal = True
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return random.random() + float(np.random.rand()) + float(torch.rand(())) if done else 0.0
 
 
 class StoppedError(Exception):
@@ -149,6 +160,20 @@ def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_pat
         stop_after(patch, 3, "rollout")
         started(mapping, tmp_path)
     assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
+
+
+def test_what_a_reward_draws_in_a_process_of_its_own_comes_from_the_seed(tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["reward_fn"] = {"id": f"{__name__}:Drawing"}
+    mapping["env"] |= {"vec_env": "subproc", "n_envs": 2}
+    mapping["train_evaluation"]["n_iters"] = 2
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 1, "rollout")
+        started(mapping, tmp_path)
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
+    rewards = [json.loads(line) for line in (expected / "rollout_info.jsonl").read_text().splitlines()]
+    assert rewards[0]["rollout_info/ep_rew"] != rewards[1]["rollout_info/ep_rew"]
 
 
 def test_adapters_shared_critics_and_other_options_go_on_too(tmp_path, monkeypatch, tiny_gpt2_dir):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +127,40 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monk
     (tmp_path / "file").touch()
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "file"))
     with pytest.raises(ModelError, match="RL4LMS_LIKE_HOME names another folder"):
+        embedded.embedded_model(NAMES["causal"])
+
+
+def test_a_model_that_another_user_keeps_to_himself_is_named_with_the_way_out(home, monkeypatch):
+    folder = embedded.embedded_model(NAMES["causal"])
+    refused = PermissionError(13, "Permission denied", str(folder / "model.safetensors"))
+    original = Path.open
+
+    def opened(path, *args, **kwargs):
+        if path.name == "model.safetensors":
+            raise refused
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(ModelError, match=r"Permission denied.*RL4LMS_LIKE_HOME names another folder"):
+        embedded.embedded_model(NAMES["causal"])
+
+
+def test_a_model_may_be_read_by_whom_other_new_files_may_be(tmp_path, monkeypatch):
+    for mask, folder_mode, file_mode in ((0o022, 0o755, 0o644), (0o077, 0o700, 0o600)):
+        monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / f"{mask:o}"))
+        before = os.umask(mask)
+        try:
+            folder = embedded.embedded_model(NAMES["causal"])
+        finally:
+            os.umask(before)
+        assert folder.stat().st_mode & 0o777 == folder_mode
+        assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {file_mode}
+
+
+def test_without_a_home_the_way_out_is_named(monkeypatch):
+    monkeypatch.delenv("RL4LMS_LIKE_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobody_has_this_name/cache")
+    with pytest.raises(ModelError, match="home that is not known; RL4LMS_LIKE_HOME names one"):
         embedded.embedded_model(NAMES["causal"])
 
 

@@ -153,6 +153,7 @@ def test_activations_may_be_made_anew_from_some_step_on_and_that_is_said(whole, 
 VARIANTS = {
     "adapters": {"alg": {"peft": {"r": 2, "lora_dropout": 0.1}}},
     "saved by epoch": {"save_strategy": "epoch"},
+    "evaluated at the start": {"eval_on_start": True, "logging_steps": 2},
     "one checkpoint": {"save_total_limit": 1},
     "other options": {
         "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "optim": "adafactor",
