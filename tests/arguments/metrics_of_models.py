@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rl4lms_like.core.sample import Sample
-from tests.arguments.model_sights import accepted_scores, batches, memory_of_java, passes_of_two, stopped
+from tests.arguments.model_sights import batches, memory_of_java, passes_of_two, stopped
 from tests.arguments.models import (
     BATCH_SIZE,
     BERT_SCORE,
@@ -101,14 +101,12 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     },
     "summaCConv": {
         "models": _of_summaries(lambda places: [other("nli")(places)]),
-        "bins": _of_summaries("percentile", sees=accepted_scores, beside={"bins": "even23", "start_file": head(23)}),
+        "bins": _of_summaries("percentile", beside={"bins": "even23", "start_file": head(23)}),
         "granularity": _of_summaries("paragraph"),
         "nli_labels": _of_summaries("c"),
         "start_file": _of_summaries(head(50)),
         "agg": _of_summaries("max"),
-        "norm_histo": _of_summaries(
-            True, sees=accepted_scores, beside={"start_file": head(50, None)}, also={"bins": "even48"}
-        ),
+        "norm_histo": _of_summaries(True, beside={"start_file": head(50, None)}, also={"bins": "even48"}),
         **_SUMMAC,
     },
 }

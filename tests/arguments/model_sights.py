@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
@@ -23,14 +22,6 @@ from tests.arguments.seen import Tried
 from tests.scoring.test_spice import STAND_IN
 
 LOADERS = (AutoConfig, AutoTokenizer, AutoModel, AutoModelForSequenceClassification)
-
-
-def accepted_scores(tried: Tried) -> Any:
-    """Scores, where neither of both may be refused."""
-    try:
-        return tried.scores()
-    except RL4LMsLikeError as error:
-        pytest.fail(str(error))
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
