@@ -28,7 +28,7 @@ from rich.text import Text
 
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable, take_any_letter
-from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS
+from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS, first_scores
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -121,12 +121,13 @@ class ConsoleSink(Sink):
         self._name = ""
         self._values: dict[str, Any] = {}
         self._rewards: list[float] = []
-        self._first_scores: dict[str, Mapping[str, Any]] = {}
+        self._first_scores: dict[str, dict[str, Any]] = {}
         self._n_iters, self._iteration, self._n_lines = 0, 0, 0
         self._began, self._completed = time.monotonic(), 0
 
     def open(self, run: RunDescription) -> None:
         self._name = run.experiment
+        self._first_scores = first_scores(run.path)  # of a run that goes on
 
     def start(self, n_iters: int, completed: int = 0) -> None:
         self._n_iters, self._completed, self._iteration = n_iters, completed, completed

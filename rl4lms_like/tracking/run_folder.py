@@ -303,6 +303,15 @@ def to_json(value: Any) -> Any:
     return str(value)
 
 
+def first_scores(path: Path) -> dict[str, dict[str, Any]]:
+    """The metrics of a run's first evaluation by split, as far as its folder has any."""
+    found = {}
+    for file in path.glob(METRICS_FILES):
+        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError), file.open(encoding="utf-8") as lines:
+            found[file.name.removesuffix(METRICS_FILES[1:])] = dict(json.loads(next(lines, ""))["metrics"])
+    return found
+
+
 def _files_of_lines(path: Path) -> list[Path]:
     """Files of this library that grow line by line; a user's own are left alone."""
     return [file for name in (*LINES_FILES, METRICS_FILES) for file in sorted(path.glob(name))]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import subprocess
@@ -86,6 +87,19 @@ def test_an_evaluation_is_a_table_beside_the_first_one():
     sink.log_metrics(5, "val", {"a/b": 0.75, "c": "n/a"})
     row = next(line for line in stream.getvalue().splitlines() if "0.75" in line)
     assert row.split() == ["a/b", "0.75", "0.25"]
+
+
+def test_of_a_run_that_goes_on_the_first_one_is_that_before_training(tmp_path):
+    lines = [json.dumps({"epoch": epoch, "metrics": {"a/b": score}}) for epoch, score in ((0, 0.25), (3, 0.5))]
+    (tmp_path / "val_split_metrics.jsonl").write_text("\n".join(lines))
+    (tmp_path / "test_split_metrics.jsonl").write_text("half a li")
+    stream = io.StringIO()
+    sink = sink_to(stream, terminal=False)
+    sink.open(RunDescription(tmp_path, "p", "my_run"))
+    for split in ("val", "test"):
+        sink.log_metrics(6, split, {"a/b": 0.75})
+    rows = [line.split() for line in stream.getvalue().splitlines() if "0.75" in line]
+    assert rows == [["a/b", "0.75", "0.25"], ["a/b", "0.75"]]
 
 
 def test_markup_in_a_message_is_text():
