@@ -30,20 +30,17 @@ TABLES: dict[str, tuple[Registry, Mapping[str, catalogue.Row], Mapping[str, Mapp
     "data_pools": (DATA_POOLS, catalogue.POOLS, pools.ROWS),
 }
 
-CASES = [
-    pytest.param(kind, id, argument, id=f"{kind}/{id}/{argument}")
-    for kind, (_, _, rows) in TABLES.items()
-    for id, of_id in rows.items()
-    for argument, row in of_id.items()
-    if isinstance(row, Acts)
-]
-SILENT = [
-    pytest.param(kind, id, argument, id=f"{kind}/{id}/{argument}")
-    for kind, (_, _, rows) in TABLES.items()
-    for id, of_id in rows.items()
-    for argument, row in of_id.items()
-    if isinstance(row, Silent)
-]
+
+def arguments(row_type: type) -> pytest.MarkDecorator:
+    """All that have a row of this type."""
+    cases = [
+        pytest.param(kind, id, argument, id=f"{kind}/{id}/{argument}")
+        for kind, (_, _, rows) in TABLES.items()
+        for id, of_id in rows.items()
+        for argument, row in of_id.items()
+        if isinstance(row, row_type)
+    ]
+    return pytest.mark.parametrize(("kind", "id", "argument"), cases)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def places(tmp_path_factory) -> Places:
     return Places(tmp_path_factory.mktemp("places"), shared if shared.is_dir() else None)
 
 
-@pytest.mark.parametrize(("kind", "id", "argument"), CASES)
+@arguments(Acts)
 def test_another_value_acts(kind, id, argument, places, request):
     registry, built_with, rows = TABLES[kind]
     row = rows[id][argument]
@@ -93,7 +90,7 @@ def placed(args: Mapping[str, Any], places: Places) -> dict[str, Any]:
     return {name: value(places) if callable(value) else value for name, value in args.items()}
 
 
-@pytest.mark.parametrize(("kind", "id", "argument"), SILENT)
+@arguments(Silent)
 def test_an_argument_without_meaning_says_so(kind, id, argument):
     registry, _, rows = TABLES[kind]
     row = rows[id][argument]
