@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval
 
@@ -17,8 +17,9 @@ class OnPolicyArguments:
     """What all on-policy algorithms take.
 
     Args:
-        learning_rate: of the policy, and of the critic unless `critic_learning_rate` is given.
-        critic_learning_rate: of the critic's parameters (with `critic: shared`, of its head).
+        learning_rate: of the policy. The default suits pretrained models of about 100M parameters.
+        critic_learning_rate: of the critic's parameters (with `critic: shared`, of its head); default: ten times
+            `learning_rate`.
         learning_rate_schedule: `constant`, or `linear` / `cosine` decay to 0 over the run.
         n_steps: tokens per environment and rollout; a rollout gathers at least `n_steps * n_envs` tokens, in whole
             episodes.
@@ -27,7 +28,8 @@ class OnPolicyArguments:
         bootstrap_truncated: add the critic's value after the last token of an episode that hit the length limit.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        max_grad_norm: clip the gradient's norm over actor and critic together; null clips nothing.
+        max_grad_norm: clip the norm of the gradient: of actor and critic each by its own, with `critic: shared` of
+            both together; null clips nothing.
         non_finite: what a NaN or an infinity in loss or gradient does: `stop` ends the run, `skip` leaves the step out
             and ends the run once every step of an update was left out. The weights stay as they were.
         micro_batch_size: tokens per forward pass; a minibatch is split so that memory stays bounded, its gradient
@@ -40,6 +42,10 @@ class OnPolicyArguments:
         sde_sample_freq: Stable-Baselines3's; without meaning here.
         create_eval_env: accepted from old configs; without meaning.
     """
+
+    CRITIC_FACTOR: ClassVar[float] = 10.0
+    """The critic starts from nothing, the policy from a model that writes text already; measured in
+    `docs/hyperparameters.md`."""
 
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
@@ -71,19 +77,20 @@ class PPOArguments(OnPolicyArguments):
         n_epochs: passes over a rollout.
         clip_range: epsilon of the clipped ratio.
         clip_range_vf: clip new values to this distance from the old ones; default: no clipping.
-        normalize_advantage: True for each minibatch (Stable-Baselines3), `rollout` once over the whole rollout.
+        normalize_advantage: `rollout`: once over the whole rollout. True: within each minibatch, as Stable-Baselines3;
+            a minibatch of one episode then loses the difference between good and bad episodes. False: never.
         target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this. Not the
             KL controller's `target_kl`.
         length_sorted_minibatches: pack episodes of similar length together: less padding, more uneven minibatches.
     """
 
-    learning_rate: Positive = 3e-4
+    learning_rate: Positive = 1e-5
     n_steps: Count = 2048
     batch_size: Count = 64
     n_epochs: Count = 10
     clip_range: Positive = 0.2
     clip_range_vf: Positive | None = None
-    normalize_advantage: bool | Literal["rollout"] = True
+    normalize_advantage: bool | Literal["rollout"] = "rollout"
     target_kl: Positive | None = None
     length_sorted_minibatches: bool = False
 
@@ -103,7 +110,7 @@ class A2CArguments(OnPolicyArguments):
         normalize_advantage: over the whole rollout.
     """
 
-    learning_rate: Positive = 7e-4
+    learning_rate: Positive = 5e-5
     n_steps: Count = 5
     gae_lambda: Share = 1.0
     rms_prop_eps: Positive = 1e-5
@@ -136,7 +143,9 @@ class TRPOArguments(OnPolicyArguments):
             line search see all.
     """
 
-    learning_rate: Positive = 1e-3
+    CRITIC_FACTOR: ClassVar[float] = 1.0
+
+    learning_rate: Positive = 1e-4
     n_steps: Count = 2048
     batch_size: Count = 128
     vf_coef: NonNegative = 1.0

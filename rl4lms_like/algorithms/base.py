@@ -139,7 +139,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         if not update.has_begun and self._normalization == "rollout":
-            self.rollout_buffer.advantages = normalized(self.rollout_buffer.advantages)
+            buffer = self.rollout_buffer
+            buffer.advantages = normalized(buffer.advantages, torch.as_tensor(buffer.returns).to(buffer.advantages))
         update.has_begun = True
         with self.interruption.finishing("this minibatch"):
             if not update.steps:
@@ -161,17 +162,18 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     def _step(self, minibatch: RolloutBufferSamples, steps: list[dict[str, Tensor]]) -> bool:
         """One optimizer step; False, and no step, once the policy is too far from the rollout's."""
         if self._normalization == "minibatch":
-            minibatch = minibatch._replace(advantages=normalized(minibatch.advantages))
+            minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
         self.policy.optimizer.zero_grad()
         parts: list[tuple[float, LossTerms]] = []
         for share, terms in self._micro_losses(minibatch, self.arguments.micro_batch_size):
             (self._total(terms) * share).backward()
             parts.append((share, LossTerms(*(term.detach() for term in terms))))
         info = self._summary(parts)
+        info["minibatch_episodes"] = torch.tensor(float(episodes_of(minibatch).n_episodes))
         steps.append(info)
         if self.target_kl is not None and float(info["approx_kl"]) > 1.5 * self.target_kl:
             return False
-        self._optimizer_step(info, self.policy.parameters())
+        self._optimizer_step(info)
         return True
 
     def _micro_losses(
@@ -191,9 +193,14 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         info["clip_fraction"] = ((ratio.exp() - 1).abs() > self._clip_range).float().mean()
         return info
 
-    def _optimizer_step(self, info: dict[str, Tensor], parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Clips and steps; adds the gradient's norm to `info`, which tells nothing of a step that is left out."""
-        info["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+    def _optimizer_step(self, info: dict[str, Tensor]) -> None:
+        """Clip the gradients and step; a step that is left out adds nothing to the logged means.
+
+        A separate critic is clipped by its own norm: with rewards of an unusual size its gradient would otherwise scale
+        the actor's down to nothing. With a shared critic both gradients meet in the trunk and are clipped together.
+        """
+        for name, parameters in self._clipped_together():
+            info[name] = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         if self._is_accepted(info):
             self._weights_change()
             self.policy.optimizer.step()
@@ -203,9 +210,19 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             for name in info.keys() - {"ratio_gap"}:
                 del info[name]
 
+    def _clipped_together(self) -> list[tuple[str, Iterable[torch.nn.Parameter]]]:
+        """The name of each logged gradient norm, and the parameters that it is taken over."""
+        if self.policy.arguments.critic == "shared":
+            return [("grad_norm", self.policy.parameters())]
+        return [("grad_norm", self._parameters_of("actor")), ("critic_grad_norm", self._parameters_of("critic"))]
+
+    def _parameters_of(self, role: str) -> list[torch.nn.Parameter]:
+        groups = self.policy.optimizer.param_groups
+        return [parameter for group in groups if group["role"] == role for parameter in group["params"]]
+
     def _is_accepted(self, info: Mapping[str, Tensor]) -> bool:
         """Whether a step may be taken: loss and gradient are finite. See `StepGuard`."""
-        loss, grad_norm = info["loss"], info["grad_norm"]
+        loss, grad_norm = info["loss"], info["grad_norm"] + info.get("critic_grad_norm", 0.0)
         finite = bool(torch.isfinite(loss + grad_norm))
         found = "" if finite else f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
         way_out = "Lower alg.args.learning_rate, or see what the reward pays"
@@ -241,12 +258,14 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         learning_rate = self.lr_schedule(self._current_progress_remaining)
         self.logger.record("train/learning_rate", learning_rate)
         options = self.arguments
-        factor = 1.0 if options.critic_learning_rate is None else options.critic_learning_rate / options.learning_rate
+        own = options.critic_learning_rate
+        factor = options.CRITIC_FACTOR if own is None else own / options.learning_rate
         for group in optimizers.param_groups:
             group["lr"] = learning_rate * (factor if group["role"] == "critic" else 1.0)
 
     def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
-        self._record_means(steps, (*_MEANS, "loss", "approx_kl", "clip_fraction", "grad_norm"))
+        names = [name for name, _ in self._clipped_together()]
+        self._record_means(steps, (*_MEANS, "loss", "approx_kl", "clip_fraction", "minibatch_episodes", *names))
         self.logger.record("train/epochs", epochs)
         self._log_fit(float(steps[0]["ratio_gap"]), seconds)
 
@@ -293,6 +312,8 @@ _KEYS = {
     "approx_kl": "ppo/approx_kl",
     "clip_fraction": "ppo/clip_fraction",
     "grad_norm": "train/grad_norm",
+    "critic_grad_norm": "train/critic_grad_norm",
+    "minibatch_episodes": "train/minibatch_episodes",
 }
 
 

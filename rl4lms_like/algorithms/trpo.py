@@ -207,7 +207,7 @@ class TRPO(OnPolicyTextAlgorithm):
             (self.vf_coef * part).backward()
             error += part.detach()
         info = {"value": error, "loss": self.vf_coef * error}
-        self._optimizer_step(info, self._parameters_of("critic"))
+        self._optimizer_step(info)
         return info
 
     def training_state(self) -> dict[str, Any]:
@@ -218,10 +218,6 @@ class TRPO(OnPolicyTextAlgorithm):
         """Takes over what `training_state` gave."""
         super().load_training_state(state)
         self.share_seeds.load_state_dict(state["share_seeds"])
-
-    def _parameters_of(self, role: str) -> list[torch.nn.Parameter]:
-        groups = self.policy.optimizer.param_groups
-        return [parameter for group in groups if group["role"] == role for parameter in group["params"]]
 
 
 _OF_A_STEP = ("line_search_success", "step_size", "kl", "surrogate_gain")

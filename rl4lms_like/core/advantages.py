@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ROUNDING_UNITS = 32
+"""Standard deviations up to this multiple of the dtype's epsilon (times the size of the numbers) are rounding error."""
+
 
 def generalized_advantages(
     rewards: Tensor,
@@ -48,14 +51,27 @@ def generalized_advantages(
     return advantages, returns
 
 
-def normalized(advantages: Tensor, eps: float = 1e-8) -> Tensor:
-    """Advantages `[n_tokens]` with mean 0 and standard deviation 1, as Stable-Baselines3 does it.
+def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+    """Return advantages with mean 0 and standard deviation 1, as Stable-Baselines3 computes them.
 
-    `(A - mean) / (std + eps)` with the unbiased std; one token alone stays as it is, it has no spread.
+    `(A - mean) / (std + eps)` with the unbiased std. A single advantage is returned as it is: it has no spread.
+
+    Advantages that differ by rounding errors only (one episode with gamma = lambda = 1 and a constant value, or a
+    rollout in which all rewards are equal) carry no information. Dividing by their std would turn rounding errors into
+    advantages of size 1, so zeros are returned instead.
+
+    Args:
+        advantages: `[n_actions]`.
+        returns: `[n_actions]`, `advantages + values`. Where values are much larger than advantages, the rounding error
+            of the difference is that of the larger numbers.
+        eps: added to the std.
     """
     if advantages.numel() < 2:
         return advantages
-    return (advantages - advantages.mean()) / (advantages.std() + eps)
+    std = advantages.std()
+    size = advantages.abs().max() if returns is None else torch.maximum(advantages.abs().max(), returns.abs().max())
+    rounding = ROUNDING_UNITS * torch.finfo(advantages.dtype).eps * size
+    return torch.where(std > rounding, (advantages - advantages.mean()) / (std + eps), 0.0)
 
 
 def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool = True) -> Tensor:

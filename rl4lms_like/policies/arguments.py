@@ -30,7 +30,8 @@ class PolicyArguments:
         critic: `separate` (a second network from the same weights) or `shared` (a value head on the policy's trunk).
         critic_model: hub id or folder that a separate critic starts from, with the policy's tokens; its width may be
             another. Default: `model_name`.
-        value_head_init: `default` (torch's linear layer) or `zero` (the first values are 0).
+        value_head_init: `zero` (the first values are 0) or `default` (torch's linear layer, whose first values are
+            random numbers, larger than most rewards).
         reference_model: hub id or folder of the frozen model that KL is measured against; default: `model_name`.
         dtype: `float32`, or `bfloat16` for autocast over float32 weights; log-probs are computed from float32 logits.
         attn_implementation: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers' choice.
@@ -52,7 +53,7 @@ class PolicyArguments:
     prompt_truncation_side: Literal["left", "right"] = "left"
     critic: Literal["separate", "shared"] = "separate"
     critic_model: str | None = None
-    value_head_init: Literal["default", "zero"] = "default"
+    value_head_init: Literal["zero", "default"] = "zero"
     reference_model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: str | None = None

@@ -191,7 +191,9 @@ class TextRollouts:
 
     def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
         if self._iteration is None:
-            super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)  # type: ignore[misc]
+            # Progress at the start of the rollout: at its end the last update's schedules would be at 0.
+            start = min(num_timesteps - self.rollout_buffer.n_tokens, total_timesteps)
+            super()._update_current_progress_remaining(start, total_timesteps)  # type: ignore[misc]
         else:
             self._current_progress_remaining = 1.0 - self._iteration[0] / self._iteration[1]
 

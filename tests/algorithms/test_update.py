@@ -14,13 +14,15 @@ from rl4lms_like.rewards.base import RewardFunction
 from tests.builders import POLICIES, SAMPLING, make_env
 
 
-def build(algorithm, model_dir, tokenizer, family="causal", policy_kwargs=None, n_envs=8, length=10, **arguments):
+def build(
+    algorithm, model_dir, tokenizer, family="causal", policy_kwargs=None, n_envs=8, length=10, reward=None, **arguments
+):
     defaults = {"n_steps": 20, "learning_rate": 1e-3, "seed": 1, "device": "cpu"}
     if algorithm is PPO:
         defaults |= {"batch_size": 80, "n_epochs": 2}
     return algorithm(
         POLICIES[family],
-        make_env(tokenizer, model_dir, n_envs=n_envs, length=length),
+        make_env(tokenizer, model_dir, n_envs=n_envs, length=length, reward=reward),
         policy_kwargs={"model_name": str(model_dir), "generation_kwargs": SAMPLING, **(policy_kwargs or {})},
         **{**defaults, **arguments},
     )
@@ -245,3 +247,27 @@ def test_without_a_seed_two_runs_differ(tiny_gpt2_dir, tiny_tokenizer):
         run.learn_iteration(0, 1)
     first, second = (run.rollout_buffer.episodes.actions for run in runs)
     assert len(first) != len(second) or not torch.equal(first, second)
+
+
+class AtTheEnd(RewardFunction):
+    """The share of tokens with a small id, paid at the end of the episode, times a factor."""
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return self.factor * float((current_observation.action_ids < 30).sum()) / 10 if done else 0.0
+
+
+def test_the_size_of_rewards_does_not_change_the_step_of_the_actor(tiny_gpt2_dir, tiny_tokenizer):
+    """The critic's gradient grows with the rewards; clipped together with the actor's it would leave nothing of that."""
+    moves = []
+    for factor in (1.0, 1e6):
+        built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, reward=AtTheEnd(factor))
+        before = torch.cat([p.detach().flatten() for p in built.policy.policy_model.parameters()])
+        built.learn_iteration(0, 1)
+        after = torch.cat([p.detach().flatten() for p in built.policy.policy_model.parameters()])
+        moves.append(after - before)
+        assert built.logger.name_to_value["train/critic_grad_norm"] > 0
+    assert float(moves[0].norm()) > 1e-3
+    torch.testing.assert_close(moves[1], moves[0], atol=1e-4, rtol=0.05)

@@ -55,6 +55,22 @@ def test_normalisation_of_one_token_is_safe():
     assert torch.isfinite(normalized(torch.tensor([2.0, 2.0]))).all()
 
 
+@given(st.floats(-3, 3), st.floats(1, 1e4), st.integers(2, 60))
+def test_rounding_errors_never_become_advantages(advantage, value, length):
+    """One episode with gamma = lambda = 1 and a constant value: all advantages are equal but for rounding."""
+    values = torch.full((length,), value)
+    returns = torch.full((length,), value + advantage)
+    noise = torch.linspace(-1, 1, length) * torch.finfo(torch.float32).eps * value
+    assert not normalized(returns - values + noise, returns).any()
+
+
+@given(st.floats(1e-6, 1e6))
+def test_normalisation_does_not_depend_on_the_scale_of_rewards(scale):
+    advantages = torch.tensor([0.1, -0.4, 0.7, 0.2], dtype=torch.float64)
+    expected = (advantages - advantages.mean()) / advantages.std()
+    torch.testing.assert_close(normalized(scale * advantages, scale * advantages), expected, atol=0.02, rtol=0.02)
+
+
 @given(st.floats(0.001, 10), st.floats(-5, 50), st.floats(0.01, 1))
 def test_the_kl_coefficient_moves_at_most_by_its_gain_and_rests_at_the_target(coeff, kl, gain):
     controller = AdaptiveKLController(coeff, 0.5, gain=gain)

@@ -6,6 +6,7 @@ from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.nlpo import NLPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.trpo import TRPO
+from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.kl import AdaptiveKLController
 from tests.builders import MASKABLE, POLICIES, SAMPLING, make_env
 
@@ -17,6 +18,34 @@ SETTINGS = {
 }
 ITERATIONS = {PPO: 25, NLPO: 25, A2C: 40, TRPO: 15}
 MASKS = {"mask_type": "learned_top_p", "top_mask": 0.9, "min_tokens_to_keep": 20, "target_update_iterations": 5}
+
+
+class LowTokensInAll(RewardFunction):
+    """The share of tokens with a small id, paid at the end: what counts is the difference between episodes."""
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None) -> float:
+        return float((current_observation.action_ids < 30).mean()) if done else 0.0
+
+
+def test_the_reward_rises_with_one_episode_in_each_minibatch(tiny_gpt2_dir, tiny_tokenizer):
+    built = PPO(
+        POLICIES["causal"],
+        make_env(tiny_tokenizer, tiny_gpt2_dir, n_envs=16, terminate_on_eos=False, reward=LowTokensInAll()),
+        policy_kwargs={"model_name": str(tiny_gpt2_dir), "generation_kwargs": SAMPLING},
+        seed=0,
+        device="cpu",
+        n_steps=20,
+        batch_size=10,
+        n_epochs=2,
+        learning_rate=2e-3,
+        gamma=1.0,
+    )
+    rewards = []
+    while len(rewards) < 12 and not (rewards and rewards[-1] > 0.35):
+        built.learn_iteration(len(rewards), 12)
+        assert built.logger.name_to_value["train/minibatch_episodes"] == 1
+        rewards.append(built.logger.name_to_value["rollout_info/ep_rew"])
+    assert rewards[0] < 0.15 and rewards[-1] > 0.35, rewards
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])

@@ -16,7 +16,13 @@ from tests.builders import POLICIES, SAMPLING, make_env
 
 ITERATIONS = 3
 PPO_SETTINGS = {"n_steps": 40, "n_epochs": 3, "batch_size": 64, "ent_coef": 0.01, "learning_rate": 1e-3}
+PPO_SETTINGS["normalize_advantage"] = True  # within each minibatch, as Stable-Baselines3
+CLIPPED_VALUES = {**PPO_SETTINGS, "clip_range_vf": 0.1, "target_kl": 0.001, "ent_coef": 0.0}
 A2C_SETTINGS = {"n_steps": 40, "learning_rate": 1e-3, "gae_lambda": 0.95, "ent_coef": 0.01}
+ADAMW = {**A2C_SETTINGS, "use_rms_prop": False, "normalize_advantage": True}
+# Stable-Baselines3 clips the gradients of actor and critic together, we only those that meet in a shared trunk.
+SHARED = {"max_grad_norm": 0.5, "policy_kwargs": {"critic": "shared"}}
+SEPARATE = {"max_grad_norm": 1e6, "policy_kwargs": {"critic": "separate"}}
 
 
 def trained(algorithm, family, model_dir, tokenizer, *, policy_kwargs=None, **arguments):
@@ -39,10 +45,10 @@ def trained(algorithm, family, model_dir, tokenizer, *, policy_kwargs=None, **ar
 @pytest.mark.parametrize(
     ("ours", "theirs", "settings"),
     [
-        (PPO, stable_baselines3.PPO, PPO_SETTINGS),
-        (PPO, stable_baselines3.PPO, {**PPO_SETTINGS, "clip_range_vf": 0.1, "target_kl": 0.001, "ent_coef": 0.0}),
-        (A2C, stable_baselines3.A2C, A2C_SETTINGS),
-        (A2C, stable_baselines3.A2C, {**A2C_SETTINGS, "use_rms_prop": False, "normalize_advantage": True}),
+        (PPO, stable_baselines3.PPO, PPO_SETTINGS | SHARED),
+        (PPO, stable_baselines3.PPO, CLIPPED_VALUES | SEPARATE),
+        (A2C, stable_baselines3.A2C, A2C_SETTINGS | SEPARATE),
+        (A2C, stable_baselines3.A2C, ADAMW | SHARED),
     ],
     ids=["ppo", "ppo-clipped-values-early-stop", "a2c", "a2c-adamw-normalised"],
 )
@@ -50,7 +56,7 @@ def test_parameters_are_equal_after_three_iterations(
     ours, theirs, settings, family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer
 ):
     model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
-    mine = trained(ours, family, model_dir, tiny_tokenizer, **settings)
+    mine = trained(ours, family, model_dir, tiny_tokenizer, critic_learning_rate=1e-3, **settings)
     stock = trained(with_text_rollouts(theirs), family, model_dir, tiny_tokenizer, **settings)
     start = POLICIES[family].__name__, mine.num_timesteps
     assert stock.num_timesteps == mine.num_timesteps, start

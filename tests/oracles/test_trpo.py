@@ -46,7 +46,7 @@ def contrib_policy(family):
 
 def trained(algorithm, policy, model_dir, tokenizer, critic, **arguments):
     """How far all parameters move in two iterations, and what is logged in each."""
-    options = {"attn_implementation": "eager", "critic": critic, "weight_decay": 0.01}
+    options = {"attn_implementation": "eager", "critic": critic, "weight_decay": 0.01, "value_head_init": "default"}
     built = algorithm(
         policy,
         make_env(tokenizer, model_dir, n_envs=4),

@@ -13,6 +13,8 @@ from rl4lms_like.training.config.places import GENERATION
 from rl4lms_like.training.config.remote_code import trusting
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
+FEW_EPISODES = 4
+"""Minibatches that hold fewer are reported."""
 _DEFAULT_LENGTH = 20
 """transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
 
@@ -108,14 +110,14 @@ def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def _sizes(blocks: Mapping[str, Any]) -> list[Notice]:
-    return [*_second_batch(blocks), *_one_minibatch(blocks)]
+    return [*_second_batch(blocks), *_one_minibatch(blocks), *_small_minibatches(blocks)]
 
 
 def _second_batch(blocks: Mapping[str, Any]) -> list[Notice]:
     """A rollout that needs full-length episodes to be full: the first early end costs another generation batch."""
     kwargs = "alg.policy.args.generation_kwargs"
-    n_steps, limit = at(with_defaults(blocks), "alg.args.n_steps"), at(blocks, "env.args.max_episode_length")
-    length = min(limit or 512, response_limit(blocks, kwargs))
+    n_steps = at(with_defaults(blocks), "alg.args.n_steps")
+    length = _longest_response(blocks)
     fixed = (at(blocks, kwargs) or {}).get("min_length") or 0
     if not n_steps or n_steps % length or fixed >= length or not at(blocks, "env.args.terminate_on_eos"):
         return []
@@ -134,6 +136,29 @@ def _one_minibatch(blocks: Mapping[str, Any]) -> list[Notice]:
         return []
     message = f"more tokens than a rollout's least, n_steps * n_envs = {rollout}: one minibatch may hold it all"
     return [Notice("alg.args.batch_size", message)]
+
+
+def _small_minibatches(blocks: Mapping[str, Any]) -> list[Notice]:
+    """Minibatches of few whole episodes, whose gradient is mostly noise."""
+    args = at(with_defaults(blocks), "alg.args") or {}
+    batch = args.get("batch_size")
+    if batch is None or args.get("n_epochs") is None:  # of trpo they are the critic's alone
+        return []
+    length = _longest_response(blocks)
+    n_episodes = max(batch // length, 1)
+    if n_episodes >= FEW_EPISODES:
+        return []
+    message = (
+        f"{batch} tokens are {n_episodes} episode{'s' if n_episodes > 1 else ''} of {length} tokens: all tokens of an "
+        f"episode share its reward, so the gradient of so small a minibatch is noisy; {FEW_EPISODES * length} or more "
+        f"hold {FEW_EPISODES}"
+    )
+    return [Notice("alg.args.batch_size", message)]
+
+
+def _longest_response(blocks: Mapping[str, Any]) -> int:
+    limit = at(blocks, "env.args.max_episode_length") or 512
+    return min(limit, response_limit(blocks, "alg.policy.args.generation_kwargs"))
 
 
 def response_limit(blocks: Mapping[str, Any], path: str) -> int:

@@ -27,6 +27,7 @@ class Case:
         estimates_kl: whether what is paid for the KL is the estimate that can be below 0 (`estimator: k1`).
         is_masked: whether a mask decides which tokens are sampled (NLPO).
         norm_reward: whether the critic sees rewards divided by their standard deviation.
+        has_batch_size: whether the algorithm takes several minibatches of a size of their own.
         can_end: whether responses can end before the length limit.
         step_keys: the keys that make updates smaller.
         critic_keys: the keys that make the critic's smaller.
@@ -41,6 +42,7 @@ class Case:
     estimates_kl: bool = True
     is_masked: bool = False
     norm_reward: bool = False
+    has_batch_size: bool = True
     can_end: bool = True
     step_keys: str = "alg.args.learning_rate or n_epochs"
     critic_keys: str = "alg.args.critic_learning_rate or vf_coef"

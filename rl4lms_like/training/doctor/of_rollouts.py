@@ -48,13 +48,16 @@ def is_solved(history: History, case: Case) -> bool:
 
 
 def all_truncated(history: History, case: Case) -> Finding | None:
-    """Responses hit the length limit instead of ending.
+    """Responses hit the length limit instead of ending, and they did not at first.
 
-    The reward then judges halves of texts, and the policy never learns to stop.
+    The reward then judges halves of texts, and the policy never learns to stop. Where all responses were cut in the
+    first iteration already, the task is one of continuations of a fixed length.
     """
-    limit = case.limits.max_truncated_share
+    limit, start = case.limits.max_truncated_share, history.first.get("truncated")
     shares = history.last("truncated", case.limits.patience)
     if limit is None or not case.can_end or not shares or min(shares) < limit or not all(shares):
+        return None
+    if start is None or start >= limit:
         return None
     return Finding(
         f"{fmean(shares):.0%} of the responses hit the length limit for {len(shares)} iterations",

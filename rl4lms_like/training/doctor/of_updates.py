@@ -235,6 +235,26 @@ def large_updates(history: History, case: Case) -> Finding | None:
     )
 
 
+def small_minibatches(history: History, case: Case) -> Finding | None:
+    """Minibatches hold few episodes.
+
+    All tokens of an episode share its reward, so the gradient of a minibatch is the mean over its episodes: with few of
+    them it is noise around the direction in which rewards rise, and each optimizer step follows it.
+    """
+    least, sizes = case.limits.min_minibatch_episodes, history.last("minibatch_episodes", case.limits.patience)
+    lengths = history.last("length", case.limits.patience)
+    if least is None or not all_below(sizes, least) or not lengths:
+        return None
+    wanted = math.ceil(least * max(lengths))
+    return Finding(
+        f"minibatches held {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}",
+        f"Raise alg.args.batch_size (it counts tokens) to {wanted} or more"
+        if case.has_batch_size
+        else "Raise env.n_envs or alg.args.n_steps",
+        {"minibatch_episodes": sizes, "limit": float(least)},
+    )
+
+
 def no_learning(history: History, case: Case) -> Finding | None:
     """Updates change nothing: the gradient is 0, or TRPO's line search accepts no step."""
     patience = case.limits.patience

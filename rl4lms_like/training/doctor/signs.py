@@ -38,6 +38,7 @@ LOGGED: dict[str, tuple[str, ...]] = {
     "clip_fraction": ("ppo/clip_fraction", "train/clip_fraction"),
     "ratio_gap": ("train/ratio_gap",),
     "grad_norm": ("train/grad_norm",),
+    "minibatch_episodes": ("train/minibatch_episodes",),
     "skipped_steps": ("train/skipped_steps",),
     "step_taken": ("trpo/line_search_success",),
 }

@@ -54,6 +54,7 @@ class DoctorConfig:
         max_length_correlation: rank correlation of length and reward, either sign.
         max_clip_fraction: share of tokens whose ratio left the clip range, mean over an update.
         max_approx_kl: KL of an update to the rollout's policy, nats per token, mean over the update.
+        min_minibatch_episodes: episodes per minibatch, mean over an update.
         no_learning: tell where updates change nothing: no gradient, or no step of TRPO's line search.
         max_held_out_fall: how far a metric on `val` may fall from its best while the reward rises, as a share.
         held_out: the metrics meant; default: those of known direction that are not the reward itself.
@@ -78,6 +79,7 @@ class DoctorConfig:
     max_length_correlation: Share | None = 0.9
     max_clip_fraction: Share | None = 0.5
     max_approx_kl: Positive | None = 0.2
+    min_minibatch_episodes: Count | None = 4
     no_learning: bool = True
     max_held_out_fall: Share | None = 0.25
     held_out: list[HeldOutConfig] = field(default_factory=list)

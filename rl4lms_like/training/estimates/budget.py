@@ -34,6 +34,8 @@ class BatchPlan:
         minibatches: per epoch.
         n_epochs: passes over a rollout; of the critic alone, where it has updates of its own.
         n_iters: iterations of the run.
+        rl4lms_steps_per_iteration: optimizer steps that RL4LMs takes with the same values, where it has the algorithm:
+            its minibatches are single tokens drawn from the whole rollout.
     """
 
     tokens_per_rollout: int
@@ -47,6 +49,7 @@ class BatchPlan:
     minibatches: int
     n_epochs: int
     n_iters: int
+    rl4lms_steps_per_iteration: int | None = None
 
     @property
     def steps_per_iteration(self) -> int:
@@ -64,7 +67,9 @@ class BatchPlan:
         return self.n_iters * self.tokens_per_rollout
 
     def lines(self) -> list[tuple[str, str]]:
-        """What and how much, for people."""
+        """Return the name and the amount of each quantity, as `check` prints them."""
+        n = self.rl4lms_steps_per_iteration
+        theirs = "" if n is None else f" (RL4LMs: {n:,})"
         return [
             ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
             ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
@@ -72,7 +77,7 @@ class BatchPlan:
             ("minibatches per epoch", f"{self.minibatches:,} of {_episodes(self.minibatch_episodes)}"),
             ("forward passes", f"of {_episodes(self.micro_batch_episodes)} in the update"),
             ("epochs per iteration", f"{self.n_epochs:,}"),
-            ("optimizer steps", f"{self.steps_per_iteration:,} per iteration, {self.steps:,} in all"),
+            ("optimizer steps", f"{self.steps_per_iteration:,} per iteration{theirs}, {self.steps:,} in all"),
             ("tokens in all", f"at least {self.tokens:,} in {self.n_iters:,} iterations"),
         ]
 
@@ -87,7 +92,8 @@ def plan_batches(config: RunConfig) -> BatchPlan:
     response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
     generations = math.ceil(tokens / (n_envs * response))
     episodes = generations * n_envs
-    minibatch = _fitting(args.get("batch_size"), response, episodes)
+    batch_size, n_epochs = args.get("batch_size"), int(args.get("n_epochs") or args.get("n_critic_updates") or 1)
+    minibatch = _fitting(batch_size, response, episodes)
     return BatchPlan(
         tokens_per_rollout=tokens,
         response_tokens=response,
@@ -98,8 +104,9 @@ def plan_batches(config: RunConfig) -> BatchPlan:
         minibatch_episodes=minibatch,
         micro_batch_episodes=_fitting(args.get("micro_batch_size"), response, minibatch),
         minibatches=math.ceil(episodes / minibatch),
-        n_epochs=int(args.get("n_epochs") or args.get("n_critic_updates") or 1),
+        n_epochs=n_epochs,
         n_iters=config.train_evaluation.n_iters,
+        rl4lms_steps_per_iteration=n_epochs * math.ceil(tokens / int(batch_size)) if batch_size else None,
     )
 
 
