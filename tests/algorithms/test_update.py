@@ -260,7 +260,7 @@ class AtTheEnd(RewardFunction):
 
 
 def test_the_size_of_rewards_does_not_change_the_step_of_the_actor(tiny_gpt2_dir, tiny_tokenizer):
-    """The critic's gradient grows with the rewards; clipped together with the actor's it would leave nothing of that."""
+    """The gradient of the critic grows with the rewards; clipped together, it would leave nothing of the actor's."""
     moves = []
     for factor in (1.0, 1e6):
         built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, reward=AtTheEnd(factor))
