@@ -89,7 +89,7 @@ GROUPS: dict[str, dict[str, Row]] = {
         for size in (32, 64, 256, 1024)
         for norm in (True, "rollout")
     },
-    "growing numbers, batch_size 13": {
+    "growing numbers": {
         "normalised within the minibatch": Row({LR: 5e-4, BATCH: 13, **WITHIN}, 20, True),
         "normalised over the rollout": Row({LR: 5e-4, BATCH: 13, **ROLLOUT}, 20, True),
     },

@@ -267,6 +267,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         names = [name for name, _ in self._clipped_together()]
         self._record_means(steps, (*_MEANS, "loss", "approx_kl", "clip_fraction", "minibatch_episodes", *names))
         self.logger.record("train/epochs", epochs)
+        self.logger.record("train/optimizer_steps", len(steps))
         self._log_fit(float(steps[0]["ratio_gap"]), seconds)
 
     def _record_means(self, steps: list[dict[str, Tensor]], names: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ poli
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,9 +31,12 @@ from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config.fit import check_fit, check_lengths, load_networks, response_length
+from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import ComponentConfig, RunConfig, TokenizerConfig
 from rl4lms_like.training.config.settings import check_prompts, check_settings
 from rl4lms_like.training.small_models.embedded import with_embedded_models
+
+logger = logging.getLogger(__name__)
 
 SMALL_MODEL = 20_000_000
 """Parameters of actor and critic up to which `n_threads: auto` means 1; a second thread made tiny models up to 40 times
@@ -101,6 +105,9 @@ def assemble(config: RunConfig) -> Run:
         env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config)
     with in_part("loading"):
         algorithm = build_alg(config, env)
+    n_policy = sum(parameter.numel() for parameter in algorithm.policy.policy_model.parameters())
+    if notice := learning_rate_notice(config.to_dict(), n_policy):
+        logger.warning("%s", notice)
     if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
         torch.set_num_threads(1)
     return Run(config, tokenizer, samples, components.metrics, env, algorithm, max_prompt_length)

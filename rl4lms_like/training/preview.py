@@ -8,6 +8,7 @@ from functools import partial
 from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config.binding import with_defaults
+from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.estimates.budget import plan_batches
@@ -71,9 +72,10 @@ def _memory(config: RunConfig) -> str:
         estimate = estimate_memory(config)
     except ModelError as error:
         return f"no estimate: {error}\n"
+    notice = learning_rate_notice(config.to_dict(), estimate.n_parameters)
     rows = [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     rows += [("peak of the update", gibibytes(estimate.update)), ("peak of the rollout", gibibytes(estimate.rollout))]
-    return _table(rows) + estimate.verdict + "\n"
+    return _table(rows) + estimate.verdict + "\n" + (f"{notice}\n" if notice else "")
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

@@ -18,7 +18,7 @@ def build(
     algorithm, model_dir, tokenizer, family="causal", policy_kwargs=None, n_envs=8, length=10, reward=None, **arguments
 ):
     defaults = {"n_steps": 20, "learning_rate": 1e-3, "seed": 1, "device": "cpu"}
-    if algorithm is PPO:
+    if issubclass(algorithm, PPO):
         defaults |= {"batch_size": 80, "n_epochs": 2}
     return algorithm(
         POLICIES[family],
@@ -73,6 +73,28 @@ def test_the_critic_has_its_own_learning_rate_and_both_follow_the_schedule(tiny_
         assert rates == {"actor": pytest.approx(1e-3 * remaining), "critic": pytest.approx(5e-3 * remaining)}
     assert learning_rate_schedule(2.0, "cosine")(0.5) == pytest.approx(1.0)
     assert learning_rate_schedule(2.0, "cosine")(1.0) == 2.0 and learning_rate_schedule(2.0, "constant") == 2.0
+
+
+def test_the_critic_learns_ten_times_as_fast_unless_it_has_a_rate(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer)
+    built.learn_iteration(0, 1)
+    rates = {group["role"]: group["lr"] for group in built.policy.optimizer.param_groups}
+    assert rates == {"actor": pytest.approx(1e-3), "critic": pytest.approx(1e-2)}
+
+
+def test_the_last_update_of_a_falling_learning_rate_still_learns(tiny_gpt2_dir, tiny_tokenizer):
+    """`learn` counts tokens: progress is that of the start of a rollout, not of its end."""
+    rates = []
+
+    class Rates(PPO):
+        def train(self):
+            super().train()
+            rates.append(self.policy.optimizer.param_groups[0]["lr"])
+
+    built = build(Rates, tiny_gpt2_dir, tiny_tokenizer, learning_rate_schedule="linear")
+    built.learn(total_timesteps=300)
+    assert rates[0] == pytest.approx(1e-3) and rates == sorted(rates, reverse=True)
+    assert len(rates) > 1 and rates[-1] > 0
 
 
 def test_biases_and_normalisation_weights_do_not_decay(tiny_gpt2_dir, tiny_tokenizer):
@@ -238,7 +260,7 @@ def test_progress_stays_within_its_bounds_and_learn_is_free_of_earlier_iteration
     built.learn_iteration(3, 4)
     assert built._current_progress_remaining == 0.25
     built.learn(70)
-    assert built._current_progress_remaining == 0.0
+    assert built._current_progress_remaining == 1.0, "one rollout is all of it, and its schedules are at their start"
 
 
 def test_without_a_seed_two_runs_differ(tiny_gpt2_dir, tiny_tokenizer):

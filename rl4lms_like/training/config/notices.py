@@ -15,6 +15,10 @@ from rl4lms_like.training.config.remote_code import trusting
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 FEW_EPISODES = 4
 """Minibatches that hold fewer are reported."""
+SUITABLE_LEARNING_RATES = ((10e6, 1e-4), (1e9, 2e-5), (float("inf"), 5e-6))
+"""Parameters below a limit, and the learning rate of PPO that suits them: `docs/hyperparameters.md`."""
+LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
+"""For adapters, for algorithms with one step per rollout; and from which multiple on a rate is reported."""
 _DEFAULT_LENGTH = 20
 """transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
 
@@ -57,6 +61,7 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
         *_sampling(blocks),
         *_episodes(blocks),
         *_sizes(blocks),
+        *_default_learning_rate(blocks),
     ]
 
 
@@ -154,6 +159,39 @@ def _small_minibatches(blocks: Mapping[str, Any]) -> list[Notice]:
         f"hold {FEW_EPISODES}"
     )
     return [Notice("alg.args.batch_size", message)]
+
+
+def _default_learning_rate(blocks: Mapping[str, Any]) -> list[Notice]:
+    rate = at(with_defaults(blocks), "alg.args.learning_rate")
+    if rate is None or at(blocks, "alg.args.learning_rate") is not None or at(blocks, "alg.policy") is None:
+        return []
+    message = f"not given; the default of {rate:g} suits models of about 100M parameters, smaller ones learn with more"
+    return [Notice("alg.args.learning_rate", message)]
+
+
+def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice | None:
+    """Return what to know of a learning rate that is far above those that suit a model's size; else None.
+
+    Args:
+        blocks: the config.
+        n_parameters: of the policy's model.
+    """
+    args = at(with_defaults(blocks), "alg.args") or {}
+    rate = args.get("learning_rate")
+    if not isinstance(rate, int | float) or "cg_max_steps" in args:  # of trpo it is the critic's
+        return None
+    suitable = next(suitable for limit, suitable in SUITABLE_LEARNING_RATES if n_parameters < limit)
+    if at(blocks, "alg.policy.args.peft"):
+        suitable *= LORA_FACTOR
+    if args.get("n_epochs") is None:
+        suitable *= ONE_STEP_FACTOR
+    if rate <= FAR_TOO_HIGH * suitable:
+        return None
+    message = (
+        f"{rate:g} is far above {suitable:g}, which suits a model of {n_parameters:,} parameters: a single update may "
+        f"go far from the policy that wrote the rollout"
+    )
+    return Notice("alg.args.learning_rate", message)
 
 
 def _longest_response(blocks: Mapping[str, Any]) -> int:

@@ -28,6 +28,7 @@ class Case:
         is_masked: whether a mask decides which tokens are sampled (NLPO).
         norm_reward: whether the critic sees rewards divided by their standard deviation.
         has_batch_size: whether the algorithm takes several minibatches of a size of their own.
+        rl4lms_steps: optimizer steps per iteration that RL4LMs takes with the same values.
         can_end: whether responses can end before the length limit.
         step_keys: the keys that make updates smaller.
         critic_keys: the keys that make the critic's smaller.
@@ -43,6 +44,7 @@ class Case:
     is_masked: bool = False
     norm_reward: bool = False
     has_batch_size: bool = True
+    rl4lms_steps: int | None = None
     can_end: bool = True
     step_keys: str = "alg.args.learning_rate or n_epochs"
     critic_keys: str = "alg.args.critic_learning_rate or vf_coef"

@@ -245,9 +245,11 @@ def small_minibatches(history: History, case: Case) -> Finding | None:
     lengths = history.last("length", case.limits.patience)
     if least is None or not all_below(sizes, least) or not lengths:
         return None
-    wanted = math.ceil(least * max(lengths))
+    wanted, n_steps = math.ceil(least * max(lengths)), history.last("optimizer_steps", 1)
+    steps = f"; an update takes {n_steps[0]:g} optimizer steps" if n_steps else ""
+    steps += f", RL4LMs' with these values {case.rl4lms_steps}" if steps and case.rl4lms_steps is not None else ""
     return Finding(
-        f"minibatches held {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}",
+        f"minibatches held {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}{steps}",
         f"Raise alg.args.batch_size (it counts tokens) to {wanted} or more"
         if case.has_batch_size
         else "Raise env.n_envs or alg.args.n_steps",

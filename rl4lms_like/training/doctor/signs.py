@@ -39,6 +39,7 @@ LOGGED: dict[str, tuple[str, ...]] = {
     "ratio_gap": ("train/ratio_gap",),
     "grad_norm": ("train/grad_norm",),
     "minibatch_episodes": ("train/minibatch_episodes",),
+    "optimizer_steps": ("train/optimizer_steps",),
     "skipped_steps": ("train/skipped_steps",),
     "step_taken": ("trpo/line_search_success",),
 }

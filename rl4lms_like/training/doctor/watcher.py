@@ -31,6 +31,7 @@ from rl4lms_like.training.doctor.findings import Alarm, Case, Finding
 from rl4lms_like.training.doctor.history import History, Mark, Trail
 from rl4lms_like.training.doctor.of_evaluations import direction_of, mark_of
 from rl4lms_like.training.doctor.signs import signs_of
+from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.watchers import Watcher
 
@@ -216,6 +217,7 @@ def case_of(run: Run) -> Case:
         is_masked=hasattr(policy, "top_mask"),
         norm_reward=run.config.alg.kl_div.norm_reward,
         has_batch_size=getattr(algorithm, "batch_size", None) is not None,
+        rl4lms_steps=plan_batches(run.config).rl4lms_steps_per_iteration,
         can_end=bool(algorithm.collector.eos_token_ids) and algorithm.collector.max_episode_length > 1,
         step_keys=step_keys_of(algorithm),
         critic_keys=keys_of(algorithm, "critic_learning_rate", "vf_coef"),

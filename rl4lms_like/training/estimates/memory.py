@@ -62,6 +62,11 @@ class MemoryEstimate:
     available: int
 
     @property
+    def n_parameters(self) -> int:
+        """The number of parameters of the policy's model."""
+        return self.parts["policy weights"] // FLOAT
+
+    @property
     def update(self) -> int:
         """Peak of the update, bytes."""
         parts = self.parts

@@ -19,6 +19,8 @@ from rl4lms_like.core.schema import signature_of
 from rl4lms_like.training.config import run_config as config_module
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.cross_checks import names_folder
+from rl4lms_like.training.config.notices import learning_rate_notice
+from rl4lms_like.training.config.overrides import apply_values
 from rl4lms_like.training.config.places import REGISTRIES
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig, load_config, parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
@@ -102,7 +104,6 @@ def test_a_run_has_its_defaults(run):
     assert config.env.vec_env == "text"
     assert config.train_evaluation.save_every == 20
     assert config.alg.kl_div.controller == "adaptive"
-    assert config.notices == ()
 
 
 def test_without_a_target_the_kl_coefficient_is_fixed(run):
@@ -427,9 +428,42 @@ def test_a_seq2seq_model_has_a_start_token_and_one_token_less(run):
     run["alg"]["policy"]["id"] = "seq2seq_lm_actor_critic_policy"
     run["env"]["args"]["context_start_token"] = 0
     run["train_evaluation"]["generation_kwargs"] = {"num_beams": 4}
+    run["alg"]["args"]["batch_size"] = 80
     assert notices(run) == {
         "train_evaluation.generation_kwargs.max_new_tokens": "not given; responses have at most 19 tokens"
     }
+
+
+@pytest.mark.parametrize(("batch_size", "few"), [(19, True), (64, True), (79, True), (80, False), (1280, False)])
+def test_minibatches_of_fewer_than_four_episodes_are_noticed(run, batch_size, few):
+    run["alg"]["args"]["batch_size"] = batch_size
+    assert ("alg.args.batch_size" in notices(run)) == few
+
+
+def test_a_learning_rate_that_is_left_out_is_noticed(run):
+    assert "alg.args.learning_rate" not in notices(run)
+    del run["alg"]["args"]["learning_rate"]
+    assert "1e-05" in notices(run)["alg.args.learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "n_parameters", "changes", "noticed"),
+    [
+        (3e-4, 124_000_000, {}, True),
+        (2e-5, 124_000_000, {}, False),
+        (1e-3, 200_000, {}, False),
+        (2e-3, 200_000, {}, True),
+        (3e-4, 124_000_000, {"alg.policy.args.peft": {"r": 8}}, False),
+        (3e-4, 124_000_000, {"alg.id": "a2c", "alg.args": {"n_steps": 16}}, False),
+        (1e-2, 124_000_000, {"alg.id": "a2c", "alg.args": {"n_steps": 16}}, True),
+        (1e-2, 124_000_000, {"alg.id": "trpo", "alg.args": {"n_steps": 16}}, False),
+    ],
+)
+def test_a_learning_rate_far_above_what_suits_the_model_is_noticed(run, rate, n_parameters, changes, noticed):
+    blocks, _ = apply_values(run, {**changes, "alg.args.learning_rate": rate}, "test")
+    found = learning_rate_notice(parse_config(blocks).to_dict(), n_parameters)
+    assert (found is not None) == noticed
+    assert found is None or found.path == "alg.args.learning_rate"
 
 
 def test_the_resolved_config_has_every_default_and_is_the_same_run(run):
@@ -442,6 +476,7 @@ def test_the_resolved_config_has_every_default_and_is_the_same_run(run):
 
 
 def test_a_default_is_no_notice(run):
+    run["alg"]["args"]["batch_size"] = 80
     complete = with_defaults(parse_config(run).to_dict())
     del complete["alg"]["policy"]["args"]["apply_model_parallel"]
     assert notices(complete) == {}

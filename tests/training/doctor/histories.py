@@ -9,6 +9,7 @@ from rl4lms_like.training.doctor.thresholds import DoctorConfig
 HEALTHY = {
     "reward": 0.5, "reward_std": 0.2, "n_episodes": 64.0, "length": 20.0, "truncated": 0.1, "entropy": 2.0, "kl": 0.05,
     "value_loss": 0.1, "explained_variance": 0.5, "approx_kl": 0.01, "clip_fraction": 0.1, "ratio_gap": 1e-6,
+    "minibatch_episodes": 16.0, "optimizer_steps": 16.0,
     "grad_norm": 0.4, "skipped_steps": None, "step_taken": None, "reward_spread": 0.8, "empty": 0.0, "duplicates": 0.0,
     "near_duplicates": 0.0, "length_correlation": 0.2, "best_reward": 0.9, "kl_reward": -0.01, "kl_reward_std": 0.01,
 }  # fmt: skip

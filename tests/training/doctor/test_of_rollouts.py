@@ -35,11 +35,16 @@ def test_a_policy_that_rose_to_the_best_reward_is_done_not_ill():
     assert of_rollouts.reward_constant(flat, case()) is not None, "it was never another"
 
 
-def test_responses_that_never_end_are_told_where_they_could():
-    found = of_rollouts.all_truncated(history(truncated=[1.0] * 3), case())
+def test_responses_that_no_longer_end_are_reported_where_they_did():
+    stopped_ending = history(truncated=[0.5, 1.0, 1.0, 1.0])
+    found = of_rollouts.all_truncated(stopped_ending, case())
     assert "100% of the responses hit the length limit" in found.said and "max_new_tokens" in found.advice
-    assert of_rollouts.all_truncated(history(truncated=[1.0, 0.98, 1.0]), case()) is None
-    assert of_rollouts.all_truncated(history(truncated=[1.0] * 3), case(can_end=False)) is None
+    assert of_rollouts.all_truncated(history(truncated=[0.5, 1.0, 0.98, 1.0]), case()) is None
+    assert of_rollouts.all_truncated(stopped_ending, case(can_end=False)) is None
+
+
+def test_continuations_of_a_fixed_length_are_no_alert():
+    assert of_rollouts.all_truncated(history(truncated=[1.0] * 5), case()) is None
 
 
 def test_responses_that_say_nothing_are_told():
@@ -52,7 +57,7 @@ def test_a_limit_of_zero_tells_any_share_but_none():
     assert of_rollouts.all_empty(history(empty=[0.0] * 3), none) is None
     assert of_rollouts.all_empty(history(empty=[0.01] * 3), none) is not None
     assert of_rollouts.all_truncated(history(truncated=[0.0] * 3), none) is None
-    assert of_rollouts.all_truncated(history(truncated=[0.01] * 3), none) is not None
+    assert of_rollouts.all_truncated(history(truncated=[0.01] * 3), none) is None, "it was so at first"
 
 
 @pytest.mark.parametrize("sign", ["duplicates", "near_duplicates"])

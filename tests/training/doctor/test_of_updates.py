@@ -153,3 +153,14 @@ def test_updates_that_change_nothing_are_told():
     assert of_updates.no_learning(left_out, case()) is None, "no step was tried"
     assert of_updates.no_learning(history(step_taken=[0.0] * 3, skipped_steps=[2.0] * 3), case()) is not None
     assert of_updates.no_learning(history(grad_norm=[0.0] * 3), case(limits={"no_learning": False})) is None
+
+
+def test_minibatches_of_few_episodes_are_reported_with_the_size_that_holds_enough():
+    small = history(minibatch_episodes=[2.0, 1.5, 1.0], length=48.0, optimizer_steps=150.0)
+    found = of_updates.small_minibatches(small, case(rl4lms_steps=100))
+    assert found.evidence == {"minibatch_episodes": [2.0, 1.5, 1.0], "limit": 4.0}
+    assert "150 optimizer steps, RL4LMs' with these values 100" in found.said
+    assert "alg.args.batch_size" in found.advice and "192" in found.advice
+    assert "env.n_envs" in of_updates.small_minibatches(small, case(has_batch_size=False)).advice
+    assert of_updates.small_minibatches(history(minibatch_episodes=[2.0, 4.0, 1.0]), case()) is None
+    assert of_updates.small_minibatches(history(minibatch_episodes=[None] * 3), case()) is None, "not logged"

@@ -24,13 +24,14 @@ ROWS = [
     ("min_reward_spread", 1e-9, of_rollouts.reward_constant, {"reward_spread": [1e-7] * 3}),
     ("max_value_loss_growth", 30.0, of_updates.value_error, EXPLODED),
     ("min_explained_variance", -5.0, of_updates.value_error, {"explained_variance": [-3.0] * 10}),
-    ("max_truncated_share", 1.0, of_rollouts.all_truncated, {"truncated": [0.995] * 3}),
+    ("max_truncated_share", 1.0, of_rollouts.all_truncated, {"truncated": [0.1, 0.995, 0.995, 0.995]}),
     ("max_empty_share", 0.99, of_rollouts.all_empty, {"empty": [0.95] * 3}),
     ("max_duplicate_share", 0.8, of_rollouts.duplicates, {"duplicates": [0.0, 0.7, 0.7, 0.7]}),
     ("max_near_duplicate_share", 0.8, of_rollouts.duplicates, {"near_duplicates": [0.0, 0.7, 0.7, 0.7]}),
     ("max_length_correlation", 0.99, of_rollouts.reward_follows_length, {"length_correlation": [0.95] * 10}),
     ("max_clip_fraction", 0.8, of_updates.large_updates, {"clip_fraction": [0.6] * 3}),
     ("max_approx_kl", 0.5, of_updates.large_updates, {"approx_kl": [0.3] * 3}),
+    ("min_minibatch_episodes", 2, of_updates.small_minibatches, {"minibatch_episodes": [2.5] * 3}),
     ("no_learning", False, of_updates.no_learning, {"grad_norm": [0.0] * 3}),
 ]
 ELSEWHERE = {"enabled", "max_ratio_gap", "held_out", "max_held_out_fall"}

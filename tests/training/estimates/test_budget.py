@@ -71,7 +71,7 @@ def test_micro_batches_split_a_minibatch(run):
 def test_what_people_read_has_the_numbers(run):
     text = dict(planned(run).lines())
     assert text["tokens per rollout"] == "at least 1,280"
-    assert text["optimizer steps"] == "120 per iteration, 12,000 in all"
+    assert text["optimizer steps"] == "120 per iteration (RL4LMs: 100), 12,000 in all"
     assert text["tokens in all"] == "at least 128,000 in 100 iterations"
 
 
