@@ -7,6 +7,8 @@ adapter merged into the weights, whatever the base is, another adapter included.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +107,9 @@ def load_model(
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(cannot_load(role, model_name, error)) from error
-    rates = dict(dropout_rates(config))
+    rates = dropout_rates(config)
     if not dropout:
-        for name in rates:
-            setattr(config, name, 0.0)
+        set_dropout_rates(config, dict.fromkeys(rates, 0.0))
     model = load_complete(
         auto_class,
         model_name,
@@ -120,7 +121,9 @@ def load_model(
         trust_remote_code=trust_remote_code,
         **options,
     )
-    return model, rates
+    # The language model of a larger one has a part of the config for its own.
+    part = next((f"{name}." for name, value in vars(config).items() if type(value) is type(model.config)), "")
+    return model, {name.removeprefix(part): rate for name, rate in rates.items() if name.startswith(part)}
 
 
 def check_model_weights(
@@ -214,10 +217,22 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
-def dropout_rates(config: PretrainedConfig) -> list[tuple[str, float]]:
-    """The fields of a model's config that are dropout rates, with their values."""
-    names = [name for name in vars(config) if "dropout" in name or "pdrop" in name or "layerdrop" in name]
-    return [(name, getattr(config, name)) for name in names if isinstance(getattr(config, name), float)]
+def dropout_rates(config: PretrainedConfig) -> dict[str, float]:
+    """Return the dropout rates of a model's config by name, those of nested configs as `text_config.dropout`."""
+    rates: dict[str, float] = {}
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            rates |= {f"{name}.{nested}": rate for nested, rate in dropout_rates(value).items()}
+        elif isinstance(value, float) and ("dropout" in name or "pdrop" in name or "layerdrop" in name):
+            rates[name] = value
+    return rates
+
+
+def set_dropout_rates(config: PretrainedConfig, rates: Mapping[str, float]) -> None:
+    """Write dropout rates into a config, in place, under the names that `dropout_rates` gives."""
+    for name, rate in rates.items():
+        *parents, field = name.split(".")
+        setattr(reduce(getattr, parents, config), field, rate)
 
 
 def without_output_layer(model: PreTrainedModel) -> PreTrainedModel:
