@@ -11,6 +11,7 @@ from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.estimates.budget import plan_batches
+from rl4lms_like.training.run import calm_libraries
 from rl4lms_like.training.supervised.plan import check_supervised_weights, described
 
 
@@ -25,6 +26,7 @@ def preview(config: AnyConfig) -> Iterator[str]:
     yield "# resolved config\n" + resolved(config)
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
+    calm_libraries()
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
         _check_settings(config)
