@@ -53,6 +53,17 @@ def regressor(folder: Path) -> None:
     save_bert(folder, AutoModelForSequenceClassification, num_labels=1)
 
 
+def causal_regressor(folder: Path) -> None:
+    """A reward model of a decoder-only family, whose tokenizer ends no text itself."""
+    tokenizer = make_tokenizer()
+    settings = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    settings |= {"vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": 1, "max_position_embeddings": 128}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model("llama", num_labels=1, **settings)
+        save_model(folder, AutoModelForSequenceClassification.from_config(config), tokenizer)
+
+
 def encoder(folder: Path) -> None:
     save_bert(folder, AutoModel)
 
@@ -72,6 +83,7 @@ LOCAL_MODELS: dict[str, Callable[[Path], None]] = {
     "intents": intents,
     "nli": natural_language_inference,
     "regressor": regressor,
+    "causal_regressor": causal_regressor,
     "encoder": encoder,
     "causal": causal,
     "seq2seq": seq2seq,

@@ -77,6 +77,8 @@ class RewardModelMetric(BaseMetric):
         device: of the model; `auto` is a GPU if there is one.
         dtype: of its weights.
         trust_remote_code: run code that the checkpoint brings along.
+        append_eos: end what it reads with the end-of-text token, as reward models are often trained; null: what
+            `append_eos` in its config.json says, else false, with a warning.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class RewardModelMetric(BaseMetric):
         device: Device = "auto",
         dtype: Dtype = "float32",
         trust_remote_code: bool = False,
+        append_eos: bool | None = None,
     ) -> None:
         reward_model = classifier(
             model_name,
@@ -101,7 +104,7 @@ class RewardModelMetric(BaseMetric):
             trust_remote_code=trust_remote_code,
         )
         reward_model.check_label(label)
-        self.scorer = RewardModelScorer(reward_model, template, label, value, scale, clip)
+        self.scorer = RewardModelScorer(reward_model, template, label, value, scale, clip, append_eos)
 
     def compute(
         self,

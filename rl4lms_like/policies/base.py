@@ -11,6 +11,7 @@ Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` in the place of th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -29,10 +30,18 @@ from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.networks import load_networks
 from rl4lms_like.policies.optimizer import make_optimizer, parameter_groups
-from rl4lms_like.policies.parity import check_parity, probe_episodes
+from rl4lms_like.policies.parity import (
+    check_parity,
+    first_episodes,
+    probe_episodes,
+    require_finite,
+    same_in_any_batch,
+)
 from rl4lms_like.policies.saving import save_language_model
 from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeReader
 from rl4lms_like.policies.writing import TextWriter
+
+logger = logging.getLogger(__name__)
 
 
 class EpisodeScores(NamedTuple):
@@ -95,9 +104,11 @@ class LMActorCriticPolicy(BasePolicy):
         self._check_vocabulary()
         self.to(device)
         self.set_training_mode(False)
-        self._build_heads()
-        self.to(device)
-        self._check_parity()
+        with first_episodes(self.policy_model, self.arguments.model_name):
+            self._build_heads()
+            self.to(device)
+            self._check_parity()
+        self._warn_of_dynamic_positions()
         self.optimizer = make_optimizer(
             optimizer_class,
             parameter_groups(
@@ -148,16 +159,34 @@ class LMActorCriticPolicy(BasePolicy):
             if reader is not None:
                 reader.probe_head(probe)
         with torch.no_grad():
-            width = (self.value_reader or self.reader).states(probe).shape[1]
-        self.value_head = nn.Linear(width, 1, bias=False)
+            states = (self.value_reader or self.reader).states(probe)
+        name = self.arguments.critic_model or self.arguments.model_name
+        require_finite(self.value_model or self.policy_model, name, states)
+        self.value_head = nn.Linear(states.shape[1], 1, bias=False)
         if self.arguments.value_head_init == "zero":
             nn.init.zeros_(self.value_head.weight)
 
     def _check_parity(self) -> None:
         needs_bfloat16 = "flash" in (self.arguments.attn_implementation or "")
-        check_parity(self.reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
+        excluded = self.arguments.generation_kwargs.get("suppress_tokens") or ()
+        checked = [(self.reader, self.arguments.model_name)]
         if self.ref_reader is not None and self.arguments.reference_model is not None:
-            check_parity(self.ref_reader, self.arguments.reference_model, in_bfloat16=needs_bfloat16)
+            checked.append((self.ref_reader, self.arguments.reference_model))
+        for reader, name in checked:
+            check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
+
+    def _warn_of_dynamic_positions(self) -> None:
+        limit = same_in_any_batch(self.policy_model.config)
+        space = getattr(self.observation_space, "spaces", {}).get("input_encoded_pt")
+        if limit is not None and (space is None or space.shape[0] > limit):
+            logger.warning(
+                "%s (%r): as soon as a text of a batch has more than %d tokens, the positions of all its texts change, "
+                "and their log-probs with them. Keep prompt and response together within %d tokens",
+                type(self.policy_model).__name__,
+                self.arguments.model_name,
+                limit,
+                limit,
+            )
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:

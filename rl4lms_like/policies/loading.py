@@ -7,6 +7,8 @@ adapter merged into the weights, whatever the base is, another adapter included.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_names import cannot_load, place_of
-from rl4lms_like.core.out_of_memory import is_out_of_memory
+from rl4lms_like.core.model_weights import Unused, check_complete, load_complete
 from rl4lms_like.policies.lora import merge_adapter_folder
 
 
@@ -66,21 +68,25 @@ def load_model(
     auto_class: Any,
     model_name: str,
     *,
+    role: str = "model",
+    unused: Unused | None = None,
     dropout: bool = False,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, dict[str, float]]:
-    """A language model in float32, and the dropout rates of its checkpoint.
+    """Load a language model in float32, and the dropout rates of its checkpoint.
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
         model_name: hub id or local folder, of a model or of an adapter.
+        role: what it is for, in messages.
+        unused: see `core.model_weights.load_complete`.
         dropout: keep the rates of the model's config; otherwise all of them are set to 0.
         attn_implementation: transformers' argument; None leaves the choice to it.
         trust_remote_code: run code that the model brings along.
 
     Raises:
-        ModelError: it cannot be loaded.
+        ModelError: it cannot be loaded, or lacks weights.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
     model_name = place_of(model_name)
@@ -89,6 +95,8 @@ def load_model(
         model, rates = load_model(
             auto_class,
             base,
+            role=role,
+            unused=unused,
             dropout=dropout,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
@@ -97,18 +105,54 @@ def load_model(
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     try:
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
-        rates = dict(dropout_rates(config))
-        if not dropout:
-            for name in rates:
-                setattr(config, name, 0.0)
-        model = auto_class.from_pretrained(
-            model_name, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
-        )
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise ModelError(cannot_load("model", model_name, error)) from error
-    return model, rates
+        raise ModelError(cannot_load(role, model_name, error)) from error
+    rates = dropout_rates(config)
+    if not dropout:
+        set_dropout_rates(config, dict.fromkeys(rates, 0.0))
+    model = load_complete(
+        auto_class,
+        model_name,
+        role=role,
+        model_name=model_name,
+        unused=unused,
+        config=config,
+        dtype=torch.float32,
+        trust_remote_code=trust_remote_code,
+        **options,
+    )
+    # The language model of a larger one has a part of the config for its own.
+    part = next((f"{name}." for name, value in vars(config).items() if type(value) is type(model.config)), "")
+    return model, {name.removeprefix(part): rate for name, rate in rates.items() if name.startswith(part)}
+
+
+def check_model_weights(
+    auto_class: Any,
+    model_name: str,
+    *,
+    role: str = "model",
+    unused: Unused | None = None,
+    trust_remote_code: bool = False,
+) -> bool:
+    """Refuse a local folder that lacks weights before any are read; see `core.model_weights.check_complete`.
+
+    Args:
+        auto_class: transformers' `AutoModelFor...`.
+        model_name: hub id or local folder; of an adapter, its base is checked.
+        role: see `load_model`.
+        unused: see `load_model`.
+        trust_remote_code: run code that the model brings along.
+
+    Returns:
+        Whether they could be compared.
+
+    Raises:
+        ModelError: weights are missing, or the folder cannot be read.
+    """
+    place = whole_checkpoint(model_name, local_files_only=True)
+    return check_complete(
+        auto_class, place, role=role, model_name=place, unused=unused, trust_remote_code=trust_remote_code
+    )
 
 
 def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | None:
@@ -173,10 +217,22 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
-def dropout_rates(config: PretrainedConfig) -> list[tuple[str, float]]:
-    """The fields of a model's config that are dropout rates, with their values."""
-    names = [name for name in vars(config) if "dropout" in name or "pdrop" in name or "layerdrop" in name]
-    return [(name, getattr(config, name)) for name in names if isinstance(getattr(config, name), float)]
+def dropout_rates(config: PretrainedConfig) -> dict[str, float]:
+    """Return the dropout rates of a model's config by name, those of nested configs as `text_config.dropout`."""
+    rates: dict[str, float] = {}
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            rates |= {f"{name}.{nested}": rate for nested, rate in dropout_rates(value).items()}
+        elif isinstance(value, float) and ("dropout" in name or "pdrop" in name or "layerdrop" in name):
+            rates[name] = value
+    return rates
+
+
+def set_dropout_rates(config: PretrainedConfig, rates: Mapping[str, float]) -> None:
+    """Write dropout rates into a config, in place, under the names that `dropout_rates` gives."""
+    for name, rate in rates.items():
+        *parents, field = name.split(".")
+        setattr(reduce(getattr, parents, config), field, rate)
 
 
 def without_output_layer(model: PreTrainedModel) -> PreTrainedModel:

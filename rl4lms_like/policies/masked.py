@@ -178,6 +178,7 @@ def load_mask_model(auto_class: Any, arguments: MaskablePolicyArguments) -> PreT
     model, _ = load_model(
         auto_class,
         str(folder),
+        role="mask model",
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,
     )

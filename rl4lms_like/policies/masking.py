@@ -62,7 +62,8 @@ class MaskDecoder(ABC):
         prompt_ids: `[n, prompt_len]`, padded on the side that the family wants.
         prompt_mask: `[n, prompt_len]`, bool.
         n_beams: rows that are generated for each prompt. Beams change places from step to step, so with more than one
-            the whole text is read at every step, without a cache.
+            the whole text is read at every step, without a cache. The same where a family's cache is not one of keys
+            and values, as a state-space model's.
     """
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
@@ -70,6 +71,8 @@ class MaskDecoder(ABC):
         self.prompt_ids = prompt_ids
         self.prompt_mask = prompt_mask.long()
         self.n_beams = n_beams
+        self._known = set(inspect.signature(model.forward).parameters)
+        self._uses_cache = n_beams == 1 and "past_key_values" in self._known
         self._cache: Any = None
 
     def next_logits(self, input_ids: Tensor) -> Tensor:
@@ -80,7 +83,7 @@ class MaskDecoder(ABC):
         """
         new_ids = input_ids if self._cache is None else input_ids[:, -1:]
         output = self._forward(new_ids, input_ids.shape[1])
-        self._cache = output.past_key_values if self.n_beams == 1 else None
+        self._cache = output.past_key_values if self._uses_cache else None
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
@@ -95,18 +98,16 @@ class CausalMaskDecoder(MaskDecoder):
     def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
         super().__init__(model, prompt_ids, prompt_mask, n_beams=n_beams)
         self.prompt_mask = self.prompt_mask.repeat_interleave(n_beams, dim=0)
-        self._known = set(inspect.signature(model.forward).parameters)
 
     def _forward(self, new_ids: Tensor, length: int) -> Any:
         written = self.prompt_mask.new_ones(len(new_ids), length - self.prompt_mask.shape[1])
         mask = torch.cat([self.prompt_mask, written], dim=1)
         positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new_ids.shape[1] :]
-        optional = {"position_ids": positions, "logits_to_keep": 1}
+        optional = {"position_ids": positions, "logits_to_keep": 1, "past_key_values": self._cache}
         return self.model(
             input_ids=new_ids,
             attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=self.n_beams == 1,
+            use_cache=self._uses_cache,
             **{name: value for name, value in optional.items() if name in self._known},
         )
 
@@ -127,7 +128,7 @@ class Seq2SeqMaskDecoder(MaskDecoder):
             attention_mask=self.prompt_mask,
             decoder_input_ids=new_ids,
             past_key_values=self._cache,
-            use_cache=self.n_beams == 1,
+            use_cache=self._uses_cache,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.model_weights import Unused, output_layer
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import (
     checkpoint_activations,
@@ -51,9 +52,10 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         policy.requires_grad_(False)  # before it is copied: copies share what is frozen
     critic = reference = None
     if arguments.critic == "separate":
-        critic = _like(policy, auto_class, arguments.critic_model, arguments)
+        critic = _like(policy, auto_class, arguments.critic_model, arguments, role="critic", unused=output_layer)
     if use_reference:
-        reference = _like(policy, auto_class, arguments.reference_model, arguments).requires_grad_(False)
+        reference = _like(policy, auto_class, arguments.reference_model, arguments, role="reference")
+        reference.requires_grad_(False)
     trained = [model for model in (policy, critic) if model is not None]
     if arguments.peft is not None:
         refuse_unknown_layers(trained, arguments.peft)
@@ -66,18 +68,28 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
 
 
 def _like(
-    policy: PreTrainedModel, auto_class: Any, model_name: str | None, arguments: PolicyArguments
+    policy: PreTrainedModel,
+    auto_class: Any,
+    model_name: str | None,
+    arguments: PolicyArguments,
+    *,
+    role: str,
+    unused: Unused | None = None,
 ) -> PreTrainedModel:
     """A network from another checkpoint, or from the policy's."""
     if model_name in (None, arguments.model_name):
         return copy_sharing_frozen(policy)
-    return _load(auto_class, str(model_name), arguments)[0]
+    return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
 
 
-def _load(auto_class: Any, model_name: str, arguments: PolicyArguments) -> tuple[PreTrainedModel, dict[str, float]]:
+def _load(
+    auto_class: Any, model_name: str, arguments: PolicyArguments, *, role: str = "model", unused: Unused | None = None
+) -> tuple[PreTrainedModel, dict[str, float]]:
     return load_model(
         auto_class,
         model_name,
+        role=role,
+        unused=unused,
         dropout=arguments.dropout,
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,

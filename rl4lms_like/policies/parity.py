@@ -1,20 +1,28 @@
 """The check every policy passes when it is built: what it samples with is what is trained.
 
-The first ratio of an update is 1 whenever two scorings agree with each other, also when both are wrong. Only the
-comparison with the logits that `generate` itself saw tells; so a family nobody has tried fails here, loudly.
+The first ratio of an update is 1 whenever two scorings agree with each other, also when both are wrong. So a family
+that nobody has tried is compared with more than itself:
+
+generated   teacher-forced log-probs with the logits that `generate` itself saw, a pad token inside the responses
+padded      those of a batch with those of each of its rows alone, and of a wider batch
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ParityError
-from rl4lms_like.policies.generation import plain_generation, seeded
+from rl4lms_like.core.errors import ModelError, ParityError, RL4LMsLikeError
+from rl4lms_like.core.out_of_memory import is_out_of_memory
+from rl4lms_like.core.wording import raised
+from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 
 TOLERANCE = 1e-3
@@ -28,7 +36,7 @@ RESPONSE_LENGTH = 4
 
 
 def probe_episodes(vocab_size: int, prompt_side: Literal["left", "right"]) -> EpisodeBatch:
-    """Two short random episodes with prompts of unequal length."""
+    """Return two short random episodes with prompts of unequal length."""
     generator = torch.Generator().manual_seed(0)
     width = max(PROMPT_LENGTHS)
     prompt_ids = torch.randint(0, vocab_size, (len(PROMPT_LENGTHS), width), generator=generator)
@@ -40,18 +48,42 @@ def probe_episodes(vocab_size: int, prompt_side: Literal["left", "right"]) -> Ep
     return EpisodeBatch(prompt_ids, mask, response_ids, response_mask, response_mask[:, 0], prompt_side=prompt_side)
 
 
+class _PadAt(LogitsProcessor):
+    """Write the pad token at one step, whatever the model prefers.
+
+    Args:
+        length: of the ids that `generate` has before that step.
+        pad_token_id: the token.
+    """
+
+    def __init__(self, length: int, pad_token_id: int) -> None:
+        self.length = length
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores `[n, vocab]` that leave nothing but the pad token at that step."""
+        if input_ids.shape[1] != self.length:
+            return scores
+        return torch.full_like(scores, -torch.inf).index_fill(1, scores.new_tensor([self.pad_token_id]).long(), 0.0)
+
+
 @torch.no_grad()
-def parity_gap(reader: EpisodeReader, prompt_ids: Tensor, prompt_mask: Tensor, *, max_new_tokens: int) -> float:
-    """Largest difference between teacher-forced log-probs and the raw logits of `generate`, in nats.
+def parity_gap(
+    reader: EpisodeReader, prompt_ids: Tensor, prompt_mask: Tensor, *, max_new_tokens: int, with_pad: bool = True
+) -> float:
+    """Return the largest difference between teacher-forced log-probs and the raw logits of `generate`, in nats.
 
     Args:
         reader: a language model, its head probed, in evaluation mode.
         prompt_ids: `[n, prompt_len]`, padded on the side that the family wants.
         prompt_mask: `[n, prompt_len]`, bool.
         max_new_tokens: length of the responses; nothing ends them earlier.
+        with_pad: make the first token of each response a pad token, which any policy may sample.
     """
     device = prompt_ids.device
     model: Any = reader.model
+    start = 1 if reader.is_encoder_decoder else prompt_ids.shape[1]
+    processors = LogitsProcessorList([_PadAt(start, pad_token_id(model.config))] if with_pad else [])
     with plain_generation(model), seeded(0, device):
         output = model.generate(
             input_ids=prompt_ids,
@@ -60,22 +92,43 @@ def parity_gap(reader: EpisodeReader, prompt_ids: Tensor, prompt_mask: Tensor, *
             top_k=0,
             max_new_tokens=max_new_tokens,
             eos_token_id=None,
+            logits_processor=processors,
             output_logits=True,
             return_dict_in_generate=True,
         )
-    response_ids = output.sequences[:, 1 if reader.is_encoder_decoder else prompt_ids.shape[1] :]
+    response_ids = output.sequences[:, start:]
     everything = torch.ones_like(response_ids).bool()
     episodes = EpisodeBatch(
         prompt_ids, prompt_mask, response_ids, everything, ~everything[:, 0], prompt_side=reader.prompt_side
     )
     raw = torch.stack(output.logits, dim=1).float().log_softmax(dim=-1)
     sampled = raw.gather(2, response_ids[:, :, None]).squeeze(2)
-    log_prob = reader.scores(episodes, logits_budget=sys.maxsize).log_prob
-    return float((episodes.pad(log_prob) - sampled).abs().max())
+    return float((_log_probs(reader, episodes) - sampled).abs().max())
 
 
-def check_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = False) -> float:
-    """Measures `parity_gap` on two short random prompts, where the model is.
+@torch.no_grad()
+def padding_gap(reader: EpisodeReader, episodes: EpisodeBatch) -> float:
+    """Return how much the log-probs of an episode depend on the batch that it is scored in, in nats.
+
+    Args:
+        reader: a language model, its head probed, in evaluation mode.
+        episodes: padded to one width; as wide as the longest.
+    """
+    together = _log_probs(reader, episodes)
+    n, prompt_len, response_len = episodes.n_episodes, episodes.prompt_ids.shape[1], episodes.response_ids.shape[1]
+    wider = _log_probs(reader, episodes.widened(2 * prompt_len + 1, 2 * response_len + 1))
+    gaps = [(wider[:, :response_len] - together).abs().max()]
+    for row in range(n):
+        twice = torch.tensor([row, row], device=together.device)  # one row would be compiled apart
+        alone = _log_probs(reader, episodes.select(twice))
+        gaps.append((alone - together[twice, : alone.shape[1]]).abs().max())
+    return float(torch.stack(gaps).max())
+
+
+def check_parity(
+    reader: EpisodeReader, name: str, *, in_bfloat16: bool = False, never_written: Collection[int] = ()
+) -> float:
+    """Measure `parity_gap` and `padding_gap` on two short random prompts, where the model is.
 
     Weights are float32 also where a run computes in bfloat16, so the check is exact; only kernels that know no float32
     are checked under autocast, roughly.
@@ -84,24 +137,113 @@ def check_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = False)
         reader: a language model, its head probed, in evaluation mode.
         name: what to call it.
         in_bfloat16: check under bfloat16 autocast.
+        never_written: tokens that responses cannot have; a pad token among them is not tried.
 
     Returns:
-        The gap in nats.
+        The larger gap, in nats.
 
     Raises:
-        ParityError: it exceeds the tolerance.
+        ModelError: its log-probs are not finite.
+        ParityError: a gap exceeds the tolerance.
     """
-    device = reader.model.device
-    vocab_size = int(reader.model.config.get_text_config().vocab_size)
-    probe = probe_episodes(vocab_size, reader.prompt_side).to(device)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
-        gap = parity_gap(reader, probe.prompt_ids, probe.prompt_mask, max_new_tokens=RESPONSE_LENGTH)
+    model = reader.model
+    pad = pad_token_id(model.config)
+    probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side).to(model.device)
     tolerance = TOLERANCE_BFLOAT16 if in_bfloat16 else TOLERANCE
-    if not gap <= tolerance:
-        raise ParityError(
-            f"{type(reader.model).__name__} ({name!r}): teacher-forced log-probs differ from those of its own "
-            f"generate() by {gap:.3g} nats (at most {tolerance:g} is rounding). Training on them would be silently "
-            f"wrong. Likely causes: the model needs arguments that are not passed (positions, token types), its cache "
-            f"is faulty, or its generate() alters logits. Try attn_implementation: eager, or report the family."
+
+    def gap_to_generate(*, with_pad: bool) -> float:
+        return parity_gap(
+            reader, probe.prompt_ids, probe.prompt_mask, max_new_tokens=RESPONSE_LENGTH, with_pad=with_pad
         )
-    return gap
+
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+        with torch.no_grad():
+            require_finite(model, name, _log_probs(reader, probe))
+        with_pad = pad not in never_written
+        generated = gap_to_generate(with_pad=with_pad)
+        if with_pad and not generated <= tolerance and gap_to_generate(with_pad=False) <= tolerance:
+            raise ParityError(
+                f"{type(model).__name__} ({name!r}): after a pad token inside a response, teacher-forced log-probs "
+                f"differ from those of its own generate() by {generated:.3g} nats: it takes the token for padding. "
+                f"Exclude it from what is sampled: suppress_tokens: [{pad}] in generation_kwargs"
+            )
+        if not generated <= tolerance:
+            raise ParityError(
+                f"{type(model).__name__} ({name!r}): teacher-forced log-probs differ from those of its own "
+                f"generate() by {generated:.3g} nats (at most {tolerance:g} is rounding). Training on them would be "
+                f"silently wrong. Likely causes: the model needs arguments that are not passed (positions, token "
+                f"types), its cache is faulty, or its generate() alters logits. Try attn_implementation: eager, or "
+                f"report the family."
+            )
+        padded = padding_gap(reader, probe)
+    if not padded <= tolerance:
+        raise ParityError(
+            f"{type(model).__name__} ({name!r}): the log-probs of an episode depend on the padding of its batch, by "
+            f"{padded:.3g} nats (at most {tolerance:g} is rounding). Batches of prompts of unequal length would be "
+            f"silently wrong. Likely cause: the model reads padding in spite of the attention mask. Try "
+            f"attn_implementation: eager, or report the family."
+        )
+    return max(generated, padded)
+
+
+def require_finite(model: PreTrainedModel, name: str, numbers: Tensor) -> None:
+    """Refuse a model that answers NaN or infinity to the probe.
+
+    Args:
+        model: names the weights that are not finite.
+        name: what to call it.
+        numbers: what it answered.
+
+    Raises:
+        ModelError: not all of the numbers are finite.
+    """
+    if bool(numbers.isfinite().all()):
+        return
+    broken = [key for key, weight in model.named_parameters() if not bool(weight.isfinite().all())]
+    cause = "its weights are finite, so its numbers are too large for their precision"
+    if broken:
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        cause = f"NaN or infinity is in its weights {', '.join(broken[:3])}{more}: copy the checkpoint again"
+    raise ModelError(f"{type(model).__name__} ({name!r}) answers with NaN or infinity; {cause}")
+
+
+@contextmanager
+def first_episodes(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Raise what the code of a family raises on the first episodes as a `ModelError`.
+
+    Raises:
+        ModelError: the family wants other arguments, or gives other outputs, than all that this library knows.
+    """
+    try:
+        yield
+    except RL4LMsLikeError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{type(model).__name__} ({name!r}) cannot be trained: it does not read or write episodes as other "
+            f"families do ({raised(error)}). Use another family, or report this one"
+        ) from error
+
+
+def same_in_any_batch(config: PretrainedConfig) -> int | None:
+    """Return up to which length a text's log-probs are the same in any batch; None: at any length.
+
+    Rotary positions of the types `dynamic` and `longrope` are those of the longest text of a batch, as soon as that is
+    longer than what the model was pretrained with.
+    """
+    config = config.get_text_config()
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [each for each in parameters.values() if isinstance(each, Mapping)] or [parameters]
+    limits = []
+    for each in by_layer_type:
+        kind = str(each.get("rope_type"))
+        if "dynamic" in kind or kind == "longrope":
+            limits.append(each.get("original_max_position_embeddings") or config.max_position_embeddings)
+    return min(limits, default=None)
+
+
+def _log_probs(reader: EpisodeReader, episodes: EpisodeBatch) -> Tensor:
+    """Return the log-probs of all actions `[n, response_len]`, teacher-forced."""
+    return episodes.pad(reader.scores(episodes, logits_budget=sys.maxsize).log_prob)

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rl4lms_like.policies.loading import dropout_rates
+from rl4lms_like.policies.loading import dropout_rates, set_dropout_rates
 from rl4lms_like.policies.lora import has_lora, merged, save_adapters
 
 
@@ -55,9 +55,7 @@ def save_language_model(
 def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:
     rates = dropout_rates(model.config)
     try:
-        for name, value in checkpoint_dropout.items():
-            setattr(model.config, name, value)
+        set_dropout_rates(model.config, checkpoint_dropout)
         model.save_pretrained(folder, safe_serialization=True)
     finally:
-        for name, value in rates:
-            setattr(model.config, name, value)
+        set_dropout_rates(model.config, rates)

@@ -72,6 +72,8 @@ class RewardModel(TextReward):
         device: of the model; `auto` is a GPU if there is one.
         dtype: of its weights.
         trust_remote_code: run code that the checkpoint brings along.
+        append_eos: end what it reads with the end-of-text token, as reward models are often trained; null: what
+            `append_eos` in its config.json says, else false, with a warning.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class RewardModel(TextReward):
         device: Device = "auto",
         dtype: Dtype = "float32",
         trust_remote_code: bool = False,
+        append_eos: bool | None = None,
     ) -> None:
         model = classifier(
             model_name,
@@ -96,7 +99,7 @@ class RewardModel(TextReward):
             trust_remote_code=trust_remote_code,
         )
         model.check_label(label)
-        self.scorer = RewardModelScorer(model, template, label, value, scale, clip)
+        self.scorer = RewardModelScorer(model, template, label, value, scale, clip, append_eos)
 
     def scores(
         self,

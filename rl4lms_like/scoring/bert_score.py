@@ -5,7 +5,7 @@ The package `bert-score` computes it; here its scorer is loaded once, and empty 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import ModelError, import_extra
 from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
+from rl4lms_like.core.model_weights import check_complete, load_complete, pooler
 from rl4lms_like.scoring.frozen import longest_input, require_finite, shared, version_of
 
 _ROLE = "model of BERTScore"
@@ -73,6 +74,7 @@ class BERTScoreModel:
         baselines = Path(str(package.__file__)).parent / "rescale_baseline" / self.language
         if rescale_with_baseline and not (baselines / f"{self.model_type}.tsv").is_file():
             raise ValueError(f"bert-score has no baseline of {self.model_type!r} for the language {self.language!r}")
+        self._require_weights(check_complete)
 
     def f1(self, generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
         """The best F1 over its references for each text, which has at least one.
@@ -116,10 +118,18 @@ class BERTScoreModel:
         setting = (self.language, self.model_type, self.num_layers, device, self.dtype, self.idf)
         return shared((*setting, self.rescale_with_baseline, version_of(self.model_type)), self._load)
 
+    def _require_weights(self, read: Callable[..., object]) -> None:
+        """Look at the weights once by ourselves: the package loads the model and does not report what is missing."""
+        import transformers
+
+        auto_class = transformers.T5EncoderModel if "t5" in self.model_type else transformers.AutoModel
+        read(auto_class, place_of(self.model_type), role=_ROLE, model_name=self.model_type, unused=pooler)
+
     def _load(self) -> Any:
         import torch
         from bert_score import BERTScorer
 
+        self._require_weights(load_complete)
         try:
             with torch.random.fork_rng(devices=[]):  # an unused part that the checkpoint lacks is drawn at random
                 scorer = BERTScorer(

@@ -44,7 +44,12 @@ class Classifier:
         return int(self.frozen.model.config.num_labels)
 
     def logits(
-        self, texts: Sequence[str], second_texts: Sequence[str] | None = None, *, add_special_tokens: bool = True
+        self,
+        texts: Sequence[str],
+        second_texts: Sequence[str] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        append_eos: bool = False,
     ) -> torch.Tensor:
         """The logits of each text, `[n, n_labels]`, float32 on the CPU.
 
@@ -52,9 +57,10 @@ class Classifier:
             texts: `n` texts.
             second_texts: where given, each input is a pair of texts, as the tokenizer joins them.
             add_special_tokens: False where the texts have them already.
+            append_eos: end each input with the tokenizer's end-of-text token, where it does not end so already.
 
         Raises:
-            ModelError: the checkpoint cannot be loaded, or answers with NaN or infinity.
+            ModelError: the checkpoint cannot be loaded, answers with NaN or infinity, or there is no such token.
         """
         import torch
 
@@ -62,6 +68,8 @@ class Classifier:
         if not texts:
             return torch.zeros(0, self.n_labels)
         limit = self._limit()
+        if append_eos and limit is not None:
+            limit -= 1
         encoded = tokenizer(
             list(texts),
             None if second_texts is None else list(second_texts),
@@ -73,6 +81,12 @@ class Classifier:
         rows = {"input_ids": encoded["input_ids"]}
         if second_texts is not None and "token_type_ids" in encoded:
             rows["token_type_ids"] = encoded["token_type_ids"]
+        if append_eos:
+            for ids, *others in zip(*rows.values(), strict=True):
+                if _end_of_text(tokenizer, self.frozen.model_name) not in ids[-1:]:
+                    ids.append(tokenizer.eos_token_id)
+                    for values in others:  # the token belongs to the second text
+                        values.append(values[-1] if values else 0)
         for index, ids in enumerate(rows["input_ids"]):
             if not ids:  # an empty text, and a tokenizer that adds nothing to it
                 for name, values in rows.items():
@@ -214,6 +228,12 @@ def _tensors(batch: dict[str, list[list[int]]], pad_token_id: int, device: Any) 
     lengths = torch.tensor([len(row) for row in batch["input_ids"]])
     inputs["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
     return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+def _end_of_text(tokenizer: Any, model_name: str) -> int:
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"append_eos: the tokenizer of {model_name!r} has no end-of-text token")
+    return int(tokenizer.eos_token_id)
 
 
 def _some_token(tokenizer: Any) -> int:

@@ -9,7 +9,7 @@ Two frozen models of one checkpoint, say a reward's and a metric's, hold the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
+from rl4lms_like.core.model_weights import check_complete, load_complete
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class FrozenModel:
         trust_remote_code: run code that the checkpoint brings along.
 
     Raises:
-        ModelError: the name can only be that of a local folder, and there is none.
+        ModelError: the name can only be that of a local folder, and there is none; or that folder lacks weights.
         ValueError: there is no such device.
     """
 
@@ -73,6 +74,7 @@ class FrozenModel:
         self.trust_remote_code = trust_remote_code
         require_folder(role, model_name)
         existing_device(device)
+        self._check_weights()
 
     @property
     def model(self) -> Any:
@@ -110,28 +112,37 @@ class FrozenModel:
         except Exception as error:
             raise ModelError(cannot_load(self.role, self.model_name, error)) from error
 
+    def _check_weights(self) -> None:
+        """Refuse a local folder that lacks weights, before any are read."""
+        place = place_of(self.model_name)
+        if not (Path(place) / "config.json").is_file():
+            return
+        import transformers
+
+        check_complete(
+            getattr(transformers, self.auto_class),
+            place,
+            role=self.role,
+            model_name=self.model_name,
+            trust_remote_code=self.trust_remote_code,
+        )
+
     def _load(self) -> Loaded:
         import torch
         import transformers
 
-        place, code = place_of(self.model_name), {"trust_remote_code": self.trust_remote_code}
+        place, code = place_of(self.model_name), self.trust_remote_code
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, truncation_side=self.truncation_side, **code)
-            auto_class, dtype = getattr(transformers, self.auto_class), getattr(torch, self.dtype)
-            with torch.random.fork_rng(devices=[]):  # missing weights are drawn at random
-                model, report = auto_class.from_pretrained(place, dtype=dtype, output_loading_info=True, **code)
-            model = model.to(existing_device(self.device))
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                place, truncation_side=self.truncation_side, trust_remote_code=code
+            )
         except Exception as error:
             raise ModelError(cannot_load(self.role, self.model_name, error)) from error
-        self._require_all(report, self.model_name)
-        return Loaded(model.eval().requires_grad_(False), tokenizer)
-
-    def _require_all(self, report: Mapping[str, Any], source: str) -> None:
-        """Nothing, or an error if a part of the model was not in the checkpoint: its scores would be noise."""
-        missing = sorted(report["missing_keys"])
-        if missing:
-            names = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-            raise ModelError(f"{source!r} is no {self.role}: it has no weights for {names}")
+        auto_class, dtype = getattr(transformers, self.auto_class), getattr(torch, self.dtype)
+        model = load_complete(
+            auto_class, place, role=self.role, model_name=self.model_name, dtype=dtype, trust_remote_code=code
+        )
+        return Loaded(model.to(existing_device(self.device)).eval().requires_grad_(False), tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "loaded"}

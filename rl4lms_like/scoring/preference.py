@@ -14,6 +14,7 @@ from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.core.model_names import cannot_load, place_of
+from rl4lms_like.core.model_weights import load_complete
 from rl4lms_like.scoring.classifier import batches_by_length
 from rl4lms_like.scoring.frozen import FrozenModel, Loaded, longest_input, require_finite
 
@@ -48,6 +49,7 @@ class PreferenceT5(FrozenModel):
                 offline=f"copy that file and the config and tokenizer of {BASE}; give them as `weights` and "
                 "`model_name`. A T5 of your own that answers good or bad is a `model_name` alone",
             )
+        self.weights = weights
         super().__init__(
             model_name or BASE,
             "AutoModelForSeq2SeqLM",
@@ -56,9 +58,12 @@ class PreferenceT5(FrozenModel):
             dtype=dtype,
             truncation_side="right",
         )
-        self.weights = weights
         if weights is not None and not with_home(weights).is_file():
             raise ModelError(f"there is no file {weights!r}, which is to hold the weights of the preference model")
+
+    def _check_weights(self) -> None:
+        if self.weights is None:
+            super()._check_weights()
 
     def _load(self) -> Loaded:
         return super()._load() if self.weights is None else self._from_weights(with_home(self.weights))
@@ -79,13 +84,19 @@ class PreferenceT5(FrozenModel):
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             state = state.get("model_state_dict", state)
             config.vocab_size = len(state["shared.weight"])  # it was resized where the model was trained
-            options: dict[str, Any] = {"dtype": getattr(torch, self.dtype), "output_loading_info": True}
-            t5: Any = T5ForConditionalGeneration
-            with torch.random.fork_rng(devices=[]):
-                model, report = t5.from_pretrained(None, config=config, state_dict=state, **options)
+            model = load_complete(
+                T5ForConditionalGeneration,
+                None,
+                role=self.role,
+                model_name=str(file),
+                config=config,
+                state_dict=state,
+                dtype=getattr(torch, self.dtype),
+            )
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(f"cannot load {str(file)!r} into {self.model_name!r}: {error}") from error
-        self._require_all(report, str(file))
         return Loaded(model.to(existing_device(self.device)).eval().requires_grad_(False), tokenizer)
 
 

@@ -6,13 +6,18 @@ how prompt and response are put to the model
     pair        two texts, as the tokenizer joins them
     chat        a user's and an assistant's message, in the tokenizer's chat template
 
+what follows the response
+    an end-of-text token, or nothing      as the model was trained: `append_eos`, or that of its config.json
+
 logit or probability  ─ times scale ─ clipped to [-clip, clip]
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rl4lms_like.core.errors import ModelError
@@ -20,6 +25,11 @@ from rl4lms_like.scoring.classifier import Classifier
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
+
+RECORDED = "append_eos"
+"""Key of a reward model's config.json: whether it was trained on texts that end with the end-of-text token."""
 
 Template: TypeAlias = Literal["text", "response", "pair", "chat"]
 Value: TypeAlias = Literal["logit", "probability"]
@@ -36,6 +46,7 @@ class RewardModelScorer:
         value: the logit, or the probability: softmax over several labels, sigmoid of a single logit.
         scale: factor of the value.
         clip: the largest size of the result; None: no limit.
+        append_eos: end what it reads with the end-of-text token; None: what the model's config says, else not.
     """
 
     classifier: Classifier
@@ -44,6 +55,30 @@ class RewardModelScorer:
     value: Value = "logit"
     scale: float = 1.0
     clip: float | None = None
+    append_eos: bool | None = None
+
+    @cached_property
+    def ends_with_eos(self) -> bool:
+        """Whether texts get an end-of-text token; logs a warning where neither the argument nor the model decides.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
+        if self.append_eos is not None:
+            return self.append_eos
+        recorded = getattr(self.classifier.frozen.model.config, RECORDED, None)
+        if recorded is not None:
+            return bool(recorded)
+        tokenizer, name = self.classifier.frozen.tokenizer, self.classifier.frozen.model_name
+        ends_itself = tokenizer("a", verbose=False)["input_ids"][-1] in tokenizer.all_special_ids
+        if tokenizer.eos_token is not None and not ends_itself and self.template != "chat":
+            logger.warning(
+                "the reward model %r reads texts without an end-of-text token; it does not say whether it was trained "
+                "so. If it was trained with one, its scores are wrong: set append_eos to true (or false, without this "
+                "warning), or write it into its config.json",
+                name,
+            )
+        return False
 
     def scores(self, prompt_texts: Sequence[str], generated_texts: Sequence[str]) -> list[float]:
         """One number for each response.
@@ -62,14 +97,16 @@ class RewardModelScorer:
         return values.tolist()
 
     def _logits(self, prompts: list[str], responses: list[str]) -> torch.Tensor:
+        ends = self.ends_with_eos
         if self.template == "pair":
-            return self.classifier.logits(prompts, responses)
+            return self.classifier.logits(prompts, responses, append_eos=ends)
         if self.template == "chat":
             chats = [self._chat(*turn) for turn in zip(prompts, responses, strict=True)]
-            return self.classifier.logits(chats, add_special_tokens=False)
-        if self.template == "response":
-            return self.classifier.logits(responses)
-        return self.classifier.logits([prompt + response for prompt, response in zip(prompts, responses, strict=True)])
+            return self.classifier.logits(chats, add_special_tokens=False, append_eos=ends)
+        texts = responses
+        if self.template == "text":
+            texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        return self.classifier.logits(texts, append_eos=ends)
 
     def _chat(self, prompt: str, response: str) -> str:
         tokenizer = self.classifier.frozen.tokenizer

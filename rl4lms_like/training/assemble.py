@@ -30,7 +30,7 @@ from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.components import build_components
-from rl4lms_like.training.config.fit import check_fit, check_lengths, load_networks, response_length
+from rl4lms_like.training.config.fit import check_fit, check_lengths, check_weights, load_networks, response_length
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import ComponentConfig, RunConfig, TokenizerConfig
 from rl4lms_like.training.config.settings import check_prompts, check_settings
@@ -96,6 +96,7 @@ def assemble(config: RunConfig) -> Run:
     tokenizer = build_tokenizer(config.tokenizer)
     check_fit(config, tokenizer, networks)
     max_prompt_length, _ = check_lengths(config, tokenizer, networks)
+    check_weights(config, networks)
     pools = {split: build_datapool(config.datapool, split) for split in SPLITS}
     if not len(pools["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: the split 'train' has no samples")

@@ -12,7 +12,8 @@ from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.estimates.budget import plan_batches
-from rl4lms_like.training.supervised.plan import described
+from rl4lms_like.training.run import calm_libraries
+from rl4lms_like.training.supervised.plan import check_supervised_weights, described
 
 
 def preview(config: AnyConfig) -> Iterator[str]:
@@ -20,12 +21,13 @@ def preview(config: AnyConfig) -> Iterator[str]:
 
     Raises:
         ConfigError: what goes to transformers or PEFT has mistakes; or models and lengths do not fit each other.
-        ModelError: the tokenizer has tokens that the model does not have.
+        ModelError: the tokenizer has tokens that the model does not have, or a local folder lacks weights.
         RL4LMsLikeError: a component cannot be built on this machine; raised after all that can be said.
     """
     yield "# resolved config\n" + resolved(config)
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
+    calm_libraries()
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
         _check_settings(config)
@@ -33,6 +35,7 @@ def preview(config: AnyConfig) -> Iterator[str]:
         yield "# memory\n" + _memory(config)
     else:
         yield "# training\n" + _table(described(config))
+        check_supervised_weights(config)
     build_components(config)
 
 
@@ -51,7 +54,7 @@ def _check_settings(config: RunConfig) -> None:
 def _models(config: RunConfig) -> str:
     """What fits what; only local files are looked at."""
     from rl4lms_like.training.assemble import build_tokenizer, load_model_config
-    from rl4lms_like.training.config.fit import check_fit, check_lengths, load_networks
+    from rl4lms_like.training.config.fit import check_fit, check_lengths, check_weights, load_networks
     from rl4lms_like.training.small_models.embedded import with_embedded_models
 
     config = with_embedded_models(config)
@@ -62,7 +65,9 @@ def _models(config: RunConfig) -> str:
         return f"not looked at: {error}\n"
     check_fit(config, tokenizer, networks)
     prompt, response = check_lengths(config, tokenizer, networks)
-    return f"fit: {len(tokenizer):,} tokens; {prompt:,} of a prompt and {response:,} of a response\n"
+    fit = f"fit: {len(tokenizer):,} tokens; {prompt:,} of a prompt and {response:,} of a response\n"
+    complete = check_weights(config, networks)
+    return fit + f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
 
 
 def _memory(config: RunConfig) -> str:

@@ -97,6 +97,7 @@ REWARD_MODEL = {
     "value": Acts("probability"),
     "scale": Acts(0.5),
     "clip": Acts(0.001),
+    "append_eos": Acts(True, beside={"model_name": lambda places: places.model("causal_regressor")}),
     "trust_remote_code": TRUST_REMOTE_CODE,
     **OF_WEIGHTS,
 }

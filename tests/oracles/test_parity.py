@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_scores import Head, scores_of_logits, token_scores
 from rl4lms_like.policies.parity import parity_gap
 from rl4lms_like.testing import models
-from tests.builders import make_policy
+from tests.builders import make_env, make_policy
 
 EXACT = 1e-5
 FAMILIES = [("causal", name) for name in models.CAUSAL_FAMILIES] + [("seq2seq", n) for n in models.SEQ2SEQ_FAMILIES]
@@ -128,6 +129,96 @@ def test_a_faulty_family_fails_loudly_when_the_policy_is_built(dtype, tiny_gpt2_
     monkeypatch.setattr(CausalReader, "_inputs", without_positions)
     with pytest.raises(ParityError, match=r"differ\s+from those of its own generate"):
         make_policy("causal", tiny_gpt2_dir, dtype=dtype)
+
+
+# --- families that are refused, or warned of -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def family(tmp_path, tiny_tokenizer):
+    """Makes a random model of a family that `testing.models` does not have, and returns its folder."""
+
+    def make(auto_class, name, **config):
+        special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "vocab_size": len(tiny_tokenizer)}
+        torch.manual_seed(0)
+        model = auto_class.from_config(AutoConfig.for_model(name, **(special | config)))
+        return models.save_model(tmp_path / name, model, tiny_tokenizer)
+
+    return make
+
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+SEQ2SEQ_SIZE = {"d_model": 32, "max_position_embeddings": 64, "decoder_start_token_id": 1} | {
+    f"{side}_{field}": value
+    for side in ("encoder", "decoder")
+    for field, value in {"layers": 2, "attention_heads": 4, "ffn_dim": 64}.items()
+}
+
+
+def test_a_family_that_reads_padding_is_refused(family):
+    """RecurrentGemma's recurrence runs over the padding before a prompt, in `generate` and in one pass alike."""
+    folder = family(AutoModelForCausalLM, "recurrent_gemma", num_key_value_heads=1, lru_width=32, **SIZE)
+    with pytest.raises(ParityError, match="depend on the padding of its batch"):
+        make_policy("causal", folder)
+
+
+def test_a_family_that_takes_a_pad_token_for_padding_must_never_write_one(family):
+    """M2M100 counts the positions of its decoder from the pad token, which a policy may sample."""
+    folder = family(AutoModelForSeq2SeqLM, "m2m_100", **SEQ2SEQ_SIZE)
+    with pytest.raises(ParityError, match=r"suppress_tokens: \[0\] in generation_kwargs"):
+        make_policy("seq2seq", folder)
+    policy = make_policy("seq2seq", folder, generation_kwargs={"do_sample": True, "suppress_tokens": [0]})
+    assert not (responses(policy).actions == 0).any()
+
+
+def test_a_family_that_takes_other_arguments_is_named(family):
+    vocabulary = {"src_vocab_size": 320, "tgt_vocab_size": 320, "langs": ["en", "de"]}
+    folder = family(AutoModelForSeq2SeqLM, "fsmt", **(SEQ2SEQ_SIZE | vocabulary))
+    with pytest.raises(ModelError, match=r"FSMTForConditionalGeneration .*encoder_padding_mask"):
+        make_policy("seq2seq", folder)
+
+
+@pytest.mark.parametrize("role", ["model_name", "critic_model", "reference_model"])
+def test_weights_that_are_not_finite_are_named(role, tiny_gpt2_dir, tmp_path, tiny_tokenizer):
+    model = models.make_causal_lm("gpt2", tiny_tokenizer)
+    model.transformer.h[1].mlp.c_fc.weight.data[3, 3] = float("nan")
+    folders = {"model_name": tiny_gpt2_dir, role: models.save_model(tmp_path, model, tiny_tokenizer)}
+    with pytest.raises(ModelError, match=rf"{tmp_path}.*transformer.h.1.mlp.c_fc.weight") as caught:
+        make_policy("causal", folders.pop("model_name"), **{key: str(each) for key, each in folders.items()})
+    assert not isinstance(caught.value, ParityError)
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+
+@pytest.mark.parametrize(("name", "rope", "limit"), [("llama", DYNAMIC, 64), ("phi3", LONG, 20), ("llama", None, None)])
+def test_positions_that_depend_on_the_batch_are_warned_of(name, rope, limit, family, caplog, tiny_tokenizer):
+    original = {"original_max_position_embeddings": 20} if name == "phi3" else {}
+    folder = family(AutoModelForCausalLM, name, rope_parameters=rope, max_position_embeddings=64, **original, **SIZE)
+    policy = make_policy("causal", folder)
+    assert [f"more than {limit} tokens" in each for each in ours(caplog)] == [True] * (limit is not None)
+    caplog.clear()
+    env = make_env(tiny_tokenizer, folder, length=6)  # after prompts of 14 tokens
+    type(policy)(env.observation_space, env.action_space, lambda _: 0.1, model_name=str(folder))
+    assert not ours(caplog)
+
+
+def test_long_rotary_positions_depend_on_the_batch(family):
+    """What is warned of: one long text changes the log-probs of all others."""
+    config = {"rope_parameters": LONG, "max_position_embeddings": 64, "original_max_position_embeddings": 20}
+    policy = make_policy("causal", family(AutoModelForCausalLM, "phi3", **config, **SIZE))
+    with torch.no_grad():
+        for weight in policy.policy_model.parameters():
+            weight.mul_(5 if weight.ndim > 1 else 1)
+    episodes = responses(policy, max_new_tokens=16, eos_token_ids=[])
+    alone = policy.score(episodes.select(torch.tensor([0]))).log_prob
+    together = policy.score(episodes).log_prob[: len(alone)]
+    assert float((alone - together).abs().max()) > 1e-3
+
+
+def ours(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.startswith("rl4lms_like")]
 
 
 def test_another_reference_is_checked_as_well(tiny_gpt2_dir, tmp_path, tiny_tokenizer, monkeypatch):

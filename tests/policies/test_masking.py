@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_masks import contains, n_allowed, pack, unpack
@@ -255,6 +256,18 @@ def test_generation_that_goes_several_tokens_at_once_is_refused(tiny_gpt2_dir):
     with pytest.raises(ModelError, match="token by token"):
         several = {"do_sample": False, "prompt_lookup_num_tokens": 3}
         policy.generate(prompt, torch.ones_like(prompt), generation_kwargs=several, **arguments)
+
+
+def test_a_family_without_keys_and_values_reads_the_whole_text_at_every_step(tmp_path, tiny_tokenizer):
+    """Mamba's cache is a state."""
+    special = {"pad_token_id": 0, "eos_token_id": END, "bos_token_id": END, "vocab_size": len(tiny_tokenizer)}
+    config = AutoConfig.for_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8, **special)
+    model = AutoModelForCausalLM.from_config(config)
+    policy = maskable(models.save_model(tmp_path, model, tiny_tokenizer))
+    moved(policy)
+    episodes = written(policy)
+    expected = masks_by_teacher_forcing(policy, episodes, policy.mask_model)
+    assert int((unpack(episodes.allowed, policy.vocab_size) != expected).sum()) <= 1e-4 * expected.numel()
 
 
 def test_a_mask_model_that_is_followed_wrongly_fails_when_the_policy_is_built(tiny_gpt2_dir, monkeypatch):

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.policies.loading import load_model
+from rl4lms_like.policies.saving import save_language_model
 from rl4lms_like.testing import models
 from tests.builders import POLICIES, SAMPLING, make_env, make_policy
 
@@ -104,3 +107,24 @@ def test_without_adapters_what_is_trained_is_nobody_elses(critic, tiny_gpt2_dir)
     trained = {p.data_ptr() for p in policy.policy_model.parameters()}
     assert trained.isdisjoint(p.data_ptr() for p in policy.ref_model.parameters())
     assert policy.value_model is None or trained.isdisjoint(p.data_ptr() for p in policy.value_model.parameters())
+
+
+def test_dropout_of_nested_configs_is_off_and_saved_again(tmp_path, tiny_tokenizer):
+    """A model of texts and images has a config for each of them."""
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    rates = {
+        "text_config": {"vocab_size": len(tiny_tokenizer), "attention_dropout": 0.5, **size},
+        "vision_config": {"image_size": 28, "patch_size": 14, "attention_dropout": 0.25, **size},
+    }
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3", **rates))
+    folder = models.save_model(tmp_path / "gemma3", model, tiny_tokenizer)
+    ids = torch.arange(10)[None]
+    for dropout in (False, True):
+        loaded, found = load_model(AutoModelForCausalLM, str(folder), dropout=dropout)
+        with torch.no_grad():
+            expected = loaded.eval()(input_ids=ids).logits
+            got = loaded.train()(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits
+        assert torch.allclose(got, expected, atol=1e-5) != dropout
+        save_language_model(loaded, tmp_path / "saved", checkpoint_dropout=found)
+        saved = AutoConfig.from_pretrained(tmp_path / "saved")
+        assert (saved.text_config.attention_dropout, saved.vision_config.attention_dropout) == (0.5, 0.25)

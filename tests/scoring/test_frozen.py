@@ -85,7 +85,7 @@ def test_what_cannot_be_loaded_is_named_with_the_reason(tmp_path):
 def test_a_model_without_a_head_is_no_classifier(tmp_path):
     """transformers would draw the head at random, and say so in passing."""
     LOCAL_MODELS["encoder"](tmp_path)
-    with pytest.raises(ModelError, match=rf"'{tmp_path}' is no judge: it has no weights for classifier.bias"):
+    with pytest.raises(ModelError, match=rf"judge '{tmp_path}' .* no weights for classifier.bias"):
         _ = FrozenModel(str(tmp_path), CLASSIFIER, role="judge").model
 
 

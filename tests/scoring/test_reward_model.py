@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.scoring.classifier import classifier
 from rl4lms_like.scoring.reward_model import RewardModelScorer
+from rl4lms_like.testing.models import make_word_tokenizer, save_model
 from tests.local_models import LOCAL_MODELS
 
 PROMPTS, RESPONSES = ["the film", "count with me", "on the museum"], [" was good", "", " a joy from start to finish"]
@@ -84,3 +88,91 @@ def test_a_chat_is_put_as_the_tokenizer_of_the_model_says(tmp_path):
         with torch.no_grad():
             expected = model.classifier.frozen.model(ids["input_ids"], ids["attention_mask"]).logits
         assert value == pytest.approx(float(expected), abs=1e-5)
+
+
+# --- the end-of-text token -------------------------------------------------------------------------------------------
+
+WORDS = ["film", *"abcdefghij"]
+
+
+def pairs(n, seed):
+    """Texts of eight letters; the first of each pair has one letter a more."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(n):
+        both = torch.randint(1, 10, (2, 8), generator=generator)
+        n_good = int(torch.randint(0, 7, (1,), generator=generator))
+        for letters, count in zip(both, (n_good + 1, n_good), strict=True):
+            letters[torch.randperm(8, generator=generator)[:count]] = 0
+        made.append(tuple(" " + " ".join("abcdefghij"[i] for i in letters) for letters in both))
+    return made
+
+
+def accuracy(model, asked):
+    chosen, rejected = (model.scores(["film"] * len(asked), list(texts)) for texts in zip(*asked, strict=True))
+    return sum(one > two for one, two in zip(chosen, rejected, strict=True)) / len(asked)
+
+
+@pytest.fixture(scope="module")
+def trained_with_eos(tmp_path_factory):
+    """A reward model (Bradley-Terry) of texts that all end with the end-of-text token, as other trainers make it."""
+    tokenizer = make_word_tokenizer(WORDS)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = AutoConfig.for_model(
+        "llama", vocab_size=len(tokenizer), num_labels=1, pad_token_id=0, eos_token_id=1, **size
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for step in range(80):
+        texts = [
+            f"film{text} {tokenizer.eos_token}" for side in zip(*pairs(32, 100 + step), strict=True) for text in side
+        ]
+        encoded = tokenizer(texts, padding=True, return_tensors="pt")
+        chosen, rejected = model(encoded["input_ids"], encoded["attention_mask"]).logits[:, 0].chunk(2)
+        optimizer.zero_grad()
+        (-torch.nn.functional.logsigmoid(chosen - rejected).mean()).backward()
+        optimizer.step()
+    return save_model(tmp_path_factory.mktemp("trained_with_eos"), model, tokenizer)
+
+
+def test_a_reward_model_is_right_about_pairs_with_the_end_token_that_it_was_trained_with(trained_with_eos):
+    asked = pairs(200, seed=1)
+    folder = str(trained_with_eos)
+    with_eos, without = (accuracy(scorer(folder, append_eos=append), asked) for append in (True, False))
+    assert with_eos > 0.97
+    assert without < with_eos - 0.05
+
+
+def test_the_end_token_is_what_the_models_config_says_where_the_argument_does_not(trained_with_eos, tmp_path, caplog):
+    folder = str(trained_with_eos)
+    with_eos, without = (scorer(folder, append_eos=append).scores(PROMPTS, RESPONSES) for append in (True, False))
+    assert not caplog.records
+    assert scorer(folder).scores(PROMPTS, RESPONSES) == without
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "set append_eos" in record.getMessage()
+    caplog.clear()
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    model.config.append_eos = True
+    save_model(tmp_path, model, AutoTokenizer.from_pretrained(folder))
+    assert json.loads((tmp_path / "config.json").read_text())["append_eos"] is True
+    assert scorer(str(tmp_path)).scores(PROMPTS, RESPONSES) == with_eos
+    assert scorer(str(tmp_path), append_eos=False).scores(PROMPTS, RESPONSES) == without
+    assert not caplog.records
+
+
+def test_the_end_token_is_written_once_and_survives_the_cut(tmp_path):
+    LOCAL_MODELS["causal_regressor"](tmp_path)
+    (text,) = RESPONSES[2:]
+    for max_length in (None, 6):
+        model = classifier(str(tmp_path), batch_size=2, max_length=max_length)
+        ended = text + model.frozen.tokenizer.eos_token
+        assert torch.equal(model.logits([text], append_eos=True), model.logits([ended]))
+    whole = classifier(str(tmp_path), batch_size=2)
+    assert torch.equal(whole.logits([ended], append_eos=True), whole.logits([ended]))
+
+
+def test_a_tokenizer_without_an_end_token_cannot_append_one(regressor):
+    with pytest.raises(ModelError, match="no end-of-text token"):
+        scorer(regressor, append_eos=True).scores(PROMPTS, RESPONSES)

@@ -1,8 +1,11 @@
 """`check` says what a run would say before it loads anything."""
 
+import json
+import shutil
+
 import pytest
 
-from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.assemble import assemble, load_model_config
 from rl4lms_like.training.config.fit import response_length
@@ -62,6 +65,32 @@ def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(
         with pytest.raises(ConfigError) as trained:
             assemble(parse_config(blocks))
         assert trained.value.mistakes == caught.value.mistakes
+
+
+@pytest.mark.parametrize("key", ["model_name", "critic_model", "reference_model"])
+def test_a_folder_that_lacks_weights_is_refused_by_check_and_before_training(on, key, tiny_gpt2_dir, tmp_path):
+    pytest.importorskip("accelerate")
+    assert "weights: complete" in "\n".join(preview(parse_config(on())))
+    folder = shutil.copytree(tiny_gpt2_dir, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_layer": 50}))
+    blocks = on()
+    blocks["alg"]["policy"]["args"][key] = str(folder)
+    for refuse in (lambda config: list(preview(config)), assemble):
+        with pytest.raises(ModelError, match=r"transformer.h.\*.attn"):
+            refuse(parse_config(blocks))
+
+
+def test_a_supervised_model_that_lacks_weights_is_refused_by_check(tiny_gpt2_dir, tmp_path):
+    pytest.importorskip("accelerate")
+    folder = shutil.copytree(tiny_gpt2_dir, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_layer": 50}))
+    blocks = supervised_blocks()
+    blocks["alg"] |= {"model_name": str(folder), "model_type": "causal"}
+    blocks["tokenizer"]["model_name"] = str(folder)
+    with pytest.raises(ModelError, match=r"transformer.h.\*.attn"):
+        list(preview(parse_config(blocks)))
 
 
 def test_episodes_are_no_longer_than_their_default_limit(on, tiny_t5_dir):

@@ -1,8 +1,9 @@
-"""Whether the models, the tokenizer and the lengths of an RL run fit each other, by their configs alone: no weights.
+"""Whether the models, the tokenizer and the lengths of an RL run fit each other; no weight is read.
 
 tokenizer   has no token that the policy cannot embed
 models      policy, critic and reference are of the family that `alg.policy.id` takes
 lengths     prompt and response fit into the positions of each
+weights     local folders have all that their configs ask for, by name and shape
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import replace
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.generation import generate_arguments
-from rl4lms_like.policies.loading import auto_class_of
+from rl4lms_like.policies.loading import auto_class_of, check_model_weights
 from rl4lms_like.training.config.run_config import RunConfig
 from rl4lms_like.training.config.settings import check_positions, check_vocabulary
 
@@ -65,6 +67,29 @@ def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: N
         raise ConfigError(mistakes)
     model_name = config.alg.policy.args["model_name"]
     check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
+
+
+def check_weights(config: RunConfig, networks: Networks) -> bool:
+    """Compare the weights of models in local folders with their configs, by name and shape.
+
+    Returns:
+        Whether those of all models could be compared; loading compares them in any case.
+
+    Raises:
+        ModelError: weights are missing, have another shape, or belong to layers that the config does not build.
+    """
+    arguments = PolicyArguments.known_in(config.alg.policy.args)
+    compared = [
+        check_model_weights(
+            auto_class_of(network),
+            getattr(arguments, key),
+            role=_NETWORKS[key].removeprefix("the "),
+            unused=output_layer if key == "critic_model" else None,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+        for key, network in networks.items()
+    ]
+    return all(compared)
 
 
 def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> tuple[int, int]:

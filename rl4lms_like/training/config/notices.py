@@ -22,6 +22,13 @@ LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
 _DEFAULT_LENGTH = 20
 """transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
 
+_ROLLOUTS = "alg.policy.args.generation_kwargs"
+_NEUTRAL = {
+    **{"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
+    **{"repetition_penalty": 1, "no_repeat_ngram_size": 0},
+}
+"""Arguments that reshape what is sampled from -> the value without effect. Of an unset `top_k` see `_sampling`."""
+
 
 @dataclass(frozen=True)
 class Notice:
@@ -59,6 +66,7 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
         *_without_meaning(blocks),
         *_repeated_metrics(blocks),
         *_sampling(blocks),
+        *_other_distribution(blocks),
         *_episodes(blocks),
         *_sizes(blocks),
         *_default_learning_rate(blocks),
@@ -105,6 +113,23 @@ def _sampling(blocks: Mapping[str, Any]) -> list[Notice]:
             message = f"not given; responses have at most {response_limit(blocks, path)} tokens"
             notices.append(Notice(join(path, "max_new_tokens"), message))
     return notices
+
+
+def _other_distribution(blocks: Mapping[str, Any]) -> list[Notice]:
+    """Rollouts of an RL run that are not sampled from the distribution whose log-probs are trained."""
+    if at(blocks, "alg.policy") is None:
+        return []
+    kwargs = at(blocks, _ROLLOUTS) or {}
+    shaped = [f"{key} {kwargs[key]}" for key, value in _NEUTRAL.items() if kwargs.get(key) not in (None, value)]
+    if not kwargs.get("do_sample"):
+        shaped = ["do_sample false"]  # with which transformers ignores the others
+    if not shaped:
+        return []
+    message = (
+        f"rollouts have {', '.join(shaped)}, but ratios, KL and entropy are those of the model's own distribution; "
+        f"do_sample: true, temperature: 1, top_k: 0, top_p: 1 sample from it"
+    )
+    return [Notice(_ROLLOUTS, message)]
 
 
 def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:

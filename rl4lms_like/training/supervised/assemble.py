@@ -19,7 +19,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies.generation import generate_arguments, seeded, unknown_generation_arguments
-from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
+from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
 from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.training.assemble import (
@@ -100,6 +100,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     check_family(config, model_config)
     tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
+    check_model_weights(auto_class_of(model_config), model_name)
     ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
     encoder = example_encoder(config, tokenizer, model_config, ends)
     samples = {split: build_datapool(config.datapool, split).samples for split in SPLITS}

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ModelError, RL4LMsLikeError
 from rl4lms_like.training.config.run_config import SupervisedConfig
 
 N_ENCODED = 2000
@@ -87,6 +87,23 @@ def plan_supervised(config: SupervisedConfig) -> SupervisedPlan:
         n_epochs=round(steps / per_epoch, 2) if limited else arguments.num_train_epochs,
         steps=steps,
     )
+
+
+def check_supervised_weights(config: SupervisedConfig) -> None:
+    """Refuse a model in a local folder that lacks weights.
+
+    Raises:
+        ModelError: names them.
+    """
+    from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model_config
+    from rl4lms_like.training.small_models.embedded import with_embedded_models
+
+    model_name = with_embedded_models(config).alg.model_name
+    try:
+        model_config = load_model_config(model_name, local_files_only=True)
+    except ModelError:  # there is no plan either, which says so
+        return
+    check_model_weights(auto_class_of(model_config), model_name)
 
 
 def described(config: SupervisedConfig) -> list[tuple[str, str]]:

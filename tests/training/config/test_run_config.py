@@ -424,6 +424,27 @@ def test_what_should_be_known_is_noticed(run):
     assert parse_config(run).alg.args["normalize_advantage"] is True
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"temperature": 0.7}, "temperature 0.7"),
+        ({"top_p": 0.9, "top_k": 20}, "top_k 20, top_p 0.9"),
+        ({"repetition_penalty": 1.3}, "repetition_penalty 1.3"),
+        ({"do_sample": False, "temperature": 0.7}, "do_sample false"),
+        ({"temperature": 1.0, "top_k": 0, "top_p": 1.0}, None),
+        ({}, None),
+    ],
+)
+def test_rollouts_from_another_distribution_than_the_trained_one_are_noticed(kwargs, said, run):
+    path = "alg.policy.args.generation_kwargs"
+    whole = {"do_sample": True, "top_k": 0, "max_new_tokens": 8}
+    run["alg"]["policy"]["args"]["generation_kwargs"] = whole | kwargs
+    run["train_evaluation"]["generation_kwargs"] = {"do_sample": False, "max_new_tokens": 8}  # as evaluations may be
+    found = notices(run)
+    assert (said is not None) == (path in found)
+    assert said is None or f"rollouts have {said}, but ratios" in found[path]
+
+
 def test_a_seq2seq_model_has_a_start_token_and_one_token_less(run):
     run["alg"]["policy"]["id"] = "seq2seq_lm_actor_critic_policy"
     run["env"]["args"]["context_start_token"] = 0

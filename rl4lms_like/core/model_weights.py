@@ -1,0 +1,193 @@
+"""Loading of models whose checkpoints have all weights; transformers draws those at random that a checkpoint lacks.
+
+missing      the model has it, the checkpoint does not                   refused, unless the role does not use it
+mismatched   it has another shape in the checkpoint                      refused
+cut off      the checkpoint has it, for a layer that is not built        refused
+unused       the checkpoint has it, the model has no such part           logged
+
+Tied weights, and names that a model's class ignores (`_keys_to_ignore_on_load_missing`), are not missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.model_names import cannot_load
+from rl4lms_like.core.out_of_memory import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_N_NAMED = 6
+
+Unused = Callable[[Any], Collection[str]]
+"""Modules of a model that its role does not use, by name: their weights may be missing."""
+
+
+def pooler(model: Any) -> Collection[str]:
+    """Return the module that reads hidden states to the end, where only the hidden states are used."""
+    return ("pooler",)
+
+
+def output_layer(model: Any) -> Collection[str]:
+    """Return the module that makes logits, where only the hidden states are used."""
+    head = model.get_output_embeddings()
+    return [name for name, module in model.named_modules() if module is head]
+
+
+def load_complete(
+    auto_class: Any, place: str | None, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
+) -> Any:
+    """Load a model by transformers' `from_pretrained`; no random number is used up.
+
+    Args:
+        auto_class: class of transformers that loads it.
+        place: hub id or path of a folder; None where `options` have the weights.
+        role: what it is for, in messages.
+        model_name: what to call it in messages.
+        unused: modules that the role does not use.
+        **options: of `from_pretrained`.
+
+    Raises:
+        ModelError: weights are missing, have another shape, or belong to layers that the config does not build; the
+            message names them. Or transformers cannot load it.
+        Exception: there is too little memory; see `core.out_of_memory.is_out_of_memory`.
+    """
+    with _named(role, model_name):
+        model, others = _load(auto_class, place, role, model_name, unused, options)
+    if others:
+        logger.warning(
+            "the %s %r: %s does not use its weights %s", role, model_name, type(model).__name__, _listed(others)
+        )
+    return model
+
+
+def check_complete(
+    auto_class: Any, place: str, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
+) -> bool:
+    """Compare the names and shapes of a folder's weights with those of its model; no weight is read.
+
+    Args:
+        auto_class: see `load_complete`, as the others.
+        place: hub id or path of a folder.
+        role: see `load_complete`.
+        model_name: see `load_complete`.
+        unused: see `load_complete`.
+        **options: of `from_pretrained`.
+
+    Returns:
+        Whether they could be compared: not of a hub id, nor without the package `accelerate`. Loading always does.
+
+    Raises:
+        ModelError: see `load_complete`.
+    """
+    if not Path(place).is_dir() or importlib.util.find_spec("accelerate") is None:
+        return False
+    with _named(role, model_name):
+        try:
+            _load(auto_class, place, role, model_name, unused, options | {"device_map": "meta"})
+        except RuntimeError:  # the class computes with values, which the meta device does not have
+            return False
+    return True
+
+
+def _load(
+    auto_class: Any, place: str | None, role: str, model_name: str, unused: Unused | None, options: Mapping[str, Any]
+) -> tuple[Any, set[str]]:
+    """Return the model, and the names of the checkpoint's weights that it does not use."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]), _without_report():
+        model, report = auto_class.from_pretrained(
+            place, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    _require_complete(model, report, role, model_name, () if unused is None else unused(model))
+    return model, set(report["unexpected_keys"])
+
+
+def _require_complete(
+    model: Any, report: Mapping[str, Any], role: str, model_name: str, unused: Collection[str]
+) -> None:
+    prefixes = tuple(f"{name}." for name in unused)
+    missing = [name for name in report["missing_keys"] if not name.startswith(prefixes)]
+    shapes = {name: shapes for name, *shapes in report["mismatched_keys"] if not name.startswith(prefixes)}
+    cut_off = _of_layers_not_built(report["unexpected_keys"], model.state_dict())
+    wrong = []
+    if missing:
+        wrong.append(f"it has no weights for {_listed(missing)}")
+    for name, (found, expected) in sorted(shapes.items())[:_N_NAMED]:
+        wrong.append(f"{name} has the shape {list(found)}, expected {list(expected)}")
+    if len(shapes) > _N_NAMED:
+        wrong.append(f"and {len(shapes) - _N_NAMED} more have another shape")
+    if cut_off:
+        wrong.append(f"its config builds no layers for {_listed(cut_off)}")
+    if wrong:
+        kind = type(model).__name__
+        raise ModelError(
+            f"the {role} {model_name!r} does not fit {kind}: {'; '.join(wrong)}. Copy the whole checkpoint again, "
+            f"correct its config.json, or name a checkpoint that was saved as a {kind}"
+        )
+
+
+def _of_layers_not_built(unexpected: Iterable[str], built: Iterable[str]) -> list[str]:
+    """Return the names whose like the model has for layers of other numbers only."""
+    by_pattern: dict[str, list[str]] = {}
+    for name in built:
+        by_pattern.setdefault(_NUMBER.sub("*", name), []).append(name)
+    cut_off = []
+    for name in unexpected:
+        pattern = _NUMBER.sub("*", name)
+        alike = [each for other, names in by_pattern.items() if _one_ends_with(other, pattern) for each in names]
+        if "*" in pattern and alike and not any(_one_ends_with(each, name) for each in alike):
+            cut_off.append(name)
+    return cut_off
+
+
+def _one_ends_with(one: str, other: str) -> bool:
+    """Return whether both are one name, apart from what is before it: `model.layers.0.weight`, `layers.0.weight`."""
+    return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names in one line, those of numbered layers together."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        groups.setdefault(_NUMBER.sub("*", name), []).append(name)
+    said = [each[0] if len(each) == 1 else f"{pattern} ({len(each)} of them)" for pattern, each in groups.items()]
+    return ", ".join(said[:_N_NAMED]) + (f" and {len(said) - _N_NAMED} more" if len(said) > _N_NAMED else "")
+
+
+@contextmanager
+def _named(role: str, model_name: str) -> Iterator[None]:
+    """Raise what transformers raises as a `ModelError` that says which model it was."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(cannot_load(role, model_name, error)) from error
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Silence transformers' table of the same findings; one of failed conversions stays, its error refers to it."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        return "LOAD REPORT" not in message or "CONVERSION" in message
+
+    library = logging.getLogger("transformers.modeling_utils")
+    library.addFilter(keep)
+    try:
+        yield
+    finally:
+        library.removeFilter(keep)
