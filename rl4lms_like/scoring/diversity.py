@@ -25,8 +25,8 @@ def tokens(text: str) -> list[str]:
 def distinct_n(texts: Sequence[str], n: int) -> float:
     """Number of different n-grams over the number of all n-grams of all texts (Li et al., 2016).
 
-    A text with fewer than `n` tokens counts as one n-gram, made of the tokens that it has. Without it the ratio would be
-    that of the few texts that are long enough: 1 if a single one is, whatever the others repeat.
+    A text with fewer than `n` tokens counts as one n-gram, made of the tokens that it has. If it were left out, the
+    ratio would be that of the few texts that are long enough: 1 if a single one is, whatever the others repeat.
     """
     grams = [gram for text in texts for gram in _ngrams_or_all(tokens(text), n)]
     return len(set(grams)) / len(grams) if grams else 0.0
