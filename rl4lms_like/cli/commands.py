@@ -57,7 +57,8 @@ def _check(options: argparse.Namespace) -> int:
     from rl4lms_like.training.config.run_config import load_config
     from rl4lms_like.training.preview import preview
 
-    for part in preview(load_config(options.config or options.config_path, options.overrides)):
+    config = load_config(options.config or options.config_path, options.overrides)
+    for part in preview(config, full=options.full):
         print(part, flush=True)
     return 0
 

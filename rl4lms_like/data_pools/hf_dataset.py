@@ -7,6 +7,7 @@ path: parquet, data_files: {train: a.parquet}    a file format and its files
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ class HfDatasetPool(TextGenPool):
     def require(cls, needed_by: str, **args: Any) -> None:
         """Looks for the package that reads it."""
         require_extra("datasets", extra="data", needed_by=needed_by)
+
+    @classmethod
+    def is_local(cls, **args: Any) -> bool:
+        """Whether `path` is a folder, or a format with local files."""
+        path, files = args["path"], args.get("data_files") or {}
+        is_format = "/" not in path and bool(files) and not any("://" in file for file in files.values())
+        return is_format or os.path.exists(with_home(path))
 
     @classmethod
     def prepare(
