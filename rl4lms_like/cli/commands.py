@@ -8,6 +8,7 @@ import sys
 
 from rl4lms_like.cli.options import add_run_options
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
 
 
@@ -59,7 +60,7 @@ def _check(options: argparse.Namespace) -> int:
 
     config = load_config(options.config or options.config_path, options.overrides)
     for part in preview(config, full=options.full):
-        print(part, flush=True)
+        print(printable(without_secrets(part)), flush=True)
     return 0
 
 
