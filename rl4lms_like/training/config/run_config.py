@@ -22,6 +22,7 @@ from rl4lms_like.core.secrets import secret_mistakes, without_values
 from rl4lms_like.training.config.binding import bind
 from rl4lms_like.training.config.chosen_metrics import KeepBestConfig
 from rl4lms_like.training.config.cross_checks import cross_check, data_mistakes
+from rl4lms_like.training.config.keys_elsewhere import with_keys_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.overrides import apply_overrides
 from rl4lms_like.training.config.yaml_file import read_yaml
@@ -362,6 +363,7 @@ def parse_config(
     kind = SupervisedConfig if is_supervised(mapping) else RunConfig
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
+    found = with_keys_of_here(found) if kind is RunConfig else found
     if found:
         told = _in_order_of(mapping, found)[:MOST_TOLD]
         more = [Mistake("", f"and {len(found) - len(told)} more")] if len(found) > len(told) else []
