@@ -150,17 +150,41 @@ def test_light_commands_load_nothing_heavy(code):
 
 
 def test_check_shows_what_a_config_amounts_to(config, capsys, tmp_path):
-    assert main(["check", config, "--set", "env.n_envs=5"]) == 0
+    assert main(["check", config, "--set", "env.n_envs=5", "--full"]) == 0
     printed = capsys.readouterr().out
+    assert printed.index("# notices") < printed.index("# data") < printed.index("# resolved config")
     assert "generation_kwargs.top_k: transformers' default of 50 applies" in printed
     assert "tokens per rollout     at least 640" in printed
     assert "no estimate: 'no-such-owner/gpt2' is neither a folder" in printed
-    resolved, _ = parse_yaml(printed.split("# notices")[0], "printed")
+    resolved, _ = parse_yaml(printed.split("# resolved config")[1], "printed")
     assert resolved["env"]["n_envs"] == 5
     assert resolved["alg"]["args"]["gae_lambda"] == 0.95
     again = tmp_path / "resolved.yml"
     again.write_text(dump_yaml(resolved))
     assert main(["check", str(again)]) == 0
+
+
+def test_check_prints_the_whole_config_only_where_it_is_asked_for(config, capsys):
+    assert main(["check", config]) == 0
+    printed = capsys.readouterr().out
+    assert "# data" in printed and "# resolved config" not in printed and "gae_lambda" not in printed
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_data_file_or_column_that_is_not_there_is_told_with_the_other_mistakes(command, config, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "Why?"}\n')
+    for path, args, said in (
+        ("datapool.args.path", {"path": "no.jsonl", "prompt_column": "question"}, "there is no file 'no.jsonl'"),
+        ("datapool.args", {"path": str(file), "prompt_column": "qestion"}, "did you mean 'question'"),
+        ("datapool.args.data_files.val", {"data_files": {"train": str(file), "val": "no.jsonl", "test": str(file)},
+                                          "prompt_column": "question"}, "there is no file 'no.jsonl'"),
+    ):  # fmt: skip
+        pool = json.dumps({"id": "jsonl", "args": args})
+        assert main([command, config, "--set", f"datapool={pool}", "--set", "env.n_envs=0"]) == 2
+        written = capsys.readouterr()
+        assert written.out == "" and written.err.startswith("2 mistakes in")
+        assert f"  {path}: " in written.err and said in written.err and "  env.n_envs: " in written.err
 
 
 def test_check_estimates_memory_for_a_model_at_hand(config, capsys, tiny_gpt2_dir):

@@ -8,6 +8,7 @@ import sys
 
 from rl4lms_like.cli.options import add_run_options
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
 
 
@@ -57,8 +58,9 @@ def _check(options: argparse.Namespace) -> int:
     from rl4lms_like.training.config.run_config import load_config
     from rl4lms_like.training.preview import preview
 
-    for part in preview(load_config(options.config or options.config_path, options.overrides)):
-        print(part, flush=True)
+    config = load_config(options.config or options.config_path, options.overrides)
+    for part in preview(config, full=options.full):
+        print(printable(without_secrets(part)), flush=True)
     return 0
 
 

@@ -104,6 +104,7 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
+    parser.add_argument("--full", action="store_true", help="print the config too, every default filled in")
     _add_set(parser)
     _add_code(parser)
 

@@ -29,6 +29,9 @@ from rl4lms_like.core.wording import describe, help_of, shown
 Check: TypeAlias = Callable[[Any, Any, str], "tuple[Any, list[Mistake]] | None"]
 """Asked first about a value, its type and its path: the answer of `check_value`, or None where it has none."""
 
+UNKNOWN_KEY = "unknown key"
+"""What the message of a mistake begins with that is a key which is not there."""
+
 REQUIRED: Any = inspect.Parameter.empty
 """The default of an argument that has none."""
 
@@ -179,8 +182,8 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     if near:
-        return f"unknown key; did you mean {near[0]!r}?"
-    return f"unknown key; known: {', '.join(names)}" if names else "unknown key; nothing can be set here"
+        return f"{UNKNOWN_KEY}; did you mean {near[0]!r}?"
+    return f"{UNKNOWN_KEY}; known: {', '.join(names)}" if names else f"{UNKNOWN_KEY}; nothing can be set here"
 
 
 def keys_are_text(others: Iterable[Any]) -> str:

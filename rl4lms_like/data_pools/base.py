@@ -36,6 +36,15 @@ class TextGenPool(ABC):
             RL4LMsLikeError: a package or resource is not here.
         """
 
+    @classmethod
+    def is_local(cls, **args: Any) -> bool:
+        """Whether `prepare` reads nothing from a network; `check` prepares such pools only.
+
+        Args:
+            args: the arguments of `prepare`, without the split.
+        """
+        return True
+
     def __len__(self) -> int:
         return len(self._samples)
 

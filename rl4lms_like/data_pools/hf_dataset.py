@@ -7,7 +7,9 @@ path: parquet, data_files: {train: a.parquet}    a file format and its files
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.disk import with_home
@@ -16,7 +18,7 @@ from rl4lms_like.core.numbers import Count
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.columns import ColumnMap
 from rl4lms_like.data_pools.hub import as_tables, saved_tables
-from rl4lms_like.data_pools.splits import USUAL_NAMES, not_empty, share_of
+from rl4lms_like.data_pools.splits import USUAL_NAMES, not_empty, refuse_devices, share_of
 
 _NEEDED_BY = "the data pool 'hf_dataset'"
 
@@ -28,6 +30,13 @@ class HfDatasetPool(TextGenPool):
     def require(cls, needed_by: str, **args: Any) -> None:
         """Looks for the package that reads it."""
         require_extra("datasets", extra="data", needed_by=needed_by)
+
+    @classmethod
+    def is_local(cls, **args: Any) -> bool:
+        """Whether `path` is a folder, or a format with local files."""
+        path, files = args["path"], args.get("data_files") or {}
+        is_format = "/" not in path and bool(files) and not any("://" in file for file in files.values())
+        return is_format or os.path.exists(with_home(path))
 
     @classmethod
     def prepare(
@@ -87,6 +96,8 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
     if saved is not None:
         return saved
     files = data_files and {split: _home(file) for split, file in data_files.items()}
+    for file in (files or {}).values():
+        refuse_devices(Path(file))
     try:
         return as_tables(datasets.load_dataset(_home(path), name, data_files=files))
     except Exception as error:

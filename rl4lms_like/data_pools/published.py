@@ -71,8 +71,13 @@ class PublishedPool(TextGenPool):
     @classmethod
     def require(cls, needed_by: str, **args: Any) -> None:
         """Looks for the package that reads the hub, where the hub is read."""
-        if args.get("data_dir") is None:
+        if not cls.is_local(**args):
             require_extra("datasets", extra="data", needed_by=needed_by)
+
+    @classmethod
+    def is_local(cls, **args: Any) -> bool:
+        """Whether `data_dir` names a local copy."""
+        return args.get("data_dir") is not None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ path        one file for all                 its rows are shuffled by `seed` and
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,9 +108,10 @@ def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
         newline: what ends a line, as for Python's `open`; default: any of the usual, left as it is.
 
     Raises:
-        DataPoolError: it cannot be opened, unpacked or decoded. Inside the context, errors of other files are taken
-            for its own: to read several at a time, see `text_lines`.
+        DataPoolError: it is a device or a pipe, or cannot be opened, unpacked or decoded. Inside the context, errors of
+            other files are taken for its own: to read several at a time, see `text_lines`.
     """
+    refuse_devices(file)
     try:
         with _opened(file, newline) as lines:
             yield lines
@@ -117,6 +119,16 @@ def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
         raise DataPoolError(f"cannot read {file}: {error.strerror or error}") from error
     except (EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataPoolError(f"cannot read {file}: {error}") from error
+
+
+def refuse_devices(file: Path) -> None:
+    """Looks at a path before it is opened: a device such as `/dev/zero` has no end, and a pipe may wait for ever.
+
+    Raises:
+        DataPoolError: the path is a device, a pipe or a socket.
+    """
+    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):  # unlike Path's, they never raise
+        raise DataPoolError(f"cannot read {file}: it is a device or a pipe; give a regular file")
 
 
 def text_lines(file: Path, newline: str | None = "\n") -> Iterator[str]:

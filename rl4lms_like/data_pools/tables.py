@@ -5,19 +5,23 @@
     a.csv, a.tsv      values under a header line                    a.csv, line 7
     a.parquet         as pyarrow reads it (extra 'data')            a.parquet, row 7
 
-All but parquet may be packed by gzip (`a.jsonl.gz`).
+All but parquet may be packed by gzip (`a.jsonl.gz`). A column that a header names twice, or a key that an object has
+twice, is an error: only one of the values could be read.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rl4lms_like.core.errors import DataPoolError, import_extra
+from rl4lms_like.core.wording import excerpt
 from rl4lms_like.data_pools.splits import open_text, text_lines
 
 LocatedRow: TypeAlias = "tuple[str, Mapping[str, Any]]"
@@ -51,7 +55,7 @@ def json_line_rows(file: Path) -> Iterator[LocatedRow]:
     """The objects of a file with one JSON object a line; empty lines are left out.
 
     Raises:
-        DataPoolError: the file cannot be read, or a line is no JSON object.
+        DataPoolError: the file cannot be read, a line is no JSON object, or an object has a key twice.
     """
     with open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
@@ -59,7 +63,7 @@ def json_line_rows(file: Path) -> Iterator[LocatedRow]:
                 continue
             where = f"{file}, line {number}"
             try:
-                row = json.loads(line.rstrip())
+                row = _parsed(line.rstrip(), where)
             except json.JSONDecodeError as error:
                 raise DataPoolError(f"{where}, character {error.colno}: not JSON: {error.msg}") from error
             if not isinstance(row, dict):
@@ -71,12 +75,12 @@ def json_rows(file: Path) -> Iterator[LocatedRow]:
     """The objects of a JSON file: a list of them, an object that holds one list of them, or JSON lines.
 
     Raises:
-        DataPoolError: the file cannot be read, or holds something else.
+        DataPoolError: the file cannot be read, holds something else, or an object has a key twice.
     """
     with open_text(file) as lines:
         text = lines.read()
     try:
-        content = json.loads(text)
+        content = _parsed(text, str(file))
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             yield from json_line_rows(file)
@@ -101,7 +105,8 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
         delimiter: what separates values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
 
     Raises:
-        DataPoolError: the file cannot be read, or a row has more or fewer values than the header.
+        DataPoolError: the file cannot be read, the header names a column twice, or a row has more or fewer values than
+            the header.
     """
     csv.field_size_limit(_LONGEST_VALUE)
     with open_text(file) as lines:
@@ -109,6 +114,7 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
         table = csv.reader(lines, delimiter=delimiter or ("\t" if is_tsv else ","), strict=True)
         try:
             header = next(table, [])
+            _refuse_repeated(header, f"{file}, line {table.line_num}", "the column")
             for values in table:
                 where = f"{file}, line {table.line_num}"
                 if values and len(values) != len(header):
@@ -124,18 +130,38 @@ def parquet_rows(file: Path) -> Iterator[LocatedRow]:
     """The rows of a parquet file.
 
     Raises:
-        DataPoolError: the file cannot be read.
+        DataPoolError: the file cannot be read, or has a column twice.
         MissingExtraError: pyarrow is not installed.
     """
     parquet = import_extra("pyarrow.parquet", extra="data", needed_by=f"reading {file.name}")
     try:
         number = 0
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
+        table = parquet.ParquetFile(file)
+        _refuse_repeated(table.schema_arrow.names, str(file), "the column")
+        for batch in table.iter_batches(batch_size=1024):
             for row in batch.to_pylist():
                 yield f"{file}, row {number}", row
                 number += 1
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
         raise DataPoolError(f"cannot read {file}: {error}") from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    return json.loads(text, object_pairs_hook=partial(_object, where))
+
+
+def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        _refuse_repeated([key for key, _ in pairs], f"{where}, in {excerpt(row)}", "the key")
+    return row
+
+
+def _refuse_repeated(names: list[str], where: str, what: str) -> None:
+    """Raises a `DataPoolError` where a name is given twice; columns without a name, which spreadsheets add, may."""
+    repeated = ", ".join(repr(name) for name, count in Counter(names).items() if name and count > 1)
+    if repeated:
+        raise DataPoolError(f"{where}: {what} {repeated} is given more than once; give each a name of its own")
 
 
 def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:

@@ -68,6 +68,8 @@ class ExactMatchMetric(BaseMetric):
             wrong. Of a reference it takes the answer too, or the whole without a match.
     """
 
+    needs_references = True
+
     def __init__(
         self,
         ignore_case: bool = False,
@@ -108,6 +110,8 @@ class MathEqualMetric(BaseMetric):
         percent: 50% is 0.5 (`hundredth`), 50 (`ignored`), or what makes the answers equal (`either`).
         extract: regular expression of the answer instead: the first group of its last match.
     """
+
+    needs_references = True
 
     def __init__(
         self,

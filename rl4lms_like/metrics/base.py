@@ -9,7 +9,14 @@ MetricResults: TypeAlias = "dict[str, tuple[list[float] | None, float]]"
 
 
 class BaseMetric(ABC):
-    """Scores the generations of one split."""
+    """Scores the generations of one split.
+
+    Attributes:
+        needs_references: there is no score without references; a run that evaluates only samples without any is then
+            refused before a model is loaded.
+    """
+
+    needs_references: bool = False
 
     @abstractmethod
     def compute(

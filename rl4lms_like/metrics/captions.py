@@ -21,6 +21,8 @@ class CIDERMetric(BaseMetric):
             of one text has 0.
     """
 
+    needs_references = True
+
     def __init__(self, references_file: str | None = None) -> None:
         self.references_file = references_file
         require_cider("the metric 'cider'")
@@ -49,6 +51,8 @@ class SpiceMetric(BaseMetric):
         java_memory: the most memory that Java may take.
         timeout: seconds after which Java is stopped.
     """
+
+    needs_references = True
 
     def __init__(self, java_memory: str = "8G", timeout: Positive = 1800.0) -> None:
         self.java_memory = java_memory

@@ -40,7 +40,8 @@ class DiversityMetrics(BaseMetric):
 class DistinctN(BaseMetric):
     """Distinct 1-grams and 2-grams, the most frequent sentence, unique texts.
 
-    All four fall or rise with the number and length of texts: compare splits of equal size.
+    All four fall or rise with the number and length of texts: compare splits of equal size. A text that is too short
+    for a 2-gram counts as one, so that collapsed texts give a low number however short they are.
     """
 
     def compute(

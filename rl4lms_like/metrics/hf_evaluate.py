@@ -49,6 +49,7 @@ class EvaluateMetric(BaseMetric):
         if not trust_remote_code:
             raise ValueError(f"{path!r} is a Python script that would be run: if you trust it, trust_remote_code: true")
         self.inputs = inputs or _INPUTS
+        self.needs_references = not {"reference_texts", "first_reference"}.isdisjoint(self.inputs.values())
         self.compute_args = compute_args or {}
         self.result_keys = result_keys
         self.name = Path(path).stem if path.endswith(".py") else Path(path).name
@@ -65,16 +66,15 @@ class EvaluateMetric(BaseMetric):
         split_name: str | None = None,
     ) -> MetricResults:
         """`evaluate/<name>/<key>`; where references are compared, texts without any are NaN and count nowhere."""
-        compares = not {"reference_texts", "first_reference"}.isdisjoint(self.inputs.values())
         n_texts = len(generated_texts)
-        indices = with_references(reference_texts) if compares else list(range(n_texts))
+        indices = with_references(reference_texts) if self.needs_references else list(range(n_texts))
         if not indices:
             return {f"evaluate/{self.name}/{key}": (None, math.nan) for key in self.result_keys or ()}
         texts: dict[Texts, list[Any]] = {
             "prompt_texts": [prompt_texts[index] for index in indices],
             "generated_texts": [generated_texts[index] for index in indices],
             "reference_texts": [list(reference_texts[index]) for index in indices],
-            "first_reference": [reference_texts[index][0] for index in indices] if compares else [],
+            "first_reference": [reference_texts[index][0] for index in indices] if self.needs_references else [],
         }
         given = {name: texts[kind] for name, kind in self.inputs.items()}
         results = self._metric.compute(**given, **self.compute_args)

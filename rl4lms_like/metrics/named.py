@@ -26,6 +26,7 @@ class NamedMetric(BaseMetric):
     def __init__(self, metric: BaseMetric, name: str) -> None:
         self.metric = metric
         self.name = name
+        self.needs_references = metric.needs_references
 
     def compute(
         self,

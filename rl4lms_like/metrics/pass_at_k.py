@@ -41,6 +41,7 @@ class PassAtK(BaseMetric):
         if not self.k:
             raise ValueError("k: there is no number of samples to try")
         self.scorer = scorer
+        self.needs_references = scorer is None or getattr(scorer, "needs_references", False)
         self.correct_from = correct_from
 
     def compute(

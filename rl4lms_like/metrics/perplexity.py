@@ -83,6 +83,7 @@ class Perplexity(BaseMetric):
         self.tokenizer_id = tokenizer_id
         self.model_type = model_type
         self.use_text_from_meta_data = use_text_from_meta_data
+        self.needs_references = not use_text_from_meta_data
         self.max_length = max_length
 
     def compute(

@@ -13,6 +13,8 @@ from rl4lms_like.scoring.references import spread, with_references
 class ReferenceMetric(BaseMetric):
     """What a metric of generated texts and their references is made of: its names, and the comparison."""
 
+    needs_references = True
+
     keys: tuple[str, ...]
     """The names of its results, also where no text has references."""
 

@@ -28,6 +28,8 @@ class BERTScoreMetric(BaseMetric):
             models.
     """
 
+    needs_references = True
+
     def __init__(
         self,
         language: str = "en",
@@ -78,6 +80,8 @@ class BLEURTMetric(BaseMetric):
         max_length: tokens of a pair; default: what a published checkpoint was tuned with. A local copy does not say:
             give 128 for one of `bleurt-base-128`.
     """
+
+    needs_references = True
 
     def __init__(
         self,

@@ -74,6 +74,8 @@ class ExactMatchReward(TextReward):
         penalty: for none.
     """
 
+    needs_references = True
+
     def __init__(
         self,
         ignore_case: bool = False,
@@ -118,6 +120,8 @@ class MathEqualReward(TextReward):
         reward: for an equal answer.
         penalty: for another, or none.
     """
+
+    needs_references = True
 
     def __init__(
         self,

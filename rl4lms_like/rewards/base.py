@@ -25,9 +25,12 @@ class RewardFunction(ABC):
 
     Attributes:
         terminal: a promise that the reward is 0 while `done` is False. It is then called for last tokens only.
+        needs_references: the reward fails on samples without references; a run whose samples have none is then refused
+            before a model is loaded.
     """
 
     terminal: ClassVar[bool] = False
+    needs_references: bool = False
 
     @abstractmethod
     def __call__(
@@ -58,9 +61,12 @@ class BatchedRewardFunction(ABC):
     Attributes:
         terminal: a promise that the reward is 0 where `dones` is False. It is then called with finished responses
             only; otherwise with every transition of every episode (`gen_texts` are the texts so far).
+        needs_references: the reward fails on samples without references; a run whose samples have none is then refused
+            before a model is loaded.
     """
 
     terminal: ClassVar[bool] = False
+    needs_references: bool = False
 
     @abstractmethod
     def __call__(
@@ -106,6 +112,11 @@ class RewardOfParts(RewardFunction):
     """
 
     parts: tuple[RewardPart, ...]
+
+    @property
+    def needs_references(self) -> bool:  # type: ignore[override]
+        """Whether one of the parts fails on samples without references."""
+        return any(getattr(part.reward, "needs_references", False) for part in self.parts)
 
     def state_dict(self) -> dict[str, Any]:
         """What the parts remember."""

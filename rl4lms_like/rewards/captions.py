@@ -28,6 +28,8 @@ class SpiderRewardFunction(TextReward):
         timeout: seconds after which a run of SPICE is stopped.
     """
 
+    needs_references = True
+
     def __init__(
         self,
         spice_coeff: Finite,

@@ -28,6 +28,8 @@ class IntentAccuracy(TextReward):
         dtype: of its weights.
     """
 
+    needs_references = True
+
     def __init__(
         self,
         shape: bool = True,

@@ -19,6 +19,8 @@ from rl4lms_like.scoring.translation import SacreBleuSettings, SmoothMethod, chr
 class ReferenceReward(TextReward):
     """A reward that compares finished responses with their references; a sample without references is an error."""
 
+    needs_references = True
+
     def scores(
         self,
         prompt_texts: list[str],

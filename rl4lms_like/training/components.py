@@ -1,16 +1,25 @@
 """What a run scores with: reward, metrics, post-processor, built before any data or weights are read.
 
-Constructors look for their packages, word lists and programs. What several of them lack is said at once.
+Constructors look for their packages, word lists and programs. What several of them lack is reported at once. When the
+data are there, they are held against what compares with references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rl4lms_like.core.errors import ComponentError, ConfigError, Mistake, NotReadyError, RL4LMsLikeError
+from rl4lms_like.core.errors import (
+    ComponentError,
+    ConfigError,
+    DataPoolError,
+    Mistake,
+    NotReadyError,
+    RL4LMsLikeError,
+)
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.metrics import METRICS
@@ -71,6 +80,47 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
     return Components(built.get(REWARD), metrics, built[POST_PROCESSING])
 
 
+def check_references(config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]]) -> None:
+    """Looks whether the samples have the references that a run learns from, or compares with.
+
+    A reward needs references of every sample that it may be asked for; a metric, and a supervised run, of one at least.
+
+    Args:
+        config: of the run.
+        components: built from it.
+        samples: by split, `train`, `val` and `test`.
+
+    Raises:
+        ConfigError: with the reward that would fail and the metrics that would be NaN.
+        DataPoolError: a supervised run has nothing to learn from.
+    """
+    if not isinstance(config, RunConfig) and not any(sample.references for sample in samples["train"]):
+        raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
+    mistakes = []
+    without = [sample.id for sample in samples["train"] if not sample.references]
+    if isinstance(config, RunConfig) and getattr(components.reward_fn, "needs_references", False) and without:
+        said = f"compares with references, which {len(without):,} of {len(samples['train']):,} samples of 'train' lack"
+        mistakes.append(Mistake(REWARD, f"{config.reward_fn.id!r} {said} (the first is {without[0]!r}); {_WAY_OUT}"))
+    evaluated = [*samples["val"], *samples["test"]]
+    if evaluated and not any(sample.references for sample in evaluated):
+        said = f"compares with references, and no sample of 'val' or 'test' has any; {_WAY_OUT}"
+        for index, metric in zip(_metrics_to_build(config), components.metrics, strict=True):
+            if getattr(metric, "needs_references", False):
+                id = config.train_evaluation.metrics[index].id
+                mistakes.append(Mistake(f"{METRIC}.{index}", f"{id!r} {said}"))
+    if mistakes:
+        raise ConfigError(mistakes)
+
+
+_WAY_OUT = "let the data pool give some (`reference_column` of jsonl, csv and hf_dataset), or choose what needs none"
+
+
+def _metrics_to_build(config: AnyConfig) -> list[int]:
+    """The places of the metrics, of equal ones the first: RL4LMs' files list some twice."""
+    metrics = config.train_evaluation.metrics
+    return [index for index, metric in enumerate(metrics) if metric not in metrics[:index]]
+
+
 def _is_mistake(error: RL4LMsLikeError) -> bool:
     """Whether it is what the config says of a component: constructors refuse a value by `ValueError`."""
     return isinstance(error, ComponentError) and isinstance(error.__cause__, ValueError)
@@ -111,8 +161,6 @@ def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     if isinstance(config, RunConfig):
         yield REWARD, partial(build_component, REWARDS, config.reward_fn, "reward")
     yield POOL, partial(_require_pool, config.datapool)
-    metrics = config.train_evaluation.metrics
-    for index, metric in enumerate(metrics):
-        if metric not in metrics[:index]:  # RL4LMs' files list some twice
-            yield f"{METRIC}.{index}", partial(_build_metric, metric)
+    for index in _metrics_to_build(config):
+        yield f"{METRIC}.{index}", partial(_build_metric, config.train_evaluation.metrics[index])
     yield POST_PROCESSING, partial(build_post_processor, config)

@@ -1,42 +1,87 @@
-"""What `check` prints: the resolved config, notices, the arithmetic of its batches and, of RL runs, their memory."""
+"""What `check` prints: notices, the arithmetic of the batches, models, memory and data; with `--full` the config."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
-from rl4lms_like.core.errors import ConfigError, ModelError
-from rl4lms_like.training.components import build_components
+from rl4lms_like.core.errors import ConfigError, ModelError, RL4LMsLikeError
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.training.components import Components, build_components, check_references
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.training.data_summary import data_lines
 from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.run import calm_libraries
-from rl4lms_like.training.supervised.plan import check_supervised_weights, described
+from rl4lms_like.training.supervised.plan import FoundSamples, check_supervised_weights, described
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+NOT_LOCAL = "not looked at: the data pool may read from a network"
 
 
-def preview(config: AnyConfig) -> Iterator[str]:
+def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     """The parts of the answer, the quick ones first.
 
+    Args:
+        config: of the run.
+        full: also the config with every default filled in.
+
     Raises:
-        ConfigError: what goes to transformers or PEFT has mistakes; or models and lengths do not fit each other.
+        ConfigError: what goes to transformers or PEFT has mistakes; models and lengths do not fit each other; or what
+            compares with references meets samples without any.
+        DataPoolError: the data pool could not be prepared.
         ModelError: the tokenizer has tokens that the model does not have, or a local folder lacks weights.
         RL4LMsLikeError: a component cannot be built on this machine; raised after all that can be said.
     """
-    yield "# resolved config\n" + resolved(config)
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
     calm_libraries()
+    samples = cache(partial(_samples, config))
+    models: _Models | None = None
+    failures: list[RL4LMsLikeError] = []
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
         _check_settings(config)
-        yield "# models\n" + _models(config)
+        try:
+            said, models = _models(config)
+            yield "# models\n" + said
+        except RL4LMsLikeError as error:
+            failures.append(error)
         yield "# memory\n" + _memory(config)
     else:
-        yield "# training\n" + _table(described(config))
-        check_supervised_weights(config)
-    build_components(config)
+        yield "# training\n" + _table(described(config, samples))
+        try:
+            check_supervised_weights(config)
+        except ModelError as error:
+            failures.append(error)
+    try:
+        components = build_components(config)
+        found = samples()
+        yield "# data\n" + _data(found, models)
+        if found is not None:
+            _check_data(config, components, found, models)
+    except RL4LMsLikeError as error:
+        failures.append(error)
+    if full:
+        yield "# resolved config\n" + resolved(config)
+    if failures:
+        raise _together(failures)
+
+
+def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
+    """One error that says all of them."""
+    if len(failures) == 1:
+        return failures[0]
+    if all(isinstance(failure, ConfigError) for failure in failures):
+        return ConfigError([mistake for failure in failures for mistake in getattr(failure, "mistakes", ())])
+    return RL4LMsLikeError("\n".join(map(str, failures)))
 
 
 def resolved(config: AnyConfig) -> str:
@@ -51,7 +96,16 @@ def _check_settings(config: RunConfig) -> None:
         raise ConfigError(mistakes)
 
 
-def _models(config: RunConfig) -> str:
+@dataclass(frozen=True)
+class _Models:
+    """What of the models must be known to look at the data."""
+
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    max_prompt_length: int
+
+
+def _models(config: RunConfig) -> tuple[str, _Models | None]:
     """What fits what; only local files are looked at."""
     from rl4lms_like.training.assemble import build_tokenizer, load_model_config
     from rl4lms_like.training.config.fit import check_fit, check_lengths, check_weights, load_networks
@@ -62,12 +116,40 @@ def _models(config: RunConfig) -> str:
         networks = load_networks(config, partial(load_model_config, local_files_only=True))
         tokenizer = build_tokenizer(config.tokenizer, local_files_only=True)
     except ModelError as error:
-        return f"not looked at: {error}\n"
+        return f"not looked at: {error}\n", None
     check_fit(config, tokenizer, networks)
     prompt, response = check_lengths(config, tokenizer, networks)
-    fit = f"fit: {len(tokenizer):,} tokens; {prompt:,} of a prompt and {response:,} of a response\n"
+    said = f"fit: {len(tokenizer):,} tokens; {prompt:,} of a prompt and {response:,} of a response\n"
     complete = check_weights(config, networks)
-    return fit + f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
+    said += f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
+    return said, _Models(networks["model_name"], tokenizer, prompt)
+
+
+def _samples(config: AnyConfig) -> FoundSamples:
+    """The samples of all splits; None where a network would have to be waited for."""
+    from rl4lms_like.training.assemble import build_datapools
+
+    if not DATA_POOLS.resolve(config.datapool.id).is_local(**config.datapool.args):
+        return None
+    return {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
+
+
+def _data(samples: FoundSamples, models: _Models | None) -> str:
+    if samples is None:
+        return NOT_LOCAL + "\n"
+    if models is None:
+        return _table(data_lines(samples))
+    return _table(data_lines(samples, models.tokenizer, models.max_prompt_length))
+
+
+def _check_data(
+    config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]], models: _Models | None
+) -> None:
+    from rl4lms_like.training.config.settings import check_prompts
+
+    check_references(config, components, samples)
+    if models is not None:
+        check_prompts(samples, models.tokenizer, models.config)
 
 
 def _memory(config: RunConfig) -> str:

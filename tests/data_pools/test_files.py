@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def test_no_reference_is_no_reference(write):
         ('{"q": "a"}\n{"question": "b"}\n', r"file, line 2: no column 'q'; it has question"),
         ('{"q": 3}\n', r"file, line 1, column 'q': expected text, got 3"),
         ('{"q": "a", "r": [1]}\n', r"file, line 1, column 'r': expected text or a list of texts, got \[1\]"),
+        ('{"q": "a"}\n{"q": "b", "i": {"k": 1, "k": 2}}\n', r"file, line 2, .*: the key 'k' is given more than once"),
         (b'{"q": "\xff"}\n', r"cannot read .*file: .*utf-8"),
         ("", r"file: no samples for split 'train'"),
     ],
@@ -107,6 +109,20 @@ def test_a_missing_file_is_named(tmp_path, pool):
         pool.prepare("train", path=str(tmp_path / "nowhere"), prompt_column="q")
 
 
+@pytest.mark.parametrize("pool", [JsonlPool, CsvPool])
+def test_devices_and_pipes_are_refused_instead_of_read_without_end(tmp_path, pool):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in ("/dev/zero", str(pipe)):
+        with pytest.raises(DataPoolError, match=f"cannot read {path}: it is a device or a pipe"):
+            pool.prepare("train", path=path, prompt_column="q")
+
+
+def test_columns_without_a_name_may_be_several(write):
+    path = write("q,,\nWhy?,,\n")
+    assert CsvPool.prepare("val", data_files={"val": path}, prompt_column="q").samples[0].prompt_or_input_text == "Why?"
+
+
 def test_csv_columns_become_samples(write):
     path = write('id,q,a\n1,"Why, then?","So.\nNo."\n2,What?,That.\n')
     args = {"data_files": {"val": path}, "prompt_column": "q", "reference_column": "a", "meta_columns": ["id"]}
@@ -128,6 +144,7 @@ def test_other_delimiters(write, name, delimiter):
     [
         ("q,a\nWhy?,So.\nWhat?\n", r"file, line 3: 1 values for 2 columns \(q, a\)"),
         ('q,a\nWhy?,"So.\n', r"file, line 2: not CSV: unexpected end of data"),
+        ("q,a,a,q,,\nWhy?,So.,No.,1,,\n", r"file, line 1: the column 'q', 'a' is given more than once"),
         ("question,a\nWhy?,So.\n", r"file, line 2: no column 'q'"),
         ("q,a\n", r"file: no samples for split 'train'"),
     ],

@@ -30,6 +30,11 @@ def saved(tmp_path):
     return save
 
 
+def test_a_device_is_no_data_file():
+    with pytest.raises(DataPoolError, match=r"/dev/zero: it is a device"):
+        HfDatasetPool.prepare("train", "json", data_files={"train": "/dev/zero"}, prompt_column="q")
+
+
 def test_usual_split_names_are_found(saved):
     path = saved(train=rows(5), validation=rows(3, "held out"), test=rows(2))
     assert HfDatasetPool.prepare("val", path, **ARGS).samples[1] == Sample(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import datasets
+import pyarrow.parquet
 import pytest
 
 from rl4lms_like.core.errors import DataPoolError, MissingExtraError
@@ -44,6 +45,13 @@ def test_parquet_rows_keep_nested_values(tmp_path):
     assert list(table_rows(file)) == [(f"{file}, row {number}", row) for number, row in enumerate(rows)]
 
 
+def test_parquet_columns_of_one_name_are_refused(tmp_path):
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table([[1], [2]], names=["q", "q"]), file)
+    with pytest.raises(DataPoolError, match=r"a.parquet: the column 'q' is given more than once"):
+        list(table_rows(file))
+
+
 def test_a_json_file_with_one_object_is_one_row(lay):
     folder = lay({"a.json": json.dumps({"title": "x", "tags": ["a", "b"]})})
     assert [row for _, row in table_rows(Path(folder) / "a.json")] == [{"title": "x", "tags": ["a", "b"]}]
@@ -54,6 +62,7 @@ def test_a_json_file_with_one_object_is_one_row(lay):
     [
         ("a.json", '[{"q": 1},\n {"q": 2]', r"a.json, line 2, character 9: not JSON"),
         ("a.json", '[{"q": 1}, 2]', r"a.json, entry 1: expected a JSON object, got 2"),
+        ("a.json", '[{"q": 1, "q": 2}]', r"a.json, in .*: the key 'q' is given more than once"),
         ("a.json", "3", r"a.json: expected a list of JSON objects, got 3"),
         ("a.parquet", "no parquet", r"cannot read .*a.parquet: "),
     ],

@@ -14,8 +14,20 @@ def test_distinct_n_counts_over_all_texts():
 
 
 def test_ngrams_do_not_cross_texts():
-    assert distinct_n(["a", "b"], 2) == 0.0
-    assert distinct_n([""], 1) == 0.0
+    assert distinct_n(["a b", "b a"], 2) == 1.0
+    assert distinct_n(["a b", "c a b"], 2) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("collapsed", [["good"] * 20, ["good"] * 19 + ["good ."], [""] * 19 + ["a"], ["."] * 20])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_collapsed_texts_are_of_few_ngrams_however_short_they_are(collapsed, n):
+    assert 0 < distinct_n(collapsed, n) <= 2 / 20 + 1e-9
+
+
+def test_a_text_shorter_than_an_ngram_counts_as_one():
+    assert distinct_n(["a", "b", "c"], 2) == 1.0
+    assert distinct_n(["a", "a", "a b c"], 2) == pytest.approx(3 / 4)
+    assert distinct_n([], 2) == 0.0
 
 
 def test_words_and_punctuation_are_tokens():
@@ -27,6 +39,12 @@ def test_top_sentence_share_is_of_texts():
     assert top_sentence_share(texts) == pytest.approx(3 / 4)
     assert top_sentence_share(["a.", "b.", "c.", "d."]) == pytest.approx(1 / 4)
     assert top_sentence_share(["", ""]) == 0.0
+
+
+def test_punctuation_alone_is_no_sentence():
+    assert top_sentence_share(["One. .", "Two. .", "Three. !"]) == pytest.approx(1 / 3)
+    assert top_sentence_share([".", "...", "?!"]) == 0.0
+    assert top_sentence_share(["Is it 3? 3", "3", "Yes."]) == pytest.approx(2 / 3)
 
 
 def test_unique_share():

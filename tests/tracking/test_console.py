@@ -10,7 +10,9 @@ import sys
 import pytest
 from rich.console import Console
 
+from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.console import ConsoleHandler, ConsoleSink, duration, sparkline
+from rl4lms_like.tracking.messages import IN_SHORT
 from rl4lms_like.tracking.sink import RunDescription
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -56,6 +58,7 @@ def test_a_terminal_shows_a_bar_and_gets_its_cursor_back(tmp_path):
 def test_a_terminal_gets_its_cursor_back_from_a_run_that_nobody_closed(tmp_path):
     program = """
 from rich.console import Console
+from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.console import ConsoleSink
 sink = ConsoleSink(console=Console(force_terminal=True))
 sink.start(3)
@@ -147,6 +150,24 @@ with Tracker(sys.argv[1], {}, "p", "e") as tracker:
     assert b"failed" not in run.stdout + run.stderr
     shown = run.stdout.decode(encoding)
     assert (r"warning: \u65e5\ud83d" if encoding != "utf-8" else r"warning: 日\ud83d") in shown
+
+
+def test_a_long_alert_is_two_lines_on_the_console_and_whole_in_the_log(tmp_path, capsys):
+    found, advice = "all episodes got the same reward, 0.5 " * 5, "See what reward_fn pays " * 10
+    with Tracker(tmp_path, {}, "p", "e") as tracker:
+        logging.getLogger("rl4lms_like.doctor").warning("iteration 2, %s. %s", found, advice, extra=IN_SHORT)
+        logging.getLogger("rl4lms_like.other").warning("other %s", advice)
+    alert, other = (line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: "))
+    assert alert.startswith("warning: iteration 2, all episodes got the same reward, 0.5")
+    assert len(alert) <= 2 * 88 and "log.txt" in alert and "report.html" in alert
+    assert other == f"warning: other {advice}"
+    assert f"iteration 2, {found}. {advice}" in (tracker.run_path / "log.txt").read_text()
+
+
+def test_a_short_alert_is_shown_as_it_is(tmp_path, capsys):
+    with Tracker(tmp_path, {}, "p", "e"):
+        logging.getLogger("rl4lms_like.doctor").warning("iteration 2, ratio_gap: 1.5", extra=IN_SHORT)
+    assert "warning: iteration 2, ratio_gap: 1.5\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (11232, "3:07:12")])

@@ -109,7 +109,7 @@ def test_check_says_it_after_everything_else(lacking, tmp_path, capsys):
     config.write_text(dump_yaml(json.loads(json.dumps(lacking))))
     assert main(["check", str(config)]) == 1
     written = capsys.readouterr()
-    assert "# resolved config" in written.out and "# batches" in written.out
+    assert "# batches" in written.out and "# memory" in written.out
     assert "4 components cannot be built" in written.err and "Traceback" not in written.err
 
 

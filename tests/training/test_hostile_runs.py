@@ -93,7 +93,7 @@ def test_a_run_s_files_console_and_checkpoints_show_no_secret_and_it_goes_on(jud
     assert resumption(folder, ["train_evaluation.n_iters=2"]).config.reward_fn.args["api_key"] == "${JUDGE_KEY}"
     capfd.readouterr()
     (tmp_path / "c.yml").write_text(dump_yaml(judged))
-    assert main(["check", str(tmp_path / "c.yml")]) == 0
+    assert main(["check", str(tmp_path / "c.yml"), "--full"]) == 0
     checked = capfd.readouterr().out
     assert "api_key: ${JUDGE_KEY}" in checked
     refuse_secrets(checked.encode(), "check")

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 
-from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.core.errors import ConfigError, DataPoolError, ModelError
+from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.training import assemble as training_assemble
 from rl4lms_like.training.assemble import assemble, load_model_config
 from rl4lms_like.training.config.fit import response_length
 from rl4lms_like.training.config.run_config import parse_config
@@ -126,3 +128,97 @@ def test_a_supervised_runs_device_is_told_by_check_where_no_machine_has_it(tiny_
     for device, said in [("CPU", "expected auto, cpu"), ("cuda:1", "takes the first GPU it sees")]:
         with pytest.raises(ConfigError, match=f"device: .*{said}"):
             list(preview(parse_config(blocks | {"device": device})))
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A `jsonl` pool of 30 rows, of which every third has a long prompt and every fifth no reference."""
+    path = tmp_path / "rows.jsonl"
+    texts = ["Count from one to ten, and back again." if i % 3 == 0 else "Count." for i in range(30)]
+    lines = [{"q": text, "a": None if i % 5 == 0 else "one two"} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = {"train": str(path), "val": str(path), "test": str(path)}
+    return {"id": "jsonl", "args": {"data_files": files, "prompt_column": "q", "reference_column": "a"}}
+
+
+def test_the_data_are_summarised(on, rows, tiny_tokenizer):
+    blocks = on() | {"datapool": rows}
+    blocks["env"]["args"]["max_prompt_length"] = len(tiny_tokenizer("Count.")["input_ids"])
+    longest = len(tiny_tokenizer("Count from one to ten, and back again.")["input_ids"])
+    data = "\n".join(preview(parse_config(blocks))).split("# data")[1]
+    assert "train   30 samples; 10 prompts are longer than" in data and f"(up to {longest}) and cut" in data
+    assert data.count("6 without references") == 3
+    assert data.count("prompt  'Count from one") == data.count("prompt  'Count.'") == 1
+
+
+def test_data_of_the_hub_are_not_waited_for(on, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("the hub is asked"))
+    for pool in ({"id": "imdb"}, {"id": "hf_dataset", "args": {"path": "stanfordnlp/imdb", "prompt_column": "text"}}):
+        data = "\n".join(preview(parse_config(on() | {"datapool": pool}))).split("# data")[1]
+        assert "not looked at" in data
+
+
+def test_local_files_of_a_format_of_datasets_are_looked_at(on, rows):
+    pytest.importorskip("datasets")
+    blocks = on() | {"datapool": {"id": "hf_dataset", "args": rows["args"] | {"path": "json"}}}
+    blocks["datapool"]["args"]["split_names"] = {"val": "val"}
+    assert "train   30 samples" in "\n".join(preview(parse_config(blocks)))
+
+
+class Broken(TextGenPool):
+    @classmethod
+    def prepare(cls, split):
+        raise ValueError("it is broken")
+
+
+def test_a_pool_that_cannot_be_prepared_is_told_by_check(on):
+    with pytest.raises(DataPoolError, match="could not be prepared: ValueError: it is broken"):
+        list(preview(parse_config(on() | {"datapool": {"id": f"{__name__}:Broken"}})))
+
+
+@pytest.mark.parametrize("reward", [
+    {"id": "exact_match"},
+    {"id": "combine", "args": {"rewards": [{"id": "repetition_penalty"}, {"id": "exact_match"}]}},
+    {"id": "increasing_numbers", "args": {"min_tokens": 3, "shaping_fn": {"id": "exact_match"}}},
+])  # fmt: skip
+def test_a_reward_that_needs_references_refuses_samples_without_them_before_weights_are_read(
+    on, rows, reward, monkeypatch
+):
+    monkeypatch.setattr(training_assemble, "build_alg", lambda *args: pytest.fail("weights are read"))
+    blocks = on() | {"datapool": rows, "reward_fn": reward}
+    blocks["train_evaluation"]["metrics"] = [{"id": "exact_match"}, {"id": "length"}]
+    for checked in (assemble, lambda config: list(preview(config))):
+        with pytest.raises(ConfigError, match=r"6 of 30 samples of 'train' lack .the first is 'train_0'") as caught:
+            checked(parse_config(blocks))
+        assert [mistake.path for mistake in caught.value.mistakes] == ["reward_fn"]
+
+
+@pytest.mark.parametrize("metric", [
+    {"id": "exact_match"},
+    {"id": "exact_match", "name": "again"},
+    {"id": "pass_at_k"},
+    {"id": "pass_at_k", "args": {"scorer": {"id": "math_equal"}}},
+])  # fmt: skip
+def test_a_metric_that_needs_references_refuses_splits_without_any(on, metric):
+    blocks = on()
+    blocks["train_evaluation"]["metrics"] = [{"id": "length"}, {"id": "length"}, metric]
+    with pytest.raises(ConfigError) as caught:
+        assemble(parse_config(blocks))
+    assert [mistake.path for mistake in caught.value.mistakes] == ["train_evaluation.metrics.2"]
+
+
+def test_what_needs_no_references_is_not_refused(on):
+    blocks = on()
+    scorer = {"id": "regex", "args": {"pattern": "a"}}
+    blocks["train_evaluation"]["metrics"] = [{"id": "pass_at_k", "args": {"scorer": scorer}}, {"id": "distinct_n"}]
+    assert "all without references" in "\n".join(preview(parse_config(blocks)))
+
+
+def test_a_metric_takes_a_split_of_which_some_have_references(on, rows):
+    blocks = on() | {"datapool": rows}
+    blocks["train_evaluation"]["metrics"] = [{"id": "exact_match"}]
+    assert "6 without references" in "\n".join(preview(parse_config(blocks)))

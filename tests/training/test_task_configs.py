@@ -97,8 +97,11 @@ def home(cache, monkeypatch):
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch):
-    """No model is loaded or made for it; the folders that a run before it makes are stood in for."""
+    """No model is loaded or made for it; what a run before it makes, or its reader downloads, is stood in for."""
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task_configs").symlink_to(FOLDER)
+    (tmp_path / "tinystories.txt").write_text("Once upon a time there was a cat.")
     mapping, _ = read_yaml(FOLDER / name)
     made_before = [
         place for place, value in flat(mapping).items()

@@ -5,16 +5,18 @@ Each check sees the whole raw mapping, bound already (`binding`), and returns th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, without_second_derivatives
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.errors import DataPoolError, Mistake
 from rl4lms_like.core.schema import at, join, signature_of, unknown_key
 from rl4lms_like.core.secrets import names_variable
 from rl4lms_like.core.wording import shown
+from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
 from rl4lms_like.policies import POLICIES
@@ -89,15 +91,44 @@ def _where_from(name: str) -> str:
 
 def _pool_files(blocks: dict[str, Any]) -> list[Mistake]:
     """One file for all splits or one for each, of the library's own pools."""
-    target = targets(blocks).get("datapool")
-    module, args = str(getattr(target, "__module__", "")), at(blocks, "datapool.args")
-    if target is None or not module.startswith("rl4lms_like.data_pools.") or not isinstance(args, Mapping):
-        return []
-    if not {"path", "data_files"} <= {argument.name for argument in signature_of(target).arguments}:
-        return []
-    if (args.get("path") is None) != (args.get("data_files") is None):
+    args = at(blocks, "datapool.args")
+    if file_pool(blocks) is None or (args.get("path") is None) != (args.get("data_files") is None):
         return []
     return [Mistake("datapool.args", "give either path (one file for all splits) or data_files (one file a split)")]
+
+
+def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
+    """What prepares the run's data pool, if that is one of the library's own that read a file of the user's."""
+    prepare = targets(blocks).get("datapool")
+    if prepare is None or not str(prepare.__module__).startswith("rl4lms_like.data_pools."):
+        return None
+    optional = signature_of(prepare).defaults  # of `hf_dataset`, `path` is no file and required
+    reads_files = {"path", "data_files"} <= optional.keys() and isinstance(at(blocks, "datapool.args"), Mapping)
+    return prepare if reads_files else None
+
+
+def data_mistakes(blocks: dict[str, Any]) -> list[Mistake]:
+    """Files of the library's own pools that are not there, or whose first row has not the columns that are named.
+
+    Args:
+        blocks: a bound mapping without mistakes in `datapool`.
+    """
+    prepare, args = file_pool(blocks), at(blocks, "datapool.args")
+    if prepare is None:
+        return []
+    path, files = args.get("path"), args.get("data_files") or {}
+    found = []
+    for split in ("train",) if path is not None else SPLITS:
+        place, file = ("path", path) if path is not None else (f"data_files.{split}", files.get(split))
+        if isinstance(file, str) and not os.path.exists(with_home(file)):
+            found.append(Mistake(f"datapool.args.{place}", f"there is no file {file!r}" + _where_from(file)))
+            continue
+        own = files if path is None else {split: path}
+        try:
+            prepare(split, **{**args, "path": None, "data_files": own, "max_size": 1})
+        except DataPoolError as error:
+            found.append(Mistake("datapool.args", str(error)))
+    return found
 
 
 def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:

@@ -21,7 +21,8 @@ from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.core.secrets import secret_mistakes, without_values
 from rl4lms_like.training.config.binding import bind
 from rl4lms_like.training.config.chosen_metrics import KeepBestConfig
-from rl4lms_like.training.config.cross_checks import cross_check
+from rl4lms_like.training.config.cross_checks import cross_check, data_mistakes
+from rl4lms_like.training.config.keys_elsewhere import with_keys_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.overrides import apply_overrides
 from rl4lms_like.training.config.yaml_file import read_yaml
@@ -318,7 +319,7 @@ AnyConfig: TypeAlias = RunConfig | SupervisedConfig
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> AnyConfig:
-    """Reads, overrides and checks a YAML file.
+    """Reads, overrides and checks a YAML file, with the first rows of the data files that it names.
 
     Args:
         path: the file.
@@ -329,7 +330,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> AnyConfig:
     """
     mapping, repeated = read_yaml(path)
     changed, mistakes = apply_overrides(mapping, overrides)
-    return parse_config(changed, source=str(path), mistakes=repeated + mistakes)
+    return parse_config(changed, source=str(path), mistakes=repeated + mistakes, data=True)
 
 
 def parse_config(
@@ -338,6 +339,7 @@ def parse_config(
     source: str = "the config",
     components: bool = True,
     mistakes: Sequence[Mistake] = (),
+    data: bool = False,
 ) -> AnyConfig:
     """Checks a mapping, which is left as it is.
 
@@ -346,6 +348,7 @@ def parse_config(
         source: what error messages call it.
         components: look up ids and check their `args`; without it only the blocks themselves are checked.
         mistakes: found already, to be reported with the others.
+        data: look for the files of the data pool, and for the columns in their first rows.
 
     Raises:
         ConfigError: with every mistake.
@@ -355,9 +358,12 @@ def parse_config(
     if components:
         blocks, wrong = bind(blocks)
         found += secret_mistakes(mapping) + wrong + cross_check(blocks)
+    if data and not any(mistake.path.startswith("datapool") for mistake in found):
+        found += data_mistakes(blocks)
     kind = SupervisedConfig if is_supervised(mapping) else RunConfig
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
+    found = with_keys_of_here(found) if kind is RunConfig else found
     if found:
         told = _in_order_of(mapping, found)[:MOST_TOLD]
         more = [Mistake("", f"and {len(found) - len(told)} more")] if len(found) > len(told) else []

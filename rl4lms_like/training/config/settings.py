@@ -6,7 +6,7 @@ with the models' configs     vocabulary, positions, prompts
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from stable_baselines3.common.utils import get_device
@@ -95,7 +95,7 @@ def check_vocabulary(
 
 
 def check_prompts(
-    samples: Mapping[str, list[Sample]], tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
+    samples: Mapping[str, Sequence[Sample]], tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
 ) -> None:
     """Raises a `DataPoolError` where a decoder-only model would have nothing to go on from."""
     if model_config.is_encoder_decoder or tokenizer("")["input_ids"]:

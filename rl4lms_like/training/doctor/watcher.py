@@ -22,6 +22,7 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
 from rl4lms_like.rollouts.kl import HorizonKLController
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.messages import IN_SHORT
 from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.config.chosen_metrics import HELD_OUT, unknown_metric
@@ -173,7 +174,7 @@ class Doctor(Watcher):
 
     def _tell(self, name: str, iteration: int, finding: Finding, examples: list[Example]) -> None:
         self.told[name] = iteration
-        logger.warning("iteration %d, %s: %s. %s", iteration, name, finding.said, finding.advice)
+        logger.warning("iteration %d, %s: %s. %s", iteration, name, finding.said, finding.advice, extra=IN_SHORT)
         line = {"alarm": name, "iteration": iteration, "said": finding.said, "advice": finding.advice}
         self.tracker.log_line(ALARMS_FILE, {**line, "evidence": finding.evidence, "examples": examples})
 

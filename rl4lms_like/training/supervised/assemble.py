@@ -14,7 +14,7 @@ import torch
 from stable_baselines3.common.utils import set_random_seed
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake
+from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
@@ -24,14 +24,13 @@ from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_l
 from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.training.assemble import (
     SMALL_MODEL,
-    SPLITS,
-    build_datapool,
+    build_datapools,
     build_tokenizer,
     end_tokens,
     load_generation_config,
     n_parameters,
 )
-from rl4lms_like.training.components import build_components
+from rl4lms_like.training.components import build_components, check_references
 from rl4lms_like.training.config.run_config import SupervisedConfig
 from rl4lms_like.training.config.settings import check_vocabulary, device_mistakes
 from rl4lms_like.training.small_models.embedded import with_embedded_models
@@ -103,7 +102,8 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     check_model_weights(auto_class_of(model_config), model_name)
     ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
     encoder = example_encoder(config, tokenizer, model_config, ends)
-    samples = {split: build_datapool(config.datapool, split).samples for split in SPLITS}
+    samples = {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
+    check_references(config, components, samples)
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     _check_examples(config, examples, samples)
     model = _build_model(config, model_config)
@@ -224,9 +224,7 @@ def check_family(config: SupervisedConfig, model_config: PretrainedConfig) -> No
 def _check_examples(
     config: SupervisedConfig, examples: Mapping[str, Examples], samples: Mapping[str, list[Sample]]
 ) -> None:
-    """There is something to learn from, and to choose the best checkpoint by."""
-    if not examples["train"].rows:
-        raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
+    """There is something to choose the best checkpoint by."""
     arguments = make_training_arguments(config, "checkpoints")
     wanted = arguments.metric_for_best_model
     if wanted is None:

@@ -6,11 +6,17 @@ The data pool is prepared and its first examples are encoded, so this knows what
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from rl4lms_like.core.errors import ConfigError, ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, DataPoolError, ModelError, RL4LMsLikeError
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.training.config.run_config import SupervisedConfig
+from rl4lms_like.training.data_summary import prompt_lengths
+
+FoundSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
+"""Split -> its samples; None where they are not on this machine."""
 
 N_ENCODED = 2000
 """Samples that are encoded to estimate the number of tokens."""
@@ -24,7 +30,7 @@ class SupervisedPlan:
         n_samples: of the split `train`.
         n_examples: one for each reference.
         tokens_per_epoch: learned tokens, estimated from the first samples.
-        prompt_tokens: the longest prompt.
+        prompts: how long they are, in words.
         batch_size: examples per optimizer step.
         n_epochs: passes over the examples; the last one may be partial.
         steps: optimizer steps.
@@ -33,7 +39,7 @@ class SupervisedPlan:
     n_samples: int
     n_examples: int
     tokens_per_epoch: int
-    prompt_tokens: int
+    prompts: str
     batch_size: int
     n_epochs: float
     steps: int
@@ -42,22 +48,26 @@ class SupervisedPlan:
         """What and how much, for people."""
         return [
             ("examples", f"{self.n_examples:,} references of {self.n_samples:,} samples"),
-            ("prompts", f"at most {self.prompt_tokens:,} tokens"),
+            ("prompts", self.prompts),
             ("learned tokens", f"about {self.tokens_per_epoch:,} per epoch"),
             ("batches", f"of {self.batch_size:,} examples"),
             ("optimizer steps", f"{self.steps:,} in {self.n_epochs:g} epochs"),
         ]
 
 
-def plan_supervised(config: SupervisedConfig) -> SupervisedPlan:
+def plan_supervised(config: SupervisedConfig, find: Callable[[], FoundSamples]) -> SupervisedPlan:
     """The arithmetic of a config.
+
+    Args:
+        config: of the run.
+        find: prepares the samples of all splits; called last. None: they are not on this machine.
 
     Raises:
         ConfigError: `training_args` have mistakes.
         RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; says which.
     """
     from rl4lms_like.policies.loading import load_model_config
-    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
+    from rl4lms_like.training.assemble import build_tokenizer, end_tokens, load_generation_config
     from rl4lms_like.training.small_models.embedded import with_embedded_models
     from rl4lms_like.training.supervised.assemble import check_family, check_settings, example_encoder
     from rl4lms_like.training.supervised.training_arguments import make_training_arguments
@@ -69,7 +79,10 @@ def plan_supervised(config: SupervisedConfig) -> SupervisedPlan:
     tokenizer = build_tokenizer(config.tokenizer)
     ends = end_tokens(tokenizer, model_config, load_generation_config(config.alg.model_name))
     encoder = example_encoder(config, tokenizer, model_config, ends)
-    samples = build_datapool(config.datapool, "train").samples
+    found = find()
+    if found is None:
+        raise DataPoolError("the data were not looked at")
+    samples = found["train"]
     examples = sum(len(sample.references) for sample in samples)
     encoded = encoder.encode(samples[:N_ENCODED])
     per_example = encoded.n_learned / max(len(encoded.rows), 1)
@@ -82,7 +95,9 @@ def plan_supervised(config: SupervisedConfig) -> SupervisedPlan:
         n_samples=len(samples),
         n_examples=examples,
         tokens_per_epoch=round(per_example * examples),
-        prompt_tokens=encoder.max_prompt_length,
+        prompts=prompt_lengths(
+            [sample.prompt_or_input_text for sample in samples], tokenizer, encoder.max_prompt_length
+        ),
         batch_size=batch,
         n_epochs=round(steps / per_epoch, 2) if limited else arguments.num_train_epochs,
         steps=steps,
@@ -106,7 +121,7 @@ def check_supervised_weights(config: SupervisedConfig) -> None:
     check_model_weights(auto_class_of(model_config), model_name)
 
 
-def described(config: SupervisedConfig) -> list[tuple[str, str]]:
+def described(config: SupervisedConfig, find: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
     """The plan's lines, or the reason why there is none.
 
     Raises:
@@ -116,7 +131,7 @@ def described(config: SupervisedConfig) -> list[tuple[str, str]]:
 
     elsewhere = not supervised_device_mistakes(config.device, here=False)  # a mistake on this machine only, if any
     try:
-        return plan_supervised(replace(config, device="cpu") if elsewhere else config).lines()
+        return plan_supervised(replace(config, device="cpu") if elsewhere else config, find).lines()
     except ConfigError:
         raise
     except RL4LMsLikeError as error:

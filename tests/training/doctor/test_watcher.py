@@ -77,11 +77,13 @@ def told(folder):
     return {line["alarm"]: line for line in lines(folder / "alarms.jsonl")}
 
 
-def test_a_constant_reward_is_told_once_with_an_example_everywhere(config, tmp_path, caplog):
+def test_a_constant_reward_is_told_once_with_an_example_everywhere(config, tmp_path, caplog, capsys):
     config["env"]["n_envs"] = 8
     config["reward_fn"] = {"id": f"{__name__}:SameForAll"}
     with caplog.at_level(logging.WARNING, logger="rl4lms_like"):
         folder = started(config, tmp_path)
+    (shown,) = (line for line in capsys.readouterr().out.splitlines() if "reward_constant" in line)
+    assert len(shown) < 180 and "log.txt" in shown
     line = told(folder)["reward_constant"]
     assert line["iteration"] == 2 and line["evidence"]["reward"] == [0.5, 0.5]
     (example,) = line["examples"]

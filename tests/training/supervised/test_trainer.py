@@ -605,4 +605,5 @@ def test_its_block_can_be_shown():
 
 
 def test_the_check_of_a_model_that_is_elsewhere_says_so():
-    assert "no plan" in "\n".join(preview(parse_config(supervised_blocks())))
+    blocks = supervised_blocks() | {"datapool": {"id": f"{__name__}:Uneven"}}
+    assert "no plan" in "\n".join(preview(parse_config(blocks)))
