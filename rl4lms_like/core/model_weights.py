@@ -10,7 +10,6 @@ Tied weights, and names that a model's class ignores (`_keys_to_ignore_on_load_m
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -83,12 +82,12 @@ def check_complete(
         **options: of `from_pretrained`.
 
     Returns:
-        Whether they could be compared: not of a hub id, nor without the package `accelerate`. Loading always does.
+        Whether they could be compared: those of a hub id are compared when they are loaded.
 
     Raises:
         ModelError: see `load_complete`.
     """
-    if not Path(place).is_dir() or importlib.util.find_spec("accelerate") is None:
+    if not Path(place).is_dir():
         return False
     with _named(role, model_name):
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,8 +47,6 @@ def with_config(folder: Path, **fields: object) -> Path:
 @pytest.fixture(params=READ.values(), ids=READ)
 def read(request):
     """Loads a folder as a causal model, or compares names and shapes only."""
-    if request.param is check_complete:
-        pytest.importorskip("accelerate")
 
     def read(folder, auto_class=AutoModelForCausalLM, **options):
         return request.param(auto_class, str(folder), role="judge", model_name=str(folder), **options)
@@ -96,7 +93,6 @@ def test_a_head_may_only_be_missing_where_the_role_does_not_use_it(tmp_path, tin
 @pytest.mark.parametrize("family", [*models.CAUSAL_FAMILIES, *models.SEQ2SEQ_FAMILIES])
 def test_a_whole_checkpoint_of_any_family_is_complete(family, tmp_path, tiny_tokenizer):
     """Tied weights, and what a family computes itself, are in no file."""
-    pytest.importorskip("accelerate")
     make = models.make_causal_lm if family in models.CAUSAL_FAMILIES else models.make_seq2seq_lm
     model = make(family, tiny_tokenizer)
     folder = str(models.save_model(tmp_path, model, tiny_tokenizer))
@@ -147,12 +143,9 @@ SCORERS = {
 
 
 @pytest.mark.parametrize("role", SCORERS)
-@pytest.mark.parametrize("early", [True, False], ids=["with accelerate", "without"])
-def test_models_that_score_are_complete(role, early, tmp_path, monkeypatch):
+def test_models_that_score_are_complete(role, tmp_path):
     if role == "bert_score":
         pytest.importorskip("bert_score")
-    if not early:
-        monkeypatch.setitem(sys.modules, "accelerate", None)
     kind, score = SCORERS[role]
     LOCAL_MODELS[kind](tmp_path)
     score(str(tmp_path))
@@ -164,7 +157,6 @@ def test_models_that_score_are_complete(role, early, tmp_path, monkeypatch):
 
 def test_a_language_model_is_no_reward_model(folder):
     """Its scores would come from a head of random numbers."""
-    pytest.importorskip("accelerate")
     with pytest.raises(ModelError, match=r"no weights for score.weight"):
         RewardModel(str(with_config(folder, id2label={"0": "score"})))
 

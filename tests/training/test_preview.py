@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from rl4lms_like.core.errors import ConfigError, DataPoolError, ModelError
+from rl4lms_like.core.errors import ConfigError, DataPoolError, ModelError, RL4LMsLikeError
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training import assemble as training_assemble
@@ -71,7 +71,6 @@ def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(
 
 @pytest.mark.parametrize("key", ["model_name", "critic_model", "reference_model"])
 def test_a_folder_that_lacks_weights_is_refused_by_check_and_before_training(on, key, tiny_gpt2_dir, tmp_path):
-    pytest.importorskip("accelerate")
     assert "weights: complete" in "\n".join(preview(parse_config(on())))
     folder = shutil.copytree(tiny_gpt2_dir, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -84,15 +83,16 @@ def test_a_folder_that_lacks_weights_is_refused_by_check_and_before_training(on,
 
 
 def test_a_supervised_model_that_lacks_weights_is_refused_by_check(tiny_gpt2_dir, tmp_path):
-    pytest.importorskip("accelerate")
     folder = shutil.copytree(tiny_gpt2_dir, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"n_layer": 50}))
     blocks = supervised_blocks()
     blocks["alg"] |= {"model_name": str(folder), "model_type": "causal"}
     blocks["tokenizer"]["model_name"] = str(folder)
-    with pytest.raises(ModelError, match=r"transformer.h.\*.attn"):
+    with pytest.raises(RL4LMsLikeError) as caught:
         list(preview(parse_config(blocks)))
+    assert "transformer.h.*.attn" in str(caught.value)
+    assert "no sample of the split 'train' has a reference" in str(caught.value), "and what else is wrong"
 
 
 def test_episodes_are_no_longer_than_their_default_limit(on, tiny_t5_dir):

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4lms_like.core.errors import ConfigError, Mistake, import_extra
+from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Share
 from rl4lms_like.core.schema import check_arguments, check_value, join
 from rl4lms_like.core.wording import shown
@@ -71,12 +71,10 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
 
     Raises:
         ConfigError: with every mistake in `alg.training_args`.
-        MissingExtraError: the Trainer's own dependency is not installed.
     """
     from transformers import TrainingArguments
 
     given = config.alg.training_args
-    import_extra("accelerate", extra="supervised", needed_by="a supervised run")
     arguments, mistakes = check_arguments(
         TrainingArguments, {key: value for key, value in given.items() if key not in NOT_SETTABLE}, PATH
     )

@@ -3,7 +3,6 @@
 import copy
 import gc
 import json
-import sys
 from contextlib import ExitStack
 from typing import ClassVar
 
@@ -17,7 +16,6 @@ from rl4lms_like.core.errors import (
     ConfigError,
     DataPoolError,
     MetricError,
-    MissingExtraError,
     ModelError,
     RL4LMsLikeError,
 )
@@ -560,13 +558,6 @@ def test_the_models_family_must_be_the_one_named(blocks, kind, tmp_path):
     other = {"causal": "seq2seq", "seq2seq": "causal"}[kind]
     blocks["alg"]["model_type"] = other
     with pytest.raises(ConfigError, match=f"is a {kind} model: write {kind}"):
-        run(blocks, tmp_path)
-
-
-@causal
-def test_a_missing_package_is_named_with_its_extra(blocks, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(MissingExtraError, match=r"rl4lms_like\[supervised\]"):
         run(blocks, tmp_path)
 
 
