@@ -31,6 +31,8 @@ from scipy import stats
 
 from rl4lms_like.benchmarking.main import benchmark
 from rl4lms_like.data_pools.film_opinions import film_opinions
+from rl4lms_like.training.assemble import build_datapool
+from rl4lms_like.training.config.run_config import ComponentConfig
 from rl4lms_like.training.small_models.tiny_model import make_model, make_tokenizer
 from rl4lms_like.training.small_models.warm_start import train_language_model
 
@@ -221,8 +223,11 @@ def make_start(name: str, task: Task, blocks: Mapping[str, Any]) -> Path:
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         return folder / "model"
-    texts = [text for file in sorted(data.iterdir()) if "train" in file.name for text in [file.read_text()]]
-    tokenizer = make_tokenizer([*texts, "Summarize: translate English to German: generate a sentence with:"])
+    pairs = build_datapool(
+        ComponentConfig(id=pool, args={**blocks["datapool"]["args"], "data_dir": str(data)}), "train"
+    )
+    texts = [text for sample, _ in pairs for text in (sample.prompt_or_input_text, *sample.references)]
+    tokenizer = make_tokenizer(texts)
     make_model(tokenizer, family="t5").save_pretrained(folder / "random")
     tokenizer.save_pretrained(folder / "random")
     config = {
