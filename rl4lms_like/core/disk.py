@@ -71,12 +71,18 @@ def refuse_links(files: Iterable[Path]) -> None:
     """Looks at files that are about to be written to: through a link something else would be, a pipe waits for ever.
 
     Raises:
-        RL4LMsLikeError: one of them is there and is no file.
+        RL4LMsLikeError: one of them is a link, has another name elsewhere (a hard link), or is no file.
     """
     for file in files:
-        if file.is_symlink() or (file.exists() and not file.is_file()):
-            what = "a link to something else" if file.is_symlink() else "no file"
-            raise RL4LMsLikeError(f"{file} is {what}, and would be written to; put a file in its place, or remove it")
+        if file.is_symlink():
+            what = "a link to something else"
+        elif file.is_file() and file.stat().st_nlink > 1:
+            what = "a hard link: the same file has another name elsewhere"
+        elif file.exists() and not file.is_file():
+            what = "no file"
+        else:
+            continue
+        raise RL4LMsLikeError(f"{file} is {what}, and would be written to; put a copy in its place, or remove it")
 
 
 def take_away(path: Path) -> None:
@@ -85,3 +91,19 @@ def take_away(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; where folders cannot be opened, not for them."""
+    is_folder = path.is_dir()
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not is_folder:  # some network disks flush files only
+            raise
+    finally:
+        os.close(handle)

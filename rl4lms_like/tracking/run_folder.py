@@ -68,7 +68,7 @@ class RunFolder(Sink):
         path: the folder, as returned by `claim_folder`.
 
     Raises:
-        RL4LMsLikeError: one of the files is a link.
+        RL4LMsLikeError: one of the files is a link, or has another name elsewhere.
     """
 
     name = "json"
@@ -272,6 +272,7 @@ def hold(path: Path) -> FileLock:
 
 def try_hold(path: Path) -> FileLock | None:
     """As `hold`; None if another process holds it."""
+    refuse_links([path / LOCK_FILE])
     lock = FileLock(path / LOCK_FILE)
     try:
         lock.acquire(timeout=0)

@@ -20,12 +20,11 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from rl4lms_like.core.disk import take_away
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
-from rl4lms_like.training.resuming.checkpoints import STEP, checkpoints_in, remove_older
+from rl4lms_like.training.resuming.checkpoints import STEP, checkpoints_in, remove, remove_older
 from rl4lms_like.training.resuming.states import random_state
 from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
 from rl4lms_like.training.supervised.training_arguments import PATH
@@ -64,6 +63,8 @@ class ReferenceTrainer(Trainer):
     def __init__(self, owner: SupervisedTrainer, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.owner = owner
+        self.save_total_limit = self.args.save_total_limit
+        self.args.save_total_limit = None  # the Trainer would delete what others wrote behind a link
         self.n_learned: Any = 0
         self.going_on: GoingOn | None = None
         self.epoch_began = random_state()
@@ -150,10 +151,18 @@ class ReferenceTrainer(Trainer):
 
     def remove_older(self) -> None:
         """Removes checkpoints until `save_total_limit` are left; the best one always stays."""
-        if self.args.save_total_limit:
+        if self.save_total_limit:
             best = self.state.best_model_checkpoint
             spare = [] if best is None else [Path(best)]
-            remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.args.save_total_limit, spare)
+            remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.save_total_limit, spare)
+
+    def keep_best_alone(self) -> None:
+        """At the end of a run with `save_total_limit: 1`: removes all checkpoints but the best one, if one is."""
+        best = self.state.best_model_checkpoint
+        if best is not None and self.save_total_limit == 1:
+            for path in checkpoints_in(Path(str(self.args.output_dir))):
+                if path != Path(best):
+                    remove(path)
 
     def go_on(self, going_on: GoingOn) -> None:
         """Trains from a checkpoint to the end."""
@@ -171,10 +180,6 @@ class ReferenceTrainer(Trainer):
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:
             self._load_best_model()
-        if best is not None and self.args.save_total_limit == 1:  # as the Trainer does at its end
-            for path in checkpoints_in(Path(str(self.args.output_dir))):
-                if path != Path(best):
-                    take_away(path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The weights are there already."""

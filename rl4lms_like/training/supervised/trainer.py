@@ -95,6 +95,7 @@ class SupervisedTrainer:
         else:
             with self.interruption.finishing("this step"), in_part("update"):
                 self.trainer.go_on(self.going_on)
+        self.trainer.keep_best_alone()
         if self.schedule.save_model:
             with self.interruption.finishing("the model of this run"):
                 self.save_whole(self.tracker.run_path / "model")
