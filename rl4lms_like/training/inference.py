@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.model_names import require_folder
 from rl4lms_like.training.config.remote_code import refuse_unless_trusted
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import calm_libraries
@@ -234,7 +235,15 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
 
 
 def _model_name(model: str | Path) -> str:
-    return str(embedded_model(str(model)) if is_embedded(str(model)) else model)
+    """The folder or hub id of a model.
+
+    Raises:
+        ModelError: it can only be a folder, and is not there; the hub is not asked for it.
+    """
+    if is_embedded(str(model)):
+        return str(embedded_model(str(model)))
+    require_folder("run or the model", str(model))
+    return str(model)
 
 
 def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
