@@ -27,8 +27,7 @@ from rl4lms_like.benchmarking.results import (
 )
 from rl4lms_like.benchmarking.statistics import Interval, interval_over_seeds, probability_of_improvement
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.report import REPORT_FILE
-from rl4lms_like.tracking.run_folder import write_whole
+from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
 from rl4lms_like.training.config.yaml_file import dump_yaml
 
 MAX_COMPARED = 8

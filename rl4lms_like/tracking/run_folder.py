@@ -52,6 +52,10 @@ ALARMS_FILE = "alarms.jsonl"
 CREDIT_FILE = "token_credit.jsonl"
 LINES_FILES = (ROLLOUT_FILE, TRAINING_FILE, ALARMS_FILE, CREDIT_FILE)
 PREDICTIONS_FILES = "epoch_*_split_predictions.json"
+CHECKPOINTS = "checkpoints"
+REPORT_FILE = "report.html"
+WANDB_FILES = {"wandb", "wandb_run.json"}
+START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE, *WANDB_FILES}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """What a disk says that knows no locks, as some network disks do."""
 
@@ -249,6 +253,24 @@ def claim_folder(
             raise
         return path, own
     raise AssertionError("unreachable: there is always one more")
+
+
+def is_untrained(path: Path) -> bool:
+    """Whether a run's folder holds nothing but what a run writes before its first iteration, so that none is lost."""
+    return all(_is_of_the_start(file) for file in path.iterdir())
+
+
+def _is_of_the_start(file: Path) -> bool:
+    if file.name == CHECKPOINTS:
+        return file.is_dir() and not any(file.iterdir())
+    if file.name in (ROLLOUT_FILE, TRAINING_FILE):
+        return file.stat().st_size == 0
+    if file.match(METRICS_FILES):
+        first = '{"epoch": 0,'
+        return all(first.startswith(line[: len(first)]) for line in file.read_text(encoding="utf-8").splitlines())
+    if file.match(f"{PREDICTIONS_FILES}*"):
+        return file.name.startswith("epoch_0_")
+    return file.name in START_FILES or file.name.endswith(".partial")
 
 
 def numbered(wanted: Path) -> Iterator[Path]:
