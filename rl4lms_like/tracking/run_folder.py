@@ -186,7 +186,7 @@ def check_sizes(path: Path, sizes: Any) -> None:
 
 
 def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
-    """`<base>/<project>/<experiment>`, which is below the base whatever the names are.
+    """`<base>/<project>/<experiment>`, absolute, which is below the base whatever the names are.
 
     Raises:
         ConfigError: a name would lead elsewhere, or cannot be a folder's.
@@ -198,7 +198,7 @@ def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
             mistakes.append(Mistake(option, f"expected the name of a folder below {str(base)!r}, got {name!r}"))
     if mistakes:
         raise ConfigError(mistakes, "the names of the run")
-    return Path(base) / project / experiment
+    return Path(os.path.abspath(base)) / project / experiment
 
 
 def claim_folder(

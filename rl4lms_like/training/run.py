@@ -125,7 +125,8 @@ def train_config(
     """Trains as a config says; see `train`."""
     from rl4lms_like.training.resuming.same_command import begun
 
-    wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
+    base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
+    wanted = experiment_folder(base, project_name, experiment_name)
     found, said = (None, []) if new else begun(config, wanted)
     if found is not None:
         experiment_name = str(Path(experiment_name).with_name(found.folder.name))
@@ -135,7 +136,7 @@ def train_config(
         with threads_as_before(), deterministic_operations(config.deterministic):
             return _train(
                 config,
-                (base_path_to_store_results, project_name, experiment_name),
+                (base, project_name, experiment_name),
                 found,
                 said=said,
                 entity_name=entity_name,
