@@ -211,6 +211,16 @@ def test_evaluate_hands_on_how_to_decode(calls):
     }
 
 
+def test_a_folder_that_may_not_be_read_is_told_with_the_way_out(capsys, tmp_path, monkeypatch):
+    def refused(self, **named):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert main(["report", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert str(tmp_path) in said and "permissions" in said and "PermissionError" not in said
+
+
 @pytest.mark.parametrize("command", [["generate", "rl4lm_exps/nowhere", "x"], ["evaluate", "rl4lm_exps/nowhere"]])
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(command, capsys, tmp_path, monkeypatch):
     (tmp_path / "rl4lm_exps").mkdir()

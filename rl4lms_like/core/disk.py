@@ -17,6 +17,7 @@ from pathlib import Path
 from rl4lms_like.core.errors import RL4LMsLikeError
 
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SAID = re.compile(r"os error (\d+)")
 """How libraries in Rust, safetensors and tokenizers, give an error's number."""
 
@@ -37,10 +38,17 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """Why a file could not be written, and what to do about it."""
+    """Why a file could not be read or written, and what to do about it."""
     if is_full(error):
         return f"{error}. Make room there, then give the same command again"
+    if is_denied(error):
+        return f"{error}. It is read-only, or another user's: change its permissions, or take a copy or another folder"
     return str(error)
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether an error says that this process has no permission, or that a disk is read-only."""
+    return isinstance(error, OSError) and error.errno in _DENIED
 
 
 def is_full(error: BaseException) -> bool:

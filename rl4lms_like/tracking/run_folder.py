@@ -33,7 +33,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rl4lms_like.core.disk import naming, refuse_links, take_away
+from rl4lms_like.core.disk import naming, reason, refuse_links, take_away
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
@@ -302,7 +302,8 @@ def try_hold(path: Path) -> FileLock | None:
         return None
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {error}") from error
+            said = reason(error) if isinstance(error, OSError) else error
+            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {said}") from error
         logger.warning("%s: this disk knows no locks; take care that one process alone writes there", path)
     return lock
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,17 @@ def test_its_model_is_evaluated_with_the_metrics_of_its_config(runs):
     after = json.loads((run / "evaluation" / "test_split_metrics.jsonl").read_text())["metrics"]
     assert after.keys() == before.keys()
     assert all(isinstance(score, int | float) for score in after.values())
+
+
+def test_where_no_evaluation_can_be_written_is_told_before_the_model_is_loaded(runs, monkeypatch, capsys):
+    def refused(self, *arguments, **named):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr("rl4lms_like.policies.loading.load_model", lambda *a, **b: pytest.fail("it was loaded"))
+    assert main(["evaluate", str(runs / "ppo" / "seed_0")]) == 1
+    said = capsys.readouterr().err
+    assert str(runs / "ppo" / "seed_0" / "evaluation") in said and "--output" in said
 
 
 def test_its_model_writes_as_its_rollouts_did(runs, capsys):

@@ -7,9 +7,8 @@
         manifest.json                                     size and SHA-256 of every file; written last
 
 A checkpoint is written into a folder of another name, flushed and renamed. The newest two keep their training state,
-older ones their model, unless `keep_last` says how many stay. No pickle is written or read.
-
-`checkpoints` may be a link; then nothing is replaced or deleted but the run's own (`ownership.py`).
+older ones their model, unless `keep_last` says how many stay. No pickle is written or read. `checkpoints` may be a
+link; then nothing is replaced or deleted but the run's own (`ownership.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import flush, share, take_away
+from rl4lms_like.core.disk import flush, reason, share, take_away
 from rl4lms_like.core.errors import CheckpointError
 from rl4lms_like.training.resuming.ownership import MANIFEST as MANIFEST
 from rl4lms_like.training.resuming.ownership import is_own, mark_in
@@ -201,9 +200,16 @@ def newest_checkpoint(run_folder: Path) -> Path:
     if not found:
         raise CheckpointError(
             f"{run_folder} has no checkpoint to go on from; one is written every train_evaluation.save_every iterations"
-            f", of a supervised run as alg.training_args.save_strategy says"
+            f", of a supervised run as alg.training_args.save_strategy says{skipped(run_folder / 'checkpoints')}"
         )
     return found[-1]
+
+
+def skipped(base: Path, since: int = -1) -> str:
+    """Which checkpoints after `since` iterations or steps cannot be resumed from, and why; empty if there are none."""
+    names = [p.name for p in checkpoints_in(base) if not (p / MANIFEST).is_file() and _number(p) > since]  # type: ignore[operator]
+    why = f"no {MANIFEST}: the model alone, or a checkpoint that was not written to its end or was changed"
+    return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})" if names else ""
 
 
 def put_names_back(run_folder: Path) -> None:
@@ -239,7 +245,7 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
     saved when it ended early.
 
     Raises:
-        CheckpointError: there is a later one that the run did not write; nothing was removed.
+        CheckpointError: there is a later one that the run did not write, and nothing was removed; or one cannot be.
     """
     later = [path for path in _with_state(base) if _place(path) > (iteration, interrupted)]  # type: ignore[operator]
     if foreign := next((path for path in later if not is_own(path)), None):
@@ -247,15 +253,18 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
             f"{foreign} is later than where this run resumes. It lies behind a link and this run did not write it, so "
             f"it is kept: resume from it, remove it, or lead the link elsewhere"
         )
-    for left in [path for path in base.glob("*") if path.is_dir()]:
-        if _left(left):
-            take_away(left)
-        elif _place(left) and not (left / MANIFEST).is_file() and is_own(left):
-            _take_state_away(left)
-    for path in later:
-        take_away(path) if path.is_symlink() else _take_state_away(path)
-    if keep is not None:
-        remove_older(base, iteration, keep)
+    try:
+        for left in [path for path in base.glob("*") if path.is_dir()]:
+            if _left(left):
+                take_away(left)
+            elif _place(left) and not (left / MANIFEST).is_file() and is_own(left):
+                _take_state_away(left)
+        for path in later:
+            take_away(path) if path.is_symlink() else _take_state_away(path)
+        if keep is not None:
+            remove_older(base, iteration, keep)
+    except OSError as error:
+        raise CheckpointError(f"cannot remove what is later than the checkpoint: {reason(error)}") from error
 
 
 def ended_early(checkpoint: Path) -> bool:

@@ -23,7 +23,7 @@ from rl4lms_like.core.secrets import masked
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, is_untrained, numbered, to_json, try_hold
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
-from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, put_names_back
+from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, put_names_back, skipped
 from rl4lms_like.training.resuming.resume import (
     Difference,
     behind_already,
@@ -120,7 +120,8 @@ def _goes_on(config: AnyConfig, folder: Path, lock: FileLock) -> Begun | str:
     try:
         checkpoint = newest_checkpoint(folder)
     except CheckpointError:
-        return Begun(folder, None, lock) if is_untrained(folder) else "it has no checkpoint to go on from"
+        left_out = skipped(folder / "checkpoints")
+        return Begun(folder, None, lock) if is_untrained(folder) else f"it has no checkpoint to go on from{left_out}"
     state = checked(checkpoint, "; --new starts another run")
     refuse_edited(folder, state, own_config(folder))
     if mistake := behind_already(config.to_dict(), state, checkpoint):

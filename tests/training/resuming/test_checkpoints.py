@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import json
 import os
@@ -387,6 +388,30 @@ def test_a_disk_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch,
     monkeypatch.setattr(run_folder.FileLock, "acquire", none)
     hold(tmp_path).release()
     assert "knows no locks" in caplog.text
+
+
+def test_a_checkpoint_without_a_manifest_is_skipped_and_it_is_said_why(run):
+    (run / "checkpoints" / "iteration_00004" / checkpoints.MANIFEST).unlink()
+    assert resumption(run).checkpoint.name == "iteration_00002"
+    resume(run, quiet=True)
+    said = [line for line in (run / "log.txt").read_text().splitlines() if "going on after 2" in line]
+    assert "iteration_00004" in said[0] and checkpoints.MANIFEST in said[0]
+
+
+def test_a_run_whose_checkpoints_all_lack_a_manifest_says_which(run):
+    for path in checkpoints.checkpoints_in(run / "checkpoints"):
+        (path / checkpoints.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=rf"iteration_00002, iteration_00004 .*{checkpoints.MANIFEST}"):
+        resumption(run)
+
+
+def test_checkpoints_that_may_not_be_changed_are_named(run, monkeypatch):
+    def refused(self, missing_ok=False):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(type(run), "unlink", refused)
+    with pytest.raises(CheckpointError, match=r"iteration_00004.*read-only.*permissions"):
+        checkpoints.forget_later(run / "checkpoints", 2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
