@@ -2,7 +2,8 @@
 
     from rl4lms_like import PPO, CausalLMActorCriticPolicy, TextVecEnv
 
-Names are imported when they are first used: `import rl4lms_like` loads neither torch nor transformers.
+Names are imported when they are first used: `import rl4lms_like` loads neither torch nor transformers. It registers the
+environment `rl4lms_like/TextGen-v0` with Gymnasium, which since its version 1.0 looks for no plugins itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from rl4lms_like.envs.registration import register_envs
 
 if TYPE_CHECKING:
     from rl4lms_like.algorithms import ALGORITHMS
@@ -119,6 +122,8 @@ try:
     __version__ = version("rl4lms-like")
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0"
+
+register_envs()
 
 
 def __getattr__(name: str) -> Any:

@@ -235,6 +235,26 @@ def test_evaluate_hands_on_how_to_decode(calls):
     }
 
 
+def test_a_folder_that_may_not_be_read_is_told_with_the_way_out(capsys, tmp_path, monkeypatch):
+    def refused(self, **named):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert main(["report", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert str(tmp_path) in said and "permissions" in said and "PermissionError" not in said
+
+
+@pytest.mark.parametrize("command", [["generate", "rl4lm_exps/nowhere", "x"], ["evaluate", "rl4lm_exps/nowhere"]])
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(command, capsys, tmp_path, monkeypatch):
+    (tmp_path / "rl4lm_exps").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.socket.connect", lambda *arguments: pytest.fail("the network was asked"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *arguments, **named: pytest.fail("the network was asked"))
+    assert main(command) == 1
+    assert "there is no folder 'rl4lm_exps/nowhere'" in capsys.readouterr().err
+
+
 def test_generate_takes_prompts_from_arguments_a_file_or_standard_input(calls, capsys, tmp_path, monkeypatch):
     made = calls("rl4lms_like.training.inference", generate_texts=[["ä1", "ä2"]])
     (tmp_path / "prompts.txt").write_text("from a file\n\n")

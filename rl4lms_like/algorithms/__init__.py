@@ -6,12 +6,13 @@ ALGORITHMS.resolve("ppo")     imports torch; the table does not
 
 from __future__ import annotations
 
-from rl4lms_like.core.registry import Entry, Registry, derived_from
+from rl4lms_like.core.registry import Entry, Registry
+from rl4lms_like.rollouts.supported import unsupported
 
 ALGORITHMS = Registry(
     "algorithm",
     group="rl4lms_like.algorithms",
-    misfit=derived_from("stable_baselines3.common.on_policy_algorithm:OnPolicyAlgorithm"),
+    misfit=unsupported,
     table={
         "ppo": Entry(
             "rl4lms_like.algorithms.ppo:PPO",

@@ -35,8 +35,8 @@ class NLPO(PPO):
         super().__init__(policy, env, **arguments)
 
     def _setup_model(self) -> None:
-        assert self.env is not None
-        self.policy_kwargs.setdefault("special_token_ids", special_tokens(self.env))
+        if self.env is not None:  # loaded without one, the saved arguments have them
+            self.policy_kwargs.setdefault("special_token_ids", special_tokens(self.env))
         super()._setup_model()
 
     def train(self) -> None:

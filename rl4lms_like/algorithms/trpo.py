@@ -62,7 +62,7 @@ class TRPO(OnPolicyTextAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self.share_seeds = SeedStream(self.collector.seeds.seed, "fisher share")
+        self.share_seeds = SeedStream(self.sampling_seed, "fisher share")
 
     def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
         """The surrogate and the entropy, with gradients; the critic's error in the rollout, without."""

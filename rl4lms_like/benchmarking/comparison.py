@@ -9,7 +9,8 @@
       a2c     10    0.624 ± 0.052   0.62  [0.59, 0.65]
       difference of the means 0.088 [0.05, 0.12];  P(ppo > a2c) = 0.93 [0.81, 1]
 
-Whether higher is better is the metric's affair. Where an interval of P holds 0.5, the seeds do not tell.
+Whether higher is better is the metric's affair. Where an interval of P holds 0.5, the seeds do not tell. Below five
+seeds there are ranges instead of intervals.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl4lms_like.benchmarking.jobs import RESULT_FILE, RUNS, Result, read_result
-from rl4lms_like.benchmarking.results import interval_text, iqm_interval_text, iqm_text, mean_text, scores_of
+from rl4lms_like.benchmarking.results import FEW_SEEDS, interval_text, iqm_interval_text, iqm_text, mean_text, scores_of
 from rl4lms_like.benchmarking.statistics import Comparison, Summary
 from rl4lms_like.benchmarking.statistics import compare as compare_scores
 from rl4lms_like.core.errors import RL4LMsLikeError
@@ -59,8 +60,10 @@ def comparison_text(key: str, names: tuple[str, str], compared: Comparison) -> s
     difference = f"{format_number(compared.difference)} {interval_text(compared.difference_interval)}".strip()
     improvement = f"{format_number(compared.improvement)} {interval_text(compared.improvement_interval)}".strip()
     verdict = f"  difference of the means {difference};  P({names[0]} > {names[1]}) = {improvement}"
-    if compared.difference_interval is None:
+    if min(compared.a.n, compared.b.n) == 1:
         verdict += "\n  One seed has no spread: no intervals, and nothing can be said of another seed."
+    elif compared.difference_interval is None:
+        verdict += f"\n  {FEW_SEEDS}; P counts the pairs of these seeds alone."
     return "\n".join([key, head, *rows, verdict, ""])
 
 

@@ -1,6 +1,6 @@
 """Learning curves over seeds.
 
-    run folders ──key──► one polyline a seed ──on common points──► [n_seeds, n_points] ──► IQM, 95 % bootstrap band
+    run folders ──key──► one polyline a seed ──on common points──► [n_seeds, n_points] ──► IQM, band
 
 Along iterations the points are the iterations that every seed has. Tokens and seconds differ from seed to seed, so
 there the polylines are read off wherever one of them has a point, in the range that all of them cover.
@@ -18,7 +18,7 @@ import numpy as np
 
 from rl4lms_like.benchmarking.results import Results
 from rl4lms_like.benchmarking.spec import Axis, CurveSpec
-from rl4lms_like.benchmarking.statistics import bootstrap_band, interquartile_mean
+from rl4lms_like.benchmarking.statistics import MIN_SEEDS, bootstrap_band, interquartile_mean
 from rl4lms_like.tracking.curves import CURVES
 from rl4lms_like.tracking.record import RunRecord, number, read_run
 
@@ -37,7 +37,7 @@ class Line:
         n_seeds: behind it.
         x: `[n_points]`.
         center: interquartile mean over the seeds, `[n_points]`.
-        band: lower and upper end of its 95 % bootstrap interval; None for one seed.
+        band: lower and upper end of its 95 % bootstrap interval, below `MIN_SEEDS` of the range; None for one seed.
     """
 
     label: str
@@ -134,7 +134,9 @@ def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Lin
     x, values = _on_common_points(seeds, axis)
     if not len(x):
         return None
-    return Line(label, len(seeds), x, interquartile_mean(values, axis=0), bootstrap_band(values))
+    extent = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else None
+    band = bootstrap_band(values) if len(values) >= MIN_SEEDS else extent
+    return Line(label, len(seeds), x, interquartile_mean(values, axis=0), band)
 
 
 def _on_common_points(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl4lms_like.benchmarking.curves import LearningCurves, Line
-from rl4lms_like.benchmarking.statistics import Summary
+from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Summary
 from rl4lms_like.core.disk import take_away
 from rl4lms_like.core.errors import import_extra
 
@@ -60,7 +60,9 @@ def plot_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> Pa
 def plot_scores(
     title: str, summaries: Sequence[tuple[str, Summary, Sequence[float]]], labels: Sequence[str], file: Path
 ) -> Path:
-    """Draws a metric's scores: a point for each seed, a stroke for the interquartile mean, a bar for its interval.
+    """Draws a metric's scores: a point for each seed, a stroke for the interquartile mean, a bar for the interval.
+
+    Below `MIN_SEEDS` the bar is the range.
 
     Args:
         title: the metric.
@@ -121,8 +123,8 @@ def _draw_scores(
         colour, _ = _look(labels.index(label))
         spread = _jitter(len(scores))
         axes.scatter(scores, row + spread, s=16, color=colour, alpha=0.35, linewidth=0, zorder=2)
-        if summary.iqm_interval is not None:
-            axes.plot(summary.iqm_interval, [row, row], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
+        extent = summary.iqm_interval or summary.range
+        axes.plot(extent, [row, row], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
         axes.plot([summary.iqm] * 2, [row - 0.24, row + 0.24], color=colour, linewidth=2.4, zorder=3)
     axes.set_yticks(range(len(summaries)), [label for label, _, _ in summaries])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -131,7 +133,7 @@ def _draw_scores(
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.05)
     axes.set_title(title, pad=10)
-    _caption(axes, "stroke: IQM over seeds; bar: its 95 % interval; points: seeds")
+    _caption(axes, f"stroke: IQM over seeds; bar: {_extent([summary.n for _, summary, _ in summaries])}; points: seeds")
     return _save(figure, file)
 
 
@@ -209,7 +211,15 @@ def _jitter(n: int) -> np.ndarray:
 def _seeds_text(counts: Sequence[int]) -> str:
     low, high = min(counts), max(counts)
     seeds = f"{low} seed{'s' if low != 1 else ''}" if low == high else f"{low} to {high} seeds"
-    return f"line: IQM over {seeds}; band: its 95 % bootstrap interval" if high > 1 else "one seed"
+    return f"line: IQM over {seeds}; band: {_extent(counts)}" if high > 1 else "one seed"
+
+
+def _extent(counts: Sequence[int]) -> str:
+    """What bars and bands show of so many seeds."""
+    if max(counts) < MIN_SEEDS:
+        return "lowest to highest"
+    few = f", below {MIN_SEEDS} seeds lowest to highest" if min(counts) < MIN_SEEDS else ""
+    return f"its 95 % bootstrap interval{few}"
 
 
 def _caption(axes: Any, text: str) -> None:

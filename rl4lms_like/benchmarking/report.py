@@ -15,11 +15,19 @@ from typing import Any
 from rl4lms_like.benchmarking.curves import LearningCurves, figures_folder, file_name
 from rl4lms_like.benchmarking.jobs import Job, last_lines, said, state_of
 from rl4lms_like.benchmarking.plots import plot_curves, plot_scores
-from rl4lms_like.benchmarking.results import HEADINGS, Results, cost_rows, heading, interval_text, rows_of, scores_of
-from rl4lms_like.benchmarking.statistics import Interval, bootstrap_interval, probability_of_improvement
+from rl4lms_like.benchmarking.results import (
+    FEW_SEEDS,
+    HEADINGS,
+    Results,
+    cost_rows,
+    heading,
+    interval_text,
+    rows_of,
+    scores_of,
+)
+from rl4lms_like.benchmarking.statistics import Interval, interval_over_seeds, probability_of_improvement
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.report import REPORT_FILE
-from rl4lms_like.tracking.run_folder import write_whole
+from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
 from rl4lms_like.training.config.yaml_file import dump_yaml
 
 MAX_COMPARED = 8
@@ -69,6 +77,7 @@ def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
         name=benchmark.name,
         status=_status(found),
         headings=HEADINGS,
+        few_seeds=FEW_SEEDS,
         sections=[_section(found, key) for key in found.metrics],
         labels=found.labels,
         pictures=_curve_pictures(found, curves),
@@ -123,7 +132,7 @@ def _pairs(scores: Sequence[tuple[str, list[float]]]) -> list[tuple[str, list[tu
     for i, j in itertools.combinations(range(n), 2):
         a, b = scores[i][1], scores[j][1]
         probability = float(probability_of_improvement(a, b))
-        interval = bootstrap_interval(probability_of_improvement, a, b)
+        interval = interval_over_seeds(probability_of_improvement, a, b)
         cells[i][j] = _pair(probability, interval)
         cells[j][i] = _pair(1 - probability, None if interval is None else (1 - interval[1], 1 - interval[0]))
     return [(label, row) for (label, _), row in zip(scores, cells, strict=True)]

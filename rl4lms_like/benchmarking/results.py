@@ -18,11 +18,13 @@ from typing import Any
 
 from rl4lms_like.benchmarking.jobs import Job, Result, jobs_of, read_result, said, state_of
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.benchmarking.statistics import Interval, Summary, summarize
+from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Interval, Summary, summarize
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.run_folder import to_json, write_whole
 
 COSTS = {"tokens": "tokens", "seconds": "s", "peak_memory_mb": "MiB", "peak_gpu_memory_mb": "MiB", "model_mb": "MiB"}
+
+FEW_SEEDS = f"Fewer than {MIN_SEEDS} seeds: their range (lowest to highest score) instead of a bootstrap interval"
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,11 @@ def iqm_text(summary: Summary) -> str:
 
 
 def iqm_interval_text(summary: Summary) -> str:
-    """Its interval, with the same decimals."""
-    return interval_text(summary.iqm_interval, _decimals(summary))
+    """Its interval, or of few seeds their range, with the same decimals; nothing of one seed."""
+    decimals = _decimals(summary)
+    if summary.iqm_interval is not None or summary.n == 1:
+        return interval_text(summary.iqm_interval, decimals)
+    return f"range {' to '.join(_with_decimals(end, decimals) for end in summary.range)}"
 
 
 def interval_text(interval: Interval | None, decimals: int | None = None) -> str:
@@ -192,7 +197,7 @@ def as_markdown(found: Results) -> str:
         ]
     note = (
         f"Metrics on the split `{found.benchmark.spec.split}` after training. IQM: interquartile mean over seeds; "
-        "interval: stratified percentile bootstrap (arXiv 2108.13264).\n"
+        f"interval: stratified percentile bootstrap (arXiv 2108.13264). {FEW_SEEDS}.\n"
     )
     return "\n".join([*parts, note])
 
@@ -220,14 +225,14 @@ def _as_csv(found: Results) -> str:
     """One line for each label and metric, numbers in full."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    ends = ["mean_low", "mean_high", "iqm_low", "iqm_high"]
+    ends = ["mean_low", "mean_high", "iqm_low", "iqm_high", "lowest", "highest"]
     writer.writerow(["label", "metric", "n", "n_seeds", "mean", "std", "iqm", *ends, *COSTS])
     for label in found.labels:
         for key in found.metrics:
             summary = found.summaries[label].get(key)
             if summary is not None:
                 numbers = [summary.mean, summary.std, summary.iqm]
-                bounds = [*(summary.mean_interval or ("", "")), *(summary.iqm_interval or ("", ""))]
+                bounds = [*(summary.mean_interval or ("", "")), *(summary.iqm_interval or ("", "")), *summary.range]
                 costs = [found.cost(label, name) for name in COSTS]
                 writer.writerow([label, key, summary.n, len(found.benchmark.seeds), *numbers, *bounds, *costs])
     return stream.getvalue()

@@ -1,10 +1,11 @@
 """What a few seeds say: means, interquartile means, bootstrap intervals, probability of improvement.
 
-    scores [n_seeds] ──► n, mean, std, IQM, 95 % interval of the IQM
+    scores [n_seeds] ──► n, mean, std, range, IQM, 95 % interval of the IQM
     a [n], b [m]     ──► P(a > b) = share of pairs that a wins, a tie is half; with its 95 % interval
 
 As Agarwal et al. recommend (arXiv 2108.13264). The bootstrap is stratified: each sample is drawn anew by itself. Its
-intervals are percentiles, as in the paper; it is seeded, so that a report can be made again, number for number.
+intervals are percentiles, as in the paper; it is seeded, so that a report can be made again, number for number. Below
+five seeds there are no intervals: resampled, they reach no further than the range, and look like more than that.
 
 scipy does the work (`stats.bootstrap`, `stats.trim_mean`). The authors' own package `rliable` does not: its release 1.2
 needs `arch` 7.2, which cannot be imported beside pandas 3, and it brings seaborn and absl for four short formulas.
@@ -28,6 +29,8 @@ BAND_CHUNK = 256
 """Points of a curve that are drawn together, so that memory does not grow with the curve."""
 
 SEED = 0
+MIN_SEEDS = 5
+"""Seeds below which the range of the scores is reported instead of an interval."""
 
 Interval = tuple[float, float]
 Statistic = Callable[..., Any]
@@ -41,14 +44,16 @@ class Summary:
         n: seeds.
         mean: of the scores.
         std: of the scores, with n - 1; None for one seed.
+        range: lowest and highest score.
         iqm: interquartile mean: the mean without the lowest and the highest quarter.
-        iqm_interval: 95 % bootstrap interval of the IQM; None for one seed.
+        iqm_interval: 95 % bootstrap interval of the IQM; None below `MIN_SEEDS`.
         mean_interval: of the mean.
     """
 
     n: int
     mean: float
     std: float | None
+    range: Interval
     iqm: float
     iqm_interval: Interval | None
     mean_interval: Interval | None
@@ -62,7 +67,7 @@ class Comparison:
         a: summary of the first.
         b: summary of the second.
         difference: of the means, a - b.
-        difference_interval: its 95 % bootstrap interval; None where a side has one seed.
+        difference_interval: its 95 % bootstrap interval; None where a side has fewer than `MIN_SEEDS`.
         improvement: probability that a run of a scores higher than a run of b; a tie is half.
         improvement_interval: its 95 % bootstrap interval.
     """
@@ -82,9 +87,10 @@ def summarize(scores: Sequence[float] | np.ndarray) -> Summary:
         n=len(values),
         mean=float(values.mean()),
         std=float(values.std(ddof=1)) if len(values) > 1 else None,
+        range=(float(values.min()), float(values.max())),
         iqm=float(interquartile_mean(values)),
-        iqm_interval=bootstrap_interval(interquartile_mean, values),
-        mean_interval=bootstrap_interval(np.mean, values),
+        iqm_interval=interval_over_seeds(interquartile_mean, values),
+        mean_interval=interval_over_seeds(np.mean, values),
     )
 
 
@@ -95,9 +101,9 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
         a=summarize(first),
         b=summarize(second),
         difference=float(first.mean() - second.mean()),
-        difference_interval=bootstrap_interval(_difference_of_means, first, second),
+        difference_interval=interval_over_seeds(_difference_of_means, first, second),
         improvement=float(probability_of_improvement(first, second)),
-        improvement_interval=bootstrap_interval(probability_of_improvement, first, second),
+        improvement_interval=interval_over_seeds(probability_of_improvement, first, second),
     )
 
 
@@ -123,6 +129,11 @@ def probability_of_improvement(a: Any, b: Any, axis: int = -1) -> Any:
     first = np.moveaxis(np.asarray(a), axis, -1)[..., :, None]
     second = np.moveaxis(np.asarray(b), axis, -1)[..., None, :]
     return ((first > second) + 0.5 * (first == second)).mean(axis=(-2, -1))
+
+
+def interval_over_seeds(statistic: Statistic, *samples: Any) -> Interval | None:
+    """`bootstrap_interval` of scores by seed; None if a sample has fewer than `MIN_SEEDS`."""
+    return None if min(map(len, samples)) < MIN_SEEDS else bootstrap_interval(statistic, *samples)
 
 
 def bootstrap_interval(statistic: Statistic, *samples: Any, n_resamples: int = N_RESAMPLES) -> Interval | None:

@@ -35,7 +35,7 @@ MIB = 2**20
 def main(folder: Path) -> int:
     """Runs the job of a folder; returns the exit status, as of `rl4lms-like train`."""
     with at_work(folder):
-        return _run(folder)
+        return _run(Path(os.path.abspath(folder)))  # a component may change the current folder
 
 
 def _run(folder: Path) -> int:

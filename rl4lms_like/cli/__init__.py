@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rl4lms_like.cli.commands import COMMANDS
 from rl4lms_like.cli.options import build_parser
-from rl4lms_like.core.disk import reason
+from rl4lms_like.core.disk import is_denied, reason
 from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import use_code_from
 from rl4lms_like.core.secrets import without_secrets
@@ -115,6 +115,9 @@ def _is_ours(error: Exception) -> bool:
 def _unexpected(error: Exception, options: argparse.Namespace) -> int:
     """Says what a library or the system raised, and nobody has said by name."""
     said = reason(error) if isinstance(error, OSError) else error
+    if is_denied(error) and not options.traceback:
+        _say(f"{said}\n")
+        return 1
     where = "where it came from: the log.txt of its run, or the same command with --traceback"
     _say(traceback.format_exc() if options.traceback else f"{type(error).__name__}: {said}\n{where}\n")
     return 1

@@ -17,6 +17,7 @@ from pathlib import Path
 from rl4lms_like.core.errors import RL4LMsLikeError
 
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SAID = re.compile(r"os error (\d+)")
 """How libraries in Rust, safetensors and tokenizers, give an error's number."""
 
@@ -37,10 +38,17 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """Why a file could not be written, and what to do about it."""
+    """Why a file could not be read or written, and what to do about it."""
     if is_full(error):
         return f"{error}. Make room there, then give the same command again"
+    if is_denied(error):
+        return f"{error}. It is read-only, or another user's: change its permissions, or take a copy or another folder"
     return str(error)
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether an error says that this process has no permission, or that a disk is read-only."""
+    return isinstance(error, OSError) and error.errno in _DENIED
 
 
 def is_full(error: BaseException) -> bool:
@@ -71,12 +79,18 @@ def refuse_links(files: Iterable[Path]) -> None:
     """Looks at files that are about to be written to: through a link something else would be, a pipe waits for ever.
 
     Raises:
-        RL4LMsLikeError: one of them is there and is no file.
+        RL4LMsLikeError: one of them is a link, has another name elsewhere (a hard link), or is no file.
     """
     for file in files:
-        if file.is_symlink() or (file.exists() and not file.is_file()):
-            what = "a link to something else" if file.is_symlink() else "no file"
-            raise RL4LMsLikeError(f"{file} is {what}, and would be written to; put a file in its place, or remove it")
+        if file.is_symlink():
+            what = "a link to something else"
+        elif file.is_file() and file.stat().st_nlink > 1:
+            what = "a hard link: the same file has another name elsewhere"
+        elif file.exists() and not file.is_file():
+            what = "no file"
+        else:
+            continue
+        raise RL4LMsLikeError(f"{file} is {what}, and would be written to; put a copy in its place, or remove it")
 
 
 def take_away(path: Path) -> None:
@@ -85,3 +99,19 @@ def take_away(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; where folders cannot be opened, not for them."""
+    is_folder = path.is_dir()
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not is_folder:  # some network disks flush files only
+            raise
+    finally:
+        os.close(handle)

@@ -3,6 +3,7 @@
     api_key: ${JUDGE_KEY}       `args` of a reward, metric, data pool or post-processor: looked up when it is built
     api_key: sk-4711            refused, for the files of a run would show it
     https://me:pw@host/x        refused likewise
+    key: 9f86d081884c7d65...    refused: it looks random; `key: answer` may name a column, and is not
 
 Values that were looked up, and those of variables such as HF_TOKEN, are struck out of all messages.
 """
@@ -29,20 +30,32 @@ _SECRETS = {
     *("password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"),
     *("authorization", "auth", "cookie", "apikey"),
 }
-_KINDS_OF_KEYS = {"api", "access", "private", "secret", "subscription", "account", "encryption", "signing"}
+_KINDS_OF_KEYS = {
+    *("api", "access", "private", "secret", "subscription", "account", "encryption", "signing"),
+    *("anthropic", "aws", "azure", "cohere", "gemini", "google", "groq", "hf", "mistral", "openai", "wandb"),
+}
 _KINDS_OF_TOKENS = {"api", "auth", "access", "hf", "hub", "bearer", "refresh", "session", "login", "github"}
 _PLAIN_HEADERS = {"accept", "content", "user"}
 _CREDENTIAL = re.compile(r"(?!\d+$)[\w.=+/~-]{12,}")
 """What a key `token` must hold to be taken for a secret: a language model's tokens have that name too."""
+_UNLESS_CREDENTIAL = {"token", "bearer"}
 _WELL_KNOWN = re.compile(
     r"hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|Bearer \S{8,}|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
     re.DOTALL,
 )
 """Tokens of well-known services, by how they begin."""
+_WITHIN = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|sk-(?=[A-Za-z_-]*\d)[\w-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|AKIA[0-9A-Z]{16}(?!\w)|xox[abprs]-[\d-]{10,}|Bearer (?=[^\s\d]*\d)[\w.~+/=-]{16,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----)"
+)
+"""The same within longer texts, which may hold words that begin alike."""
+_RANDOM = re.compile(r"[\w.=+/~-]{20,}")
+"""Least length and letters of a value that is judged by how it looks."""
 
 _LOGIN = re.compile(r"\b(https?://)[^/\s@'\"]+@|(\w://[^/\s@:'\"]+):[^/\s@'\"]+@")
-_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=([^&#\s'\"]+)")
+_QUERY = re.compile(r"(?<=[?&#])([^=&#\s]+)=([^&#\s'\"]+)")
 _LOOKUP_PLACES = ("reward_fn", "datapool", "train_evaluation")
 _SHORTEST, _SHORTEST_LOOKED_UP = 8, 4
 """Letters of a value that is struck out: one that is secret by its variable's name, and one that a config asked for."""
@@ -62,6 +75,7 @@ def is_secret_name(name: str) -> bool:
     before = words[-2] if len(words) > 1 else None
     return (
         not _SECRETS.isdisjoint(words)
+        or words[-1] == "bearer"
         or (words[-1] == "token" and (before is None or before in _KINDS_OF_TOKENS))
         or (words[-1] == "key" and before in _KINDS_OF_KEYS)
     )
@@ -176,11 +190,43 @@ def _secret_by_place(keys: tuple[str, ...], value: Any) -> bool:
     words = [word.lower() for word in _WORDS.findall(keys[-1])]
     is_header = "headers" in keys[:-1] and (not words or words[0] not in _PLAIN_HEADERS)
     names = {key for key in keys if is_secret_name(key)}
-    return is_header or bool(names - {"token"}) or (bool(names) and _CREDENTIAL.fullmatch(str(value)) is not None)
+    if is_header or names - _UNLESS_CREDENTIAL:
+        return True
+    if words[-1:] in (["key"], ["keys"]) and _looks_random(str(value)):  # they may name columns or fields too
+        return True
+    return bool(names) and _CREDENTIAL.fullmatch(str(value)) is not None
 
 
 def _secret_by_itself(value: str, own: Collection[str]) -> bool:
-    return _WELL_KNOWN.fullmatch(value) is not None or value in own
+    if _WELL_KNOWN.fullmatch(value) or _WITHIN.search(value) or value in own:
+        return True
+    return any(secret in value for secret in own if _looks_random(secret))
+
+
+def _looks_random(value: str) -> bool:
+    """Whether it has digits, and words and numbers in it are as short as in no name: 3.5 letters on average or less."""
+    if not _RANDOM.fullmatch(value) or not any(letter.isdigit() for letter in value):
+        return False
+    return len(value) <= 3.5 * len(_WORDS.findall(value))
+
+
+def secret_in(value: Any, path: str = "state") -> str | None:
+    """Where data in JSON's types hold a secret that this process knows, or one that looks like it; None: nowhere."""
+    known = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
+    return _place_of_secret(value, path, known)
+
+
+def _place_of_secret(value: Any, path: str, known: Collection[str]) -> str | None:
+    if isinstance(value, dict):
+        pairs = [(f"{path}[{key!r}]", item) for key, item in value.items()]
+        if any(_place_of_secret(key, "", known) is not None for key in value):
+            return f"a key of {path}"
+    elif isinstance(value, list):
+        pairs = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        is_secret = isinstance(value, str) and (_WITHIN.search(value) or any(secret in value for secret in known))
+        return path if is_secret else None
+    return next((found for inner, item in pairs if (found := _place_of_secret(item, inner, known)) is not None), None)
 
 
 def _from_environment(keys: tuple[str, ...]) -> bool:

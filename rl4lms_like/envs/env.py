@@ -22,7 +22,6 @@ from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.remembering import load_state, state_of
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.sampler import PrioritySampler
-from rl4lms_like.envs.registration import register_envs
 from rl4lms_like.rewards.call import AnyReward, score_transition_in_parts
 
 if TYPE_CHECKING:
@@ -223,6 +222,3 @@ def _observation_space(layout: TextLayout, n_ids: int) -> spaces.Dict:
         boxes[f"{key}_encoded_pt"] = spaces.Box(0, n_ids - 1, (length,), np.int64)
         boxes[f"{key}_attention_mask_pt"] = spaces.Box(0, 1, (length,), np.int64)
     return spaces.Dict(boxes)
-
-
-register_envs()

@@ -2,8 +2,9 @@
 
     within(30, call)        SIGALRM after 30 s raises `TimeIsUp` out of Python code, sleep and sockets
 
-What holds Python's lock in C code cannot be left in this way, nor a thread but the main one, nor Windows; processes of
-their own can be ended anywhere (`env.reward_workers`). Other signals are left alone, an alarm of others is put off.
+What holds Python's lock in C code cannot be left in this way, nor what catches `BaseException` in a loop, nor a thread
+but the main one, nor Windows; processes of their own can be ended anywhere (`env.reward_workers`). Other signals are
+left alone, an alarm of others is put off.
 """
 
 from __future__ import annotations

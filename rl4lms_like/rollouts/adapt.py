@@ -19,6 +19,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.seeding import derived_seed
@@ -26,6 +27,7 @@ from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController, KLController
 from rl4lms_like.rollouts.progress import UpdateProgress
+from rl4lms_like.rollouts.supported import unsupported
 
 Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
 
@@ -85,10 +87,20 @@ class TextRollouts:
     def _setup_model(self: Any) -> None:
         super()._setup_model()  # type: ignore[misc]
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
+        self.sampling_seed = seed
         self.rollout_buffer.seed(derived_seed(seed, "minibatches"))
-        self.collector = RolloutCollector(
-            self.env, self.policy, kl=self.kl_controller, seed=seed, **self._collector_options
-        )
+        # Loaded without an environment, an algorithm gets its collector when it first learns.
+        self.collector: Any = None if self.env is None else self._make_collector(self.env)
+
+    def _make_collector(self: Any, env: VecEnv) -> RolloutCollector:
+        options = {"kl": self.kl_controller, "seed": self.sampling_seed, **self._collector_options}
+        return RolloutCollector(env, self.policy, **options)
+
+    def _setup_learn(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.env is None:
+            said = "has no environment: give `load` one (env=...), or call `set_env` before `learn`"
+            raise RL4LMsLikeError(f"{type(self).__name__} {said}")
+        return super()._setup_learn(*args, **kwargs)  # type: ignore[misc]
 
     def collect_rollouts(
         self: Any, env: VecEnv, callback: BaseCallback, rollout_buffer: EpisodeBuffer, n_rollout_steps: int
@@ -109,6 +121,8 @@ class TextRollouts:
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         callback.on_rollout_start()
+        if self.collector is None:
+            self.collector = self._make_collector(env)
         if self.collector.env is not env:
             self.collector.use(env)
         start = time.perf_counter()
@@ -199,7 +213,14 @@ class TextRollouts:
 
 
 def with_text_rollouts(algorithm: type[Algorithm]) -> type[Algorithm]:
-    """A subclass of any on-policy algorithm that trains a language model; its own `train()` is not touched."""
+    """A subclass of an on-policy algorithm that trains a language model; its own `train()` is not touched.
+
+    Raises:
+        RL4LMsLikeError: the algorithm needs more of its policy or its rollouts than text has.
+    """
+    if reason := unsupported(algorithm):
+        name = getattr(algorithm, "__name__", algorithm)
+        raise RL4LMsLikeError(f"{name} cannot be trained on text rollouts: {reason}")
     if issubclass(algorithm, TextRollouts):
         return algorithm
     name = f"Text{algorithm.__name__}"

@@ -164,6 +164,10 @@ class Tracker:
             kept = {key: value for key, value in values.items() if sink.name not in (excluded or {}).get(key, ())}
             self._pass(sink, "write", kept, iteration=self._iteration, timesteps=self._timesteps)
 
+    def show_progress(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
+        """Shows on the console how far a run is between two `log_values`; nothing is recorded."""
+        self._try(self._console, "advance", iteration, values)
+
     def log_metrics(self, epoch: Epoch, split_name: str, metrics_dict: Mapping[str, Any]) -> None:
         """Records the corpus scores of one evaluation, by metric key."""
         self._warn_of_non_finite({f"{split_name}/{key}": score for key, score in metrics_dict.items()})

@@ -154,6 +154,20 @@ class ConsoleSink(Sink):
         elif LOSS.value(values) is not None:
             self._line("step", SUPERVISED)
 
+    def advance(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
+        """Shows how far a run is between two writes.
+
+        Args:
+            iteration: that are done.
+            values: shown with it, as a line where there is no live display; None moves the live display alone.
+        """
+        self._iteration = iteration
+        self._values.update(values or {})
+        if self._live is not None:
+            self._progress.update(self._progress.task_ids[0], completed=iteration, left=f"{self._left()} left")
+        elif values:
+            self._line("step", SUPERVISED)
+
     def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
         first = self._first_scores.setdefault(split_name, dict(metrics))
         if self.quiet or not metrics:

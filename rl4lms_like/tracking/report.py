@@ -20,10 +20,9 @@ from rl4lms_like.tracking.charts import Series, format_number, line_chart
 from rl4lms_like.tracking.credit import credit_of
 from rl4lms_like.tracking.curves import CURVES, EVALUATIONS, LEARNING, PARTS, Curve, part_curves
 from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run
-from rl4lms_like.tracking.run_folder import write_whole
+from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
 
-REPORT_FILE = "report.html"
 N_SHOWN, N_FOLDED = 6, 18
 LONG_TEXT = 420
 N_TABLE_ROWS = 120

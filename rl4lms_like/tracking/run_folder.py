@@ -33,7 +33,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rl4lms_like.core.disk import naming, refuse_links, take_away
+from rl4lms_like.core.disk import naming, reason, refuse_links, take_away
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
@@ -52,6 +52,10 @@ ALARMS_FILE = "alarms.jsonl"
 CREDIT_FILE = "token_credit.jsonl"
 LINES_FILES = (ROLLOUT_FILE, TRAINING_FILE, ALARMS_FILE, CREDIT_FILE)
 PREDICTIONS_FILES = "epoch_*_split_predictions.json"
+CHECKPOINTS = "checkpoints"
+REPORT_FILE = "report.html"
+WANDB_FILES = {"wandb", "wandb_run.json"}
+START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE, *WANDB_FILES}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """What a disk says that knows no locks, as some network disks do."""
 
@@ -68,7 +72,7 @@ class RunFolder(Sink):
         path: the folder, as returned by `claim_folder`.
 
     Raises:
-        RL4LMsLikeError: one of the files is a link.
+        RL4LMsLikeError: one of the files is a link, or has another name elsewhere.
     """
 
     name = "json"
@@ -182,7 +186,7 @@ def check_sizes(path: Path, sizes: Any) -> None:
 
 
 def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
-    """`<base>/<project>/<experiment>`, which is below the base whatever the names are.
+    """`<base>/<project>/<experiment>`, absolute, which is below the base whatever the names are.
 
     Raises:
         ConfigError: a name would lead elsewhere, or cannot be a folder's.
@@ -194,7 +198,7 @@ def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
             mistakes.append(Mistake(option, f"expected the name of a folder below {str(base)!r}, got {name!r}"))
     if mistakes:
         raise ConfigError(mistakes, "the names of the run")
-    return Path(base) / project / experiment
+    return Path(os.path.abspath(base)) / project / experiment
 
 
 def claim_folder(
@@ -251,6 +255,24 @@ def claim_folder(
     raise AssertionError("unreachable: there is always one more")
 
 
+def is_untrained(path: Path) -> bool:
+    """Whether a run's folder holds nothing but what a run writes before its first iteration, so that none is lost."""
+    return all(_is_of_the_start(file) for file in path.iterdir())
+
+
+def _is_of_the_start(file: Path) -> bool:
+    if file.name == CHECKPOINTS:
+        return file.is_dir() and not any(file.iterdir())
+    if file.name in (ROLLOUT_FILE, TRAINING_FILE):
+        return file.stat().st_size == 0
+    if file.match(METRICS_FILES):
+        first = '{"epoch": 0,'
+        return all(first.startswith(line[: len(first)]) for line in file.read_text(encoding="utf-8").splitlines())
+    if file.match(f"{PREDICTIONS_FILES}*"):
+        return file.name.startswith("epoch_0_")
+    return file.name in START_FILES or file.name.endswith(".partial")
+
+
 def numbered(wanted: Path) -> Iterator[Path]:
     """`wanted`, `wanted_2`, `wanted_3` ..., where the runs of one experiment go."""
     yield wanted
@@ -272,6 +294,7 @@ def hold(path: Path) -> FileLock:
 
 def try_hold(path: Path) -> FileLock | None:
     """As `hold`; None if another process holds it."""
+    refuse_links([path / LOCK_FILE])
     lock = FileLock(path / LOCK_FILE)
     try:
         lock.acquire(timeout=0)
@@ -279,7 +302,8 @@ def try_hold(path: Path) -> FileLock | None:
         return None
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {error}") from error
+            said = reason(error) if isinstance(error, OSError) else error
+            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {said}") from error
         logger.warning("%s: this disk knows no locks; take care that one process alone writes there", path)
     return lock
 

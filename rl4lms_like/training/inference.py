@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.model_names import require_folder
 from rl4lms_like.training.config.remote_code import refuse_unless_trusted
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import calm_libraries
@@ -53,6 +56,7 @@ def evaluate_run(
 
     Raises:
         ConfigError: the config in the run's folder asks for it, and it is not trusted.
+        RL4LMsLikeError: the folder cannot be written, or whatever else went wrong, by name.
     """
     from rl4lms_like.tracking.run_folder import RunFolder
     from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
@@ -61,6 +65,10 @@ def evaluate_run(
 
     calm_libraries()
     config, model = _config_and_model(run_or_model, config_path)
+    folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
+    with _writing_to(folder):  # before anything is loaded
+        folder.mkdir(parents=True, exist_ok=True)
+        files = RunFolder(folder)
     if config_path is None:
         blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
@@ -87,15 +95,22 @@ def evaluate_run(
         post_processor=components.post_processor,
         seed=seed,
     )
-    folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
-    folder.mkdir(parents=True, exist_ok=True)
-    files = RunFolder(folder)
-    files.log_metrics(0, split, result.scores)
-    files.log_predictions(0, split, result.predictions)
+    with _writing_to(folder):
+        files.log_metrics(0, split, result.scores)
+        files.log_predictions(0, split, result.predictions)
     for key, score in result.scores.items():
         print(f"{key:<48} {score:.4f}")
     print(f"{len(samples)} samples of {split}; files in {folder}")
     return result.scores
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        said = f"cannot write the evaluation to {folder}: {reason(error)} (--output)"
+        raise RL4LMsLikeError(said) from error
 
 
 def generate_texts(
@@ -234,7 +249,15 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
 
 
 def _model_name(model: str | Path) -> str:
-    return str(embedded_model(str(model)) if is_embedded(str(model)) else model)
+    """The folder or hub id of a model.
+
+    Raises:
+        ModelError: it can only be a folder, and is not there; the hub is not asked for it.
+    """
+    if is_embedded(str(model)):
+        return str(embedded_model(str(model)))
+    require_folder("run or the model", str(model))
+    return str(model)
 
 
 def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:

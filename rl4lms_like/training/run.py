@@ -125,16 +125,18 @@ def train_config(
     """Trains as a config says; see `train`."""
     from rl4lms_like.training.resuming.same_command import begun
 
-    wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
+    base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
+    wanted = experiment_folder(base, project_name, experiment_name)
     found, said = (None, []) if new else begun(config, wanted)
     if found is not None:
         experiment_name = str(Path(experiment_name).with_name(found.folder.name))
-        said = [*said, f"{found.folder} is not finished: this run goes on with it; --new begins another"]
+        how = "goes on with it" if found.checkpoint else "begins again in it, for it ended before its first iteration"
+        said = [*said, f"{found.folder} is not finished: this run {how}; --new begins another"]
     try:
         with threads_as_before(), deterministic_operations(config.deterministic):
             return _train(
                 config,
-                (base_path_to_store_results, project_name, experiment_name),
+                (base, project_name, experiment_name),
                 found,
                 said=said,
                 entity_name=entity_name,
@@ -187,6 +189,8 @@ def _train(
             resume=found is not None,
             held=None if found is None else found.lock,
         ) as tracker:
+            if found is not None and found.checkpoint is None:
+                tracker.cut_files({})
             for notice in [*said, *config.notices]:
                 tracker.log_info(str(notice))
             tracker.log_environment(environment(get_device(config.device)))

@@ -29,6 +29,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     forget_interrupted,
     forget_later,
     read_checkpoint,
+    skipped,
     write_checkpoint,
     write_folder,
 )
@@ -239,11 +240,12 @@ class OnPolicyTrainer:
             raise CheckpointError(f"{checkpoint}: cannot be read: {type(error).__name__}: {error}") from error
         base, files = self.tracker.checkpoint_base_path, state.numbers.get("files", {})
         check_sizes(self.tracker.run_path, files)
+        others = skipped(base, self.current_iter)
         forget_later(base, self.current_iter, self.schedule.keep_last, interrupted=ended_early(checkpoint))
         self.tracker.cut_files(files)  # last: a later checkpoint would miss the lines
         self._is_saved = (base / ITERATION.format(self.current_iter) / MANIFEST).is_file()
         where = f"in iteration {self.current_iter + 1}" if "update" in state.numbers else f"after {self.current_iter}"
-        self.tracker.log_info(f"going on {where}, from {checkpoint}")
+        self.tracker.log_info(f"going on {where}, from {checkpoint}{others}")
         for notice in rounding_notices(state.numbers["config"], self.tracker.run_config):
             self.tracker.log_info(notice)
 

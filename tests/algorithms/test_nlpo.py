@@ -141,3 +141,5 @@ def test_stable_baselines3_saves_the_mask_model_and_the_count(tiny_gpt2_dir, tin
     assert not torch.equal(weights(again.policy.mask_model), weights(again.policy.policy_model))
     again.learn(1)
     assert torch.equal(weights(again.policy.mask_model), weights(again.policy.policy_model)), "the fourth is due"
+    alone = NLPO.load(tmp_path / "saved.zip", device="cpu")  # no environment, which knows the special tokens
+    assert torch.equal(weights(alone.policy.mask_model), weights(built.policy.mask_model))

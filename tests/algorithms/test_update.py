@@ -1,16 +1,21 @@
 """One update: exact under micro-batches, safe at one token, early stopped, with the learning rates it was given."""
 
 import dataclasses
+import importlib
 import warnings
 
 import pytest
+import stable_baselines3
 import torch
+from stable_baselines3.common.evaluation import evaluate_policy
 
+from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.errors import ConfigError, ModelError, RL4LMsLikeError
 from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.rollouts.adapt import with_text_rollouts
 from tests.builders import POLICIES, SAMPLING, make_env
 
 
@@ -253,6 +258,43 @@ def test_stable_baselines3_saves_and_loads_it(tiny_gpt2_dir, tiny_tokenizer, tmp
     assert again.arguments == built.arguments
     again.learn(1)
     assert not torch.equal(parameters(built), parameters(again))
+
+
+@pytest.mark.parametrize("algorithm", [PPO, with_text_rollouts(stable_baselines3.PPO)], ids=["ours", "sb3"])
+def test_loaded_without_an_environment_it_predicts_and_learns_once_it_has_one(
+    algorithm, tiny_gpt2_dir, tiny_tokenizer, tmp_path
+):
+    env = make_env(tiny_tokenizer, tiny_gpt2_dir)
+    built = build(algorithm, tiny_gpt2_dir, tiny_tokenizer)
+    built.learn(1)
+    built.save(tmp_path / "saved.zip")
+    again = algorithm.load(tmp_path / "saved.zip", device="cpu")
+    observation = env.reset()
+    expected, _ = built.predict(observation, deterministic=True)
+    assert (again.predict(observation, deterministic=True)[0] == expected).all()
+    assert len(evaluate_policy(again, env, n_eval_episodes=3, return_episode_rewards=True)[0]) == 3
+    with pytest.raises(RL4LMsLikeError, match="set_env"):
+        again.learn(1)
+    again.set_env(make_env(tiny_tokenizer, tiny_gpt2_dir))
+    again.learn(1)
+    assert not torch.equal(parameters(again), parameters(built))
+
+
+@pytest.mark.parametrize(
+    ("id", "reason"),
+    [
+        ("sb3_contrib:TRPO", "get_distribution"),
+        ("sb3_contrib:RecurrentPPO", "collect_rollouts"),
+        ("sb3_contrib:MaskablePPO", "collect_rollouts"),
+        ("stable_baselines3:DQN", "OnPolicyAlgorithm"),
+    ],
+)
+def test_what_needs_more_than_text_has_is_refused_by_name(id, reason):
+    module, name = id.split(":")
+    with pytest.raises(RL4LMsLikeError, match=f"{name} .*{reason}"):
+        with_text_rollouts(getattr(importlib.import_module(module), name))
+    with pytest.raises(ConfigError, match=reason):
+        ALGORITHMS.resolve(id)
 
 
 def test_progress_stays_within_its_bounds_and_learn_is_free_of_earlier_iterations(tiny_gpt2_dir, tiny_tokenizer):

@@ -48,7 +48,7 @@ def test_the_csv_has_the_numbers_in_full(results):
         ("slow", "test:length/words", "4"),
     ]
     assert float(rows[0]["std"]) == pytest.approx(np.sqrt(5 / 3))
-    assert 1 <= float(rows[0]["iqm_low"]) < 2.5 < float(rows[0]["iqm_high"]) <= 4
+    assert [rows[0][name] for name in ("iqm_low", "iqm_high", "lowest", "highest")] == ["", "", "1.0", "4.0"]
 
 
 def test_the_json_has_every_run(results):
@@ -205,7 +205,7 @@ def test_a_label_that_a_logarithmic_axis_cannot_show_is_named(tmp_path, monkeypa
         finish(job, rewards=(0.0, 0.5 * (job.label == "near")))
     found = collect(load_benchmark(spec))
     plot_curves(*learning_curves(found), found.labels, tmp_path / "log.png")
-    assert captions == ["line: IQM over 2 seeds; band: its 95 % bootstrap interval\nnot above 0: exact"]
+    assert captions == ["line: IQM over 2 seeds; band: lowest to highest\nnot above 0: exact"]
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap():
@@ -220,17 +220,18 @@ def test_colours_differ():
 
 
 def test_who_beats_whom_is_told_from_both_sides_alike():
-    (_, (_, upper)), (_, (lower, _)) = _pairs([("ppo", [1.0, 2, 3, 4]), ("slow", [0.0, 1, 2, 3])])
-    assert (upper[0], lower[0]) == ("0.72", "0.28")
+    (_, (_, upper)), (_, (lower, _)) = _pairs([("ppo", [1.0, 2, 3, 4, 5]), ("slow", [0.0, 1, 2, 3, 4])])
+    assert (upper[0], lower[0]) == ("0.68", "0.32")
     (low, high), (other_low, other_high) = (map(float, pair[1].strip("[]").split(", ")) for pair in (upper, lower))
-    assert low < 0.72 < high
+    assert low < 0.68 < high
     assert (round(1 - high, 2), round(1 - low, 2)) == (other_low, other_high)
 
 
 def test_an_iqm_and_its_interval_have_the_decimals_of_the_mean():
-    summary = summarize([0.9, 0.94, 0.9, 0.9])
-    assert (mean_text(summary), iqm_text(summary)) == ("0.910 ± 0.020", "0.900")
-    assert iqm_interval_text(summary) == "[0.900, 0.940]"
+    summary = summarize([0.9, 0.94, 0.9, 0.9, 0.9])
+    assert (mean_text(summary), iqm_text(summary)) == ("0.908 ± 0.018", "0.900")
+    assert iqm_interval_text(summary) == "[0.900, 0.927]"
+    assert iqm_interval_text(summarize([0.9, 0.94, 0.9, 0.9])) == "range 0.900 to 0.940"
     assert iqm_interval_text(summarize([0.9])) == ""
 
 
@@ -247,8 +248,8 @@ def test_a_mean_has_the_decimals_of_its_spread():
 def test_two_labels_are_compared(results):
     text = compare(results / "ppo", results / "runs/slow")
     assert text.startswith("test:length/words\n")
-    assert "difference of the means 1 [" in text
-    assert "P(ppo > slow) = 0.719 [" in text  # 11.5 of 16 pairs
+    assert "difference of the means 1;" in text
+    assert "P(ppo > slow) = 0.719\n" in text  # 11.5 of 16 pairs
     assert "val:" not in text
     assert compare(results / "ppo", results / "slow", metrics=["val:length/words"]).startswith("val:length/words\n")
 
@@ -259,7 +260,22 @@ def test_two_benchmarks_are_compared_label_by_label(results, tmp_path):
         finish(job, 9.0)
     text = compare(results, other)
     assert text.startswith("ppo\n\ntest:length/words\n") and "slow" not in text
-    assert "P(out > other) = 0 [0, 0]" in text
+    assert "P(out > other) = 0\n" in text
+
+
+@pytest.mark.parametrize(("n", "has_intervals"), [(2, False), (4, False), (5, True)])
+def test_few_seeds_are_compared_by_their_range_and_it_is_said(tmp_path, n, has_intervals):
+    runs = {"ppo": {}, "slow": {"set": {"alg.args.gamma": 0.5}}}
+    spec = write_spec(tmp_path, runs=runs, seeds=n)
+    for job in jobs_of(load_benchmark(spec)):
+        finish(job, job.seed + 10.0 * (job.label == "ppo"))
+    assert benchmark(spec, report_only=True) == 0
+    out = tmp_path / "out"
+    text = compare(out / "ppo", out / "slow")
+    assert ("P(ppo > slow) = 1 [1, 1]" in text) == has_intervals
+    assert ("ewer than 5 seeds" in text and " to " in text) != has_intervals
+    assert (" range 1" in (out / "table.md").read_text()) != has_intervals
+    assert ("<td>range " in (out / "report.html").read_text()) != has_intervals
 
 
 def test_one_seed_is_said_to_tell_nothing_of_another(results):

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
-from rl4lms_like.core.secrets import is_secret_name, masked, secret_mistakes, with_values, without_secrets
+from rl4lms_like.core.secrets import is_secret_name, masked, secret_in, secret_mistakes, with_values, without_secrets
 from rl4lms_like.training.config.run_config import parse_config
 from tests.training.configs import run_blocks
 
 SECRET = "correct-horse-battery-staple"
+RANDOM = "9f86d081884c7d659a2feaa0c55ad015"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,13 @@ def test_names_that_only_look_alike(name):
         ({"url": f"https://host/score?x=1&api_key={SECRET}"}, "url"),
         ({"other": "hf_abcdefghijklmnopqrstuvwxyzABCDEF"}, "other"),
         ({"other": f"Bearer {SECRET}"}, "other"),
+        ({"bearer": SECRET}, "bearer"),
+        ({"openai_key": SECRET}, "openai_key"),
+        ({"key": RANDOM}, "key"),
+        ({"judge_keys": ["answer", RANDOM]}, "judge_keys.1"),
+        ({"url": f"https://host/score#access_token={SECRET}"}, "url"),
+        ({"template": f"curl -H 'Authorization: Bearer {RANDOM}' host"}, "template"),
+        ({"template": "first hf_abcdefghijklmnopqrstuvwxyzABCDEF then"}, "template"),
     ],
 )
 def test_a_secret_in_a_config_is_a_mistake_that_does_not_show_it(args, path):
@@ -62,13 +70,52 @@ def test_a_secret_in_a_config_is_a_mistake_that_does_not_show_it(args, path):
         parse_config(blocks)
     assert any(mistake.path == f"reward_fn.args.kwargs.{path}" for mistake in caught.value.mistakes), str(caught.value)
     assert SECRET not in str(caught.value) and "471147114711" not in str(caught.value)
-    assert "hf_abc" not in str(caught.value)
+    assert "hf_abc" not in str(caught.value) and RANDOM not in str(caught.value)
 
 
 @pytest.mark.parametrize("token", ["!", "<|assistant|>", "the end of a text", 50256, ["yes", "no"]])
 def test_a_token_of_a_language_model_is_no_secret(token):
     config = {"reward_fn": {"id": "x", "args": {"token": token}}}
     assert secret_mistakes(config) == [] and masked(config) == config
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"key": "choices.0.message.content"},
+        {"key": "generated_summary_text_v2_2024"},
+        {"sort_key": "meta_info.question_id_1234567"},
+        {"keys": ["inputDocumentTextEnglish2", "data/train_v1.2/part_00001.jsonl"]},
+        {"bearer": "the ring bearer"},
+        {"url": "https://host/page#section=introduction"},
+        {"prompt": "Bearer certificates of incorporation; sk-learn-compatible-estimators-of-text"},
+    ],
+    ids=lambda args: next(iter(args)),
+)
+def test_names_of_columns_and_plain_texts_are_no_secrets(args):
+    config = {"reward_fn": {"id": "x", "args": args}}
+    assert secret_mistakes(config) == [] and masked(config) == config
+
+
+def test_an_own_token_is_recognised_within_a_longer_text(monkeypatch):
+    monkeypatch.setenv("JUDGE_TOKEN", RANDOM)
+    config = {"reward_fn": {"id": "x", "args": {"prompt": f"say {RANDOM} aloud"}}}
+    assert [mistake.path for mistake in secret_mistakes(config)] == ["reward_fn.args.prompt"]
+    assert RANDOM not in str(masked(config))
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        ({"n": 1, "own": [{"x": f"<{SECRET}>"}]}, "state['own'][0]['x']"),
+        ({SECRET: 1}, "a key of state"),
+        ({"other": "hf_abcdefghijklmnopqrstuvwxyzABCDEF"}, "state['other']"),
+        ({"n": 1, "text": "plain", "none": None}, None),
+    ],
+)
+def test_a_secret_in_what_a_component_remembers_is_found(state, place, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    assert secret_in(state) == place
 
 
 def test_a_long_secret_is_not_shown_in_part_where_a_message_shortens_it():

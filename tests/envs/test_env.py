@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import warnings
 
 import gymnasium
@@ -68,6 +70,15 @@ def test_passes_gymnasium_s_checker_without_a_warning(tiny_tokenizer, samples, c
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(env.unwrapped)
+
+
+@pytest.mark.parametrize("first", ["gymnasium, rl4lms_like", "rl4lms_like, gymnasium"])
+def test_gymnasium_finds_the_environment_once_the_library_is_imported(first):
+    """A fresh process: nothing but the two imports has happened, and no torch is loaded until `make`."""
+    found = f"gymnasium.spec({ENV_ID!r}); assert 'torch' not in sys.modules"
+    program = f"import sys, {first}; {found}; gymnasium.make({ENV_ID!r})"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "TypeError" in outcome.stderr and "tokenizer" in outcome.stderr, outcome.stderr  # its arguments are missing
 
 
 def test_eos_terminates_and_the_length_limit_truncates(make_env):

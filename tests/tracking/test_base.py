@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,18 @@ def test_a_run_that_goes_on_writes_through_no_link(tmp_path, name, there):
     with pytest.raises(RL4LMsLikeError, match=f"{name} is a link"):
         Tracker(tmp_path, CONFIG, "project", "experiment", quiet=True, resume=True)
     assert own.exists() == there and (not there or own.read_text() == "mine, without a last line's end")
+
+
+@pytest.mark.parametrize("name", ["log.txt", "training_info.jsonl", "val_split_metrics.jsonl", ".lock"])
+def test_a_run_that_goes_on_writes_through_no_hard_link(tmp_path, name):
+    own = tmp_path / "own.txt"
+    own.write_text("mine, without a last line's end")
+    folder = tmp_path / "project" / "experiment"
+    folder.mkdir(parents=True)
+    os.link(own, folder / name)
+    with pytest.raises(RL4LMsLikeError, match=re.escape(str(folder / name))):
+        Tracker(tmp_path, CONFIG, "project", "experiment", quiet=True, resume=True)
+    assert own.read_text() == "mine, without a last line's end"
 
 
 def test_a_place_where_no_tokenizer_can_be_saved_is_told_before_anything_is_computed(tmp_path):

@@ -1,5 +1,6 @@
 """Rewards that fail, for runs that must say so."""
 
+import os
 import resource
 import sys
 import time
@@ -28,6 +29,20 @@ class Late(RewardFunction):
         if self.what == "raise":
             raise KeyError("the_missing_key")
         return float("nan") if self.what == "nan" else "text"
+
+
+class Wanders(RewardFunction):
+    """Changes the current folder, when it is made and when it is called."""
+
+    terminal = True
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        os.chdir(folder)
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        os.chdir(self.folder)
+        return 0.5
 
 
 class TooFew(BatchedRewardFunction):

@@ -59,6 +59,15 @@ def test_a_metric_that_exits_does_not_end_the_run_as_if_it_were_done(tiny_config
     assert len(texts) == 6 and texts[0].keys() >= {"sample_id", "prompt_text", "generated_text", "references"}
 
 
+def test_a_reward_that_changes_the_current_folder_does_not_move_the_run(tiny_config, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tiny_config["reward_fn"] = {"id": f"{HERE}:Wanders", "args": {"folder": str(tmp_path / "elsewhere")}}
+    assert run(tiny_config, ".") == tmp_path / "rl4lm_exps" / "run"
+    assert (tmp_path / "rl4lm_exps" / "run" / "finished.json").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs SIGALRM")
 def test_a_reward_that_hangs_ends_the_run_by_name(tiny_config, tmp_path):
     tiny_config["reward_fn"] = {"id": f"{HERE}:Hangs"}

@@ -102,6 +102,25 @@ def test_a_run_s_files_console_and_checkpoints_show_no_secret_and_it_goes_on(jud
     assert "api_key: the environment variable JUDGE_KEY is not set" in capfd.readouterr().err
 
 
+class Keeps(Judge):
+    """Returns its key with what it remembers."""
+
+    def state_dict(self):
+        return {"calls": 3, "api_key": self.api_key}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_reward_that_remembers_its_secret_is_refused_before_anything_is_saved(judged, tmp_path):
+    judged["reward_fn"]["id"] = f"{__name__}:Keeps"
+    with pytest.raises(RewardError, match=r"state\['api_key'\] holds a secret") as caught:
+        train_config(parse_config(judged), base_path_to_store_results=tmp_path)
+    refuse_secrets(str(caught.value).encode(), "the error")
+    for path, content in texts_below(tmp_path).items():
+        refuse_secrets(content, path)
+
+
 def test_an_error_that_quotes_a_secret_is_told_without_it(judged, tmp_path, capfd):
     judged["reward_fn"]["args"]["fails"] = True
     (tmp_path / "c.yml").write_text(dump_yaml(judged))

@@ -7,11 +7,13 @@
         manifest.json                                     size and SHA-256 of every file; written last
 
 A checkpoint is written into a folder of another name, flushed and renamed. The newest two keep their training state,
-older ones their model, unless `keep_last` says how many stay. No pickle is written or read.
+older ones their model, unless `keep_last` says how many stay. No pickle is written or read. `checkpoints` may be a
+link; then nothing is replaced or deleted but the run's own (`ownership.py`).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,8 +25,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import share, take_away
+from rl4lms_like.core.disk import flush, reason, share, take_away
 from rl4lms_like.core.errors import CheckpointError
+from rl4lms_like.training.resuming.ownership import MANIFEST as MANIFEST
+from rl4lms_like.training.resuming.ownership import is_own, mark_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +37,7 @@ FORMAT = 1
 N_WITH_STATE = 2
 """How many checkpoints, the newest ones, keep what a run goes on from."""
 
-MANIFEST, STATE, TENSORS = "manifest.json", "training_state.json", "training_state.safetensors"
+STATE, TENSORS = "training_state.json", "training_state.safetensors"
 ITERATION, STEP = "iteration_{:05d}", "checkpoint-{}"
 """Names of checkpoints: of RL runs, and of supervised ones, as transformers' Trainer calls them."""
 INTERRUPTED = "interrupted_{:05d}"
@@ -42,7 +46,9 @@ INTERRUPTED = "interrupted_{:05d}"
 _NUMBERED = re.compile(r"(?:iteration_|checkpoint-)([0-9]{1,18})")
 _ENDED_EARLY = re.compile(r"interrupted_([0-9]{1,18})")
 _PARTIAL, _REPLACED = ".partial", ".replaced"
-_LEFT = re.compile(rf"(?:{_NUMBERED.pattern}|{_ENDED_EARLY.pattern})\.(?:partial|replaced)")
+_LEFT = re.compile(
+    rf"(?P<name>{_NUMBERED.pattern}|{_ENDED_EARLY.pattern})(?:\.(?P<mark>[0-9a-f]{{16}}))?\.(?:partial|replaced)"
+)
 """Of a process that was killed while it wrote a checkpoint."""
 
 _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
@@ -99,6 +105,8 @@ def write_checkpoint(
             "versions": {name: _version(name) for name in _VERSIONS},
             "files": {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()},
         }
+        if mark := mark_in(base):
+            manifest["run"] = mark
         _write_json(manifest, partial / MANIFEST)
 
     write_folder(folder, write)
@@ -107,7 +115,8 @@ def write_checkpoint(
         return folder
     if keep is None:
         for older in [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()][:-N_WITH_STATE]:
-            _take_state_away(older)
+            if is_own(older):
+                _take_state_away(older)
     else:
         remove_older(base, iteration, keep)
     return folder
@@ -119,8 +128,16 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
     Args:
         folder: where to; what is there is replaced.
         write: writes the files into the folder that it is given.
+
+    Raises:
+        FileExistsError: what is there lies behind a link and is not known to be of this run.
+        OSError: the folder cannot be written.
     """
-    partial, before = (folder.with_name(folder.name + end) for end in (_PARTIAL, _REPLACED))
+    mark = f".{own}" if (own := mark_in(folder.parent)) else ""
+    if folder.exists() and not is_own(folder):
+        said = "it lies behind a link and this run did not write it; it is kept: remove it, or lead the link elsewhere"
+        raise FileExistsError(errno.EEXIST, said, str(folder))
+    partial, before = (folder.with_name(f"{folder.name}{mark}{end}") for end in (_PARTIAL, _REPLACED))
     try:
         take_away(partial)
         write(partial)
@@ -183,9 +200,16 @@ def newest_checkpoint(run_folder: Path) -> Path:
     if not found:
         raise CheckpointError(
             f"{run_folder} has no checkpoint to go on from; one is written every train_evaluation.save_every iterations"
-            f", of a supervised run as alg.training_args.save_strategy says"
+            f", of a supervised run as alg.training_args.save_strategy says{skipped(run_folder / 'checkpoints')}"
         )
     return found[-1]
+
+
+def skipped(base: Path, since: int = -1) -> str:
+    """Which checkpoints after `since` iterations or steps cannot be resumed from, and why; empty if there are none."""
+    names = [p.name for p in checkpoints_in(base) if not (p / MANIFEST).is_file() and _number(p) > since]  # type: ignore[operator]
+    why = f"no {MANIFEST}: the model alone, or a checkpoint that was not written to its end or was changed"
+    return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})" if names else ""
 
 
 def put_names_back(run_folder: Path) -> None:
@@ -193,9 +217,10 @@ def put_names_back(run_folder: Path) -> None:
 
     Only for who holds the run's lock: a process that lives is through with it in a moment.
     """
-    for left in (run_folder / "checkpoints").glob(f"*{_REPLACED}"):
-        folder = left.with_name(left.name.removesuffix(_REPLACED))
-        if _LEFT.fullmatch(left.name) and left.is_dir() and not folder.exists():
+    base = run_folder / "checkpoints"
+    for left in base.glob(f"*{_REPLACED}"):
+        found = _left(left)
+        if found is not None and left.is_dir() and not (folder := base / found["name"]).exists():
             os.replace(left, folder)
 
 
@@ -218,17 +243,28 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
     Of those up to here, so many stay as `write_checkpoint` keeps: a process that was killed had no time to remove them.
     What it was just writing, or taking away, is removed likewise. `interrupted` says that the run goes on from what it
     saved when it ended early.
+
+    Raises:
+        CheckpointError: there is a later one that the run did not write, and nothing was removed; or one cannot be.
     """
-    for left in [path for path in base.glob("*") if path.is_dir()]:
-        if _LEFT.fullmatch(left.name):
-            take_away(left)
-        elif _place(left) and not (left / MANIFEST).is_file():
-            _take_state_away(left)
-    for later in _with_state(base):
-        if _place(later) > (iteration, interrupted):  # type: ignore[operator]
-            take_away(later) if later.is_symlink() else _take_state_away(later)
-    if keep is not None:
-        remove_older(base, iteration, keep)
+    later = [path for path in _with_state(base) if _place(path) > (iteration, interrupted)]  # type: ignore[operator]
+    if foreign := next((path for path in later if not is_own(path)), None):
+        raise CheckpointError(
+            f"{foreign} is later than where this run resumes. It lies behind a link and this run did not write it, so "
+            f"it is kept: resume from it, remove it, or lead the link elsewhere"
+        )
+    try:
+        for left in [path for path in base.glob("*") if path.is_dir()]:
+            if _left(left):
+                take_away(left)
+            elif _place(left) and not (left / MANIFEST).is_file() and is_own(left):
+                _take_state_away(left)
+        for path in later:
+            take_away(path) if path.is_symlink() else _take_state_away(path)
+        if keep is not None:
+            remove_older(base, iteration, keep)
+    except OSError as error:
+        raise CheckpointError(f"cannot remove what is later than the checkpoint: {reason(error)}") from error
 
 
 def ended_early(checkpoint: Path) -> bool:
@@ -240,7 +276,7 @@ def forget_interrupted(base: Path, but: Path | None = None) -> None:
     """Removes what a run that ended early had saved, `but` one."""
     for path in base.glob("*"):
         if path != but and ended_early(path) and path.is_dir():
-            _remove(path)
+            remove(path)
 
 
 def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] = ()) -> None:
@@ -252,10 +288,10 @@ def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] 
         keep: how many stay; the newest always does.
         spare: those that stay however old they are; they count.
     """
-    found = [path for path in checkpoints_in(base) if _number(path) <= iteration]  # type: ignore[operator]
+    found = [path for path in checkpoints_in(base) if _number(path) <= iteration and is_own(path)]  # type: ignore[operator]
     stay = {*found[-1:], *(path for path in found if path in spare)}
     for path in [path for path in found if path not in stay][: max(len(found) - max(keep, len(stay)), 0)]:
-        _remove(path)
+        remove(path)
 
 
 def checkpoints_in(base: Path) -> list[Path]:
@@ -285,7 +321,16 @@ def _number(checkpoint: Path) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _remove(checkpoint: Path) -> None:
+def _left(path: Path) -> re.Match[str] | None:
+    """The name of a folder that a killed process of this run left."""
+    found, mark = _LEFT.fullmatch(path.name), mark_in(path.parent)
+    return found if found is not None and (not mark or found["mark"] == mark) else None
+
+
+def remove(checkpoint: Path) -> None:
+    """Removes a checkpoint, or the link in its place; one that is not the run's own stays."""
+    if not is_own(checkpoint):
+        return
     if not checkpoint.is_symlink():
         (checkpoint / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
     take_away(checkpoint)
@@ -353,19 +398,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:  # a copy that was not installed
         return None
-
-
-def flush(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk; where folders cannot be opened, not for them."""
-    is_folder = path.is_dir()
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not is_folder:  # some network disks flush files only
-            raise
-    finally:
-        os.close(handle)

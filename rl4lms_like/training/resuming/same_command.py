@@ -3,6 +3,7 @@
     first      finished                              no
     first_2    unfinished, another config            no
     first_3    unfinished, the same config, nobody writes there, has a checkpoint    goes on with it
+               the same, without a checkpoint, and ended before its first iteration  begins again in it
     first_4    there is none                         a new run, if none before fits
 
 The lock is held from the look into a folder to the end of the run, so two processes never go on with the same one.
@@ -20,9 +21,9 @@ from filelock import FileLock
 from rl4lms_like.core.errors import CheckpointError, ConfigError
 from rl4lms_like.core.secrets import masked
 from rl4lms_like.core.wording import shown
-from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, numbered, to_json, try_hold
+from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, is_untrained, numbered, to_json, try_hold
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
-from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, put_names_back
+from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, put_names_back, skipped
 from rl4lms_like.training.resuming.resume import (
     Difference,
     behind_already,
@@ -43,12 +44,12 @@ class Begun:
 
     Args:
         folder: of the run.
-        checkpoint: what it goes on from.
+        checkpoint: what it goes on from; None where the run ended before its first iteration, and begins again.
         lock: of the folder, held.
     """
 
     folder: Path
-    checkpoint: Path
+    checkpoint: Path | None
     lock: FileLock
 
 
@@ -119,7 +120,8 @@ def _goes_on(config: AnyConfig, folder: Path, lock: FileLock) -> Begun | str:
     try:
         checkpoint = newest_checkpoint(folder)
     except CheckpointError:
-        return "it has no checkpoint to go on from"
+        left_out = skipped(folder / "checkpoints")
+        return Begun(folder, None, lock) if is_untrained(folder) else f"it has no checkpoint to go on from{left_out}"
     state = checked(checkpoint, "; --new starts another run")
     refuse_edited(folder, state, own_config(folder))
     if mistake := behind_already(config.to_dict(), state, checkpoint):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.remembering import load_state, not_json, state_of
+from rl4lms_like.core.secrets import secret_in
 from rl4lms_like.core.wording import shown
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.resuming.checkpoints import TrainingState
@@ -73,19 +74,28 @@ def remembered(run: Run) -> dict[str, Any]:
     """What environment, reward and metrics say of themselves.
 
     Raises:
-        RewardError: the reward says what JSON would not give back.
+        RewardError: the reward says what JSON would not give back, or a secret.
         MetricError: a metric does.
     """
     shared: Any = run.env  # a TextVecEnv has one sampler for all its environments
     envs = shared.state_dict() if hasattr(type(run.env), "state_dict") else run.env.env_method("state_dict")
     for env in [envs] if isinstance(envs, dict) else envs:
-        if said := not_json(env["reward"]):
-            raise RewardError(f"what the reward's state_dict() returns cannot be saved as JSON: {said}")
+        if said := _unfit(env["reward"]):
+            raise RewardError(f"what the reward's state_dict() returns cannot be saved: {said}")
     metrics = [state_of(metric) for metric in run.metrics]
     for metric, state in zip(run.metrics, metrics, strict=True):
-        if said := not_json(state):
-            raise MetricError(f"what {type(metric).__name__}.state_dict() returns cannot be saved as JSON: {said}")
+        if said := _unfit(state):
+            raise MetricError(f"what {type(metric).__name__}.state_dict() returns cannot be saved: {said}")
     return {"env": envs, "metrics": metrics}
+
+
+def _unfit(state: Any) -> str | None:
+    """Why a component's state cannot be written to a checkpoint; None if it can."""
+    if said := not_json(state):
+        return f"JSON would not give it back: {said}"
+    if place := secret_in(state):
+        return f"{place} holds a secret, which would stand in every checkpoint; leave it out, and look it up again"
+    return None
 
 
 def put_back(run: Run, state: TrainingState, frozen: Mapping[str, str]) -> None:

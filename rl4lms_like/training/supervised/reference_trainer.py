@@ -20,12 +20,11 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from rl4lms_like.core.disk import take_away
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
-from rl4lms_like.training.resuming.checkpoints import STEP, checkpoints_in, remove_older
+from rl4lms_like.training.resuming.checkpoints import STEP, checkpoints_in, remove, remove_older
 from rl4lms_like.training.resuming.states import random_state
 from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
 from rl4lms_like.training.supervised.training_arguments import PATH
@@ -42,6 +41,9 @@ LOGGED = {
     "epoch": "supervised/epoch",
 }
 """The Trainer's names -> ours."""
+STEP_RATE = "time/steps_per_s"
+SHOWN_EVERY_S = 10.0
+"""Seconds after which a step is shown on the console without being logged."""
 
 
 class ReferenceTrainer(Trainer):
@@ -64,7 +66,10 @@ class ReferenceTrainer(Trainer):
     def __init__(self, owner: SupervisedTrainer, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.owner = owner
+        self.save_total_limit = self.args.save_total_limit
+        self.args.save_total_limit = None  # the Trainer would delete what others wrote behind a link
         self.n_learned: Any = 0
+        self.step_loss: Any = 0.0
         self.going_on: GoingOn | None = None
         self.epoch_began = random_state()
         self.model_accepts_loss_kwargs = True  # so the Trainer counts the tokens of a step for `compute_loss`
@@ -72,7 +77,9 @@ class ReferenceTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.n_learned = self.n_learned + n_learned(inputs["labels"])
-        return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.step_loss = self.step_loss + loss  # of micro-batches, each its share of the step's mean
+        return loss
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -150,10 +157,18 @@ class ReferenceTrainer(Trainer):
 
     def remove_older(self) -> None:
         """Removes checkpoints until `save_total_limit` are left; the best one always stays."""
-        if self.args.save_total_limit:
+        if self.save_total_limit:
             best = self.state.best_model_checkpoint
             spare = [] if best is None else [Path(best)]
-            remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.args.save_total_limit, spare)
+            remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.save_total_limit, spare)
+
+    def keep_best_alone(self) -> None:
+        """At the end of a run with `save_total_limit: 1`: removes all checkpoints but the best one, if one is."""
+        best = self.state.best_model_checkpoint
+        if best is not None and self.save_total_limit == 1:
+            for path in checkpoints_in(Path(str(self.args.output_dir))):
+                if path != Path(best):
+                    remove(path)
 
     def go_on(self, going_on: GoingOn) -> None:
         """Trains from a checkpoint to the end."""
@@ -171,10 +186,6 @@ class ReferenceTrainer(Trainer):
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:
             self._load_best_model()
-        if best is not None and self.args.save_total_limit == 1:  # as the Trainer does at its end
-            for path in checkpoints_in(Path(str(self.args.output_dir))):
-                if path != Path(best):
-                    take_away(path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The weights are there already."""
@@ -224,6 +235,7 @@ class Reporter(TrainerCallback):
         self.tracker = owner.tracker
         self.owner = owner
         self._began, self._seconds, self._n_steps = 0.0, 0.0, 0
+        self._shown = -math.inf
         self._values: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -241,10 +253,17 @@ class Reporter(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.owner.may_stop()
         self._began = time.perf_counter()
+        self.owner.trainer.step_loss = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._seconds += time.perf_counter() - self._began
+        now = time.perf_counter()
+        self._seconds += now - self._began
         self._n_steps += 1
+        values = None
+        if now - self._shown >= SHOWN_EVERY_S:  # the first step, and where a log is far away
+            self._shown = now
+            values = {LOGGED["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
+        self.tracker.show_progress(state.global_step, values)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
@@ -257,9 +276,10 @@ class Reporter(TrainerCallback):
         values, self._values = self._values, {}
         if set(values) <= {"supervised/epoch"}:
             return
+        self._shown = time.perf_counter()
         values["time/iteration"] = self.owner.step
         if self._n_steps:
-            values["time/steps_per_s"] = self._n_steps / self._seconds
+            values[STEP_RATE] = self._n_steps / self._seconds
             self._seconds, self._n_steps = 0.0, 0
         self.tracker.log_values(values, timesteps=int(self.owner.trainer.n_learned))
 

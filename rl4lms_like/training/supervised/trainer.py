@@ -34,6 +34,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     ended_early,
     forget_interrupted,
     forget_later,
+    skipped,
     write_checkpoint,
     write_folder,
 )
@@ -95,6 +96,7 @@ class SupervisedTrainer:
         else:
             with self.interruption.finishing("this step"), in_part("update"):
                 self.trainer.go_on(self.going_on)
+        self.trainer.keep_best_alone()
         if self.schedule.save_model:
             with self.interruption.finishing("the model of this run"):
                 self.save_whole(self.tracker.run_path / "model")
@@ -218,10 +220,11 @@ class SupervisedTrainer:
         assert found is not None
         self._evaluated = dict.fromkeys(found.evaluated)
         check_sizes(self.tracker.run_path, found.state.numbers["files"])
+        others = skipped(self.tracker.checkpoint_base_path, found.step)
         forget_later(self.tracker.checkpoint_base_path, found.step, interrupted=ended_early(found.folder))
         self.trainer.remove_older()
         self.tracker.cut_files(found.state.numbers["files"])  # last: a later checkpoint would miss the lines
-        self.tracker.log_info(f"going on after step {found.step}, from {found.folder}")
+        self.tracker.log_info(f"going on after step {found.step}, from {found.folder}{others}")
         for notice in rounding_notices(found.state.numbers["config"], self.tracker.run_config):
             self.tracker.log_info(notice)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from rl4lms_like.tracking.run_folder import RunFolder, hold
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.resuming.checkpoints import TrainingState, read_checkpoint, write_checkpoint
+from rl4lms_like.training.resuming.ownership import mark_in
 from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption
 from rl4lms_like.training.resuming.states import load_random, random_state
 from rl4lms_like.training.run import resume
@@ -40,10 +42,10 @@ def save_nothing(folder) -> None:
     (folder / "config.json").write_text("{}")
 
 
-def written(base, iteration, tensors=None):
+def written(base, iteration, tensors=None, keep=None):
     state = TrainingState({"trainer": {"iteration": iteration}}, tensors or {"a": torch.ones(2)})
     base.mkdir(exist_ok=True)
-    return write_checkpoint(base, iteration, state, save_nothing)
+    return write_checkpoint(base, iteration, state, save_nothing, keep=keep)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +175,50 @@ def test_what_a_link_leads_to_is_neither_written_nor_removed(tmp_path):
     checkpoints.remove_older(base, 5, 1)
     assert [path.name for path in base.iterdir()] == ["iteration_00005"]
     assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_deletes_no_checkpoints_of_another_run_that_its_folder_leads_to(run, tmp_path):
+    """The folder is somebody else's, a copy of one's own: its checkpoints are the originals, behind a link."""
+    foreign = shutil.copytree(run, tmp_path / "foreign" / "run")
+    shutil.rmtree(foreign / "checkpoints")
+    (foreign / "checkpoints").symlink_to(run / "checkpoints")
+    before = contents(run / "checkpoints")
+    resume(foreign, overrides=["train_evaluation.keep_last=1", "train_evaluation.save_every=1"], quiet=True)
+    after = contents(run / "checkpoints")
+    assert {path: after[path] for path in before} == before
+    assert after.keys() - before.keys(), "a link is followed for writing"
+
+
+def test_a_run_whose_checkpoints_are_on_another_disk_deletes_its_own_alone(tmp_path):
+    disk, other = tmp_path / "disk", tmp_path / "other"
+    other.mkdir()
+    written(other / "checkpoints", 2)
+    base = tmp_path / "run" / "checkpoints"
+    base.parent.mkdir()
+    disk.mkdir()
+    base.symlink_to(disk)
+    shutil.copytree(other / "checkpoints" / "iteration_00002", disk / "iteration_00002")
+    (disk / "iteration_00003.partial").mkdir()
+    kept = contents(disk)
+    for iteration in (3, 3, 4, 5):
+        written(base, iteration, keep=1)
+    assert sorted(path.name for path in disk.iterdir()) == [
+        "iteration_00002", "iteration_00003.partial", "iteration_00005"
+    ]  # fmt: skip
+    assert {path: path.read_bytes() for path in kept} == kept
+    with pytest.raises(FileExistsError, match="iteration_00002"):
+        written(base, 2)
+    left = disk / f"iteration_00006.{mark_in(base)}.partial"
+    left.mkdir()
+    checkpoints.forget_later(base, 4)
+    assert not left.exists() and not (disk / "iteration_00005" / checkpoints.MANIFEST).exists()
+    with pytest.raises(CheckpointError, match="iteration_00002"):
+        checkpoints.forget_later(base, 1)
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 @pytest.mark.parametrize("culprit", ["model", "tensors", "rename"])
@@ -342,6 +388,30 @@ def test_a_disk_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch,
     monkeypatch.setattr(run_folder.FileLock, "acquire", none)
     hold(tmp_path).release()
     assert "knows no locks" in caplog.text
+
+
+def test_a_checkpoint_without_a_manifest_is_skipped_and_it_is_said_why(run):
+    (run / "checkpoints" / "iteration_00004" / checkpoints.MANIFEST).unlink()
+    assert resumption(run).checkpoint.name == "iteration_00002"
+    resume(run, quiet=True)
+    said = [line for line in (run / "log.txt").read_text().splitlines() if "going on after 2" in line]
+    assert "iteration_00004" in said[0] and checkpoints.MANIFEST in said[0]
+
+
+def test_a_run_whose_checkpoints_all_lack_a_manifest_says_which(run):
+    for path in checkpoints.checkpoints_in(run / "checkpoints"):
+        (path / checkpoints.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=rf"iteration_00002, iteration_00004 .*{checkpoints.MANIFEST}"):
+        resumption(run)
+
+
+def test_checkpoints_that_may_not_be_changed_are_named(run, monkeypatch):
+    def refused(self, missing_ok=False):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(type(run), "unlink", refused)
+    with pytest.raises(CheckpointError, match=r"iteration_00004.*read-only.*permissions"):
+        checkpoints.forget_later(run / "checkpoints", 2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

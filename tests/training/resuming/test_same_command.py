@@ -19,6 +19,7 @@ from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming.same_command import begun
 from rl4lms_like.training.run import resume, train_config
+from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.conftest import REPOSITORY
 from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
 
@@ -206,6 +207,34 @@ def test_a_run_without_a_checkpoint_is_left_alone_and_the_first_that_fits_is_tak
     assert reasons == [
         f"{stopped}: it has no checkpoint to go on from", f"{stopped.with_name('run_2')}: it is finished"
     ]  # fmt: skip
+
+
+def test_a_run_that_was_killed_before_its_first_iteration_begins_again_in_its_folder(mapping, whole, tmp_path):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(OnPolicyTrainer, "_iterate", lambda *arguments: (_ for _ in ()).throw(SystemExit))
+        patch.setattr(OnPolicyTrainer, "_rescue", lambda *arguments: None)  # as by SIGKILL
+        started(mapping, tmp_path)
+    folder = tmp_path / "rl4lm_exps" / "run"
+    with (folder / "val_split_metrics.jsonl").open("a") as file:
+        file.write('{"epo')
+    assert started(mapping, tmp_path) == folder
+    assert files_of(folder) == files_of(whole)
+
+
+@pytest.mark.parametrize(
+    "trace", ["rollout_info.jsonl", "checkpoints/iteration_00001", "notes.txt", "failed_batch.json"]
+)
+def test_a_folder_with_anything_that_would_be_lost_is_not_begun_again(trace, mapping, whole, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("config.json", "log.txt", "environment.json"):
+        shutil.copyfile(whole / name, folder / name)
+    begun_again, _ = begun(parse_config(mapping), folder)
+    assert begun_again.folder == folder and begun_again.checkpoint is None
+    begun_again.lock.release()
+    (folder / trace).parent.mkdir(exist_ok=True)
+    (folder / trace).write_text("{}\n")
+    assert found(mapping, folder) == (None, [f"{folder}: it has no checkpoint to go on from"])
 
 
 def test_a_run_that_somebody_writes_to_is_left_alone(mapping, stopped):

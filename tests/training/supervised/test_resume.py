@@ -215,6 +215,20 @@ def test_what_a_checkpoint_keeps_is_as_asked(tmp_path, tiny_gpt2_dir):
         resume(folder, quiet=True)
 
 
+def test_at_its_end_a_run_deletes_no_checkpoints_of_another_run_behind_a_link(tmp_path, monkeypatch, tiny_gpt2_dir):
+    """transformers' Trainer would remove all checkpoints but the best one from the folder."""
+    other, folder = tmp_path / "other" / "checkpoint-1", tmp_path / "rl4lm_exps" / "run"
+    other.mkdir(parents=True)
+    (other / "model.safetensors").write_bytes(b"weights")
+    folder.mkdir(parents=True)
+    (folder / "checkpoints").symlink_to(other.parent)
+    Scripted.said = [0.1, 0.2, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
+    started(blocks("causal", tiny_gpt2_dir, **VARIANTS["the best of regular checkpoints"]), tmp_path)
+    left = sorted(path.name for path in other.parent.iterdir())
+    assert len(left) == 2 and left[0] == "checkpoint-1"
+    assert (other / "model.safetensors").read_bytes() == b"weights"
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -264,6 +264,16 @@ def test_a_run_leaves_the_files_of_any_run_behind(blocks, kind, finished):
     assert not [path for path in checkpoint.iterdir() if path.suffix in (".pt", ".pth", ".bin")]
 
 
+@causal
+def test_progress_is_shown_from_the_first_step_and_not_recorded(blocks, tmp_path, capsys):
+    mapping = blocks
+    mapping["alg"]["training_args"] |= {"logging_strategy": "no", "eval_strategy": "no"}
+    folder = train_config(parse_config(mapping), base_path_to_store_results=tmp_path)
+    (line,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["1/6"]]
+    assert float(line[1]) > 0, "the loss of the first step"
+    assert not (folder / "training_info.jsonl").exists()
+
+
 def test_one_seed_one_result(blocks, tmp_path, finished):
     again = run(blocks, tmp_path)
     assert weights(again) == weights(finished)

@@ -1,0 +1,34 @@
+"""Which algorithms of Stable-Baselines3's kind can be trained on text rollouts. Loads nothing but the registry's rules.
+
+stable_baselines3.PPO, A2C, classes with a `train()` of their own     log-probs and values of whole episodes
+sb3_contrib.TRPO                                                      no: needs distributions over all tokens
+sb3_contrib.RecurrentPPO, MaskablePPO                                 no: collect rollouts of another kind
+stable_baselines3.DQN, SAC ...                                        no: learn from single transitions
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl4lms_like.core.registry import derived_from
+
+BASE = "stable_baselines3.common.on_policy_algorithm:OnPolicyAlgorithm"
+TEXT = "rl4lms_like.rollouts.adapt:TextRollouts"
+
+_is_on_policy = derived_from(BASE)
+
+
+def unsupported(algorithm: Any) -> str | None:
+    """Why an algorithm cannot be trained on text rollouts; None if it can, as far as its class shows."""
+    if misfit := _is_on_policy(algorithm):
+        return misfit
+    names = [f"{each.__module__}:{each.__qualname__}" for each in algorithm.__mro__]
+    if TEXT in names:
+        return None
+    own = [vars(each) for each in algorithm.__mro__[: names.index(BASE)]]
+    if any("collect_rollouts" in members for members in own):
+        return "it collects rollouts in its own way (`collect_rollouts`), which text rollouts would replace"
+    codes = [getattr(member, "__code__", None) for members in own for member in members.values()]
+    if any(code is not None and "get_distribution" in code.co_names for code in codes):
+        return "it asks the policy for distributions (`get_distribution`); policies of text give log-probs, see `trpo`"
+    return None
