@@ -33,7 +33,8 @@ from rl4lms_like.training.resuming.ownership import is_own, mark_in
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
+OLDER_FORMATS = {1: "version 0.1.0, whose updates normalize advantages and clip gradients in another way"}
 N_WITH_STATE = 2
 """How many checkpoints, the newest ones, keep what a run goes on from."""
 
@@ -354,6 +355,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder}: {MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
     if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
+        if known in OLDER_FORMATS:
+            raise CheckpointError(
+                f"{folder}: written by {OLDER_FORMATS[known]}: resume the run with that version, or start a new one from "
+                f"this model (alg.policy.args.model_name)"
+            )
         raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
     return dict(manifest)
 

@@ -100,6 +100,16 @@ def test_what_is_saved_may_be_read_by_whom_the_run_s_other_files_may_be(mask, mo
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {mode}
 
 
+def test_a_checkpoint_of_version_0_1_0_is_refused_by_name(run, capsys):
+    """Its updates normalized and clipped otherwise, so it could not end as it would have."""
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
+    with pytest.raises(CheckpointError, match=r"0\.1\.0"):
+        resumption(run)
+    assert main(["train", "--resume", str(run)]) == 1
+    assert "0.1.0" in capsys.readouterr().err
+
+
 def test_the_global_generators_go_on_where_they_were():
     def drawn():
         return random.random(), random.gauss(0, 1), np.random.standard_normal(), float(torch.rand(()))
