@@ -84,17 +84,17 @@ GROUPS: dict[str, dict[str, Row]] = {
     },
     "minibatches": {
         f"batch_size {size}, normalised {'within' if norm is True else 'over the rollout'}": Row(
-            {LR: 1e-4, BATCH: size, NORM: norm}
+            {LR: 1e-4, BATCH: size, NORM: norm}, 15
         )
-        for size in (32, 64, 256, 1024)
+        for size in (32, 64, 256)
         for norm in (True, "rollout")
     },
     "growing numbers": {
         "normalised within the minibatch": Row({LR: 5e-4, BATCH: 13, **WITHIN}, 20, True),
         "normalised over the rollout": Row({LR: 5e-4, BATCH: 13, **ROLLOUT}, 20, True),
     },
-    "ppo": {f"learning_rate {rate:g}": Row({LR: rate}) for rate in (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)},
-    "a2c": {f"learning_rate {rate:g}": Row({**A2C, LR: rate}) for rate in (5e-5, 2e-4, 7e-4, 2e-3)},
+    "ppo": {f"learning_rate {rate:g}": Row({LR: rate}, 15) for rate in (1e-5, 1e-4, 3e-4, 1e-3)},
+    "a2c": {f"learning_rate {rate:g}": Row({**A2C, LR: rate}, 15) for rate in (5e-5, 7e-4, 2e-3)},
 }
 
 
