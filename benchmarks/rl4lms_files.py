@@ -61,22 +61,22 @@ class Task:
     learning_rate: float
     n_iters: int
     changes: dict[str, Any] = field(default_factory=dict)
-    supervised_steps: int = 600
+    supervised_steps: int = 400
 
 
 SENTIMENT = {"reward_fn": {"id": "sentiment"}, "train_evaluation.metrics": [{"id": "sentiment"}, {"id": "length"}]}
 ROUGE_L = [{"id": "rouge"}, {"id": "length"}]
 TASKS = {
-    "imdb_ppo": Task("imdb_text_continuation/gpt2_ppo.yml", "semantic/sentiment", 1e-4, 20, SENTIMENT),
-    "imdb_nlpo": Task("imdb_text_continuation/gpt2_nlpo.yml", "semantic/sentiment", 1e-4, 20, SENTIMENT),
+    "imdb_ppo": Task("imdb_text_continuation/gpt2_ppo.yml", "semantic/sentiment", 1e-4, 10, SENTIMENT),
+    "imdb_nlpo": Task("imdb_text_continuation/gpt2_nlpo.yml", "semantic/sentiment", 1e-4, 10, SENTIMENT),
     "summarization": Task(
-        "summarization/t5_ppo.yml", "lexical/rouge_rouge1", 1e-4, 8, {"train_evaluation.metrics": ROUGE_L}
+        "summarization/t5_ppo.yml", "lexical/rouge_rouge1", 2e-4, 5, {"train_evaluation.metrics": ROUGE_L}
     ),
     "common_gen": Task(
         "common_gen/t5_ppo.yml",
         "lexical/rouge_rougeL",
-        1e-4,
-        15,
+        2e-4,
+        10,
         {
             "reward_fn": {"id": "rouge", "args": {"rouge_type": "rougeL", "shaping_fn": "common_gen_repeat_penalty"}},
             "train_evaluation.metrics": ROUGE_L,
@@ -85,8 +85,8 @@ TASKS = {
     "totto": Task(
         "totto/t5_ppo.yml",
         "lexical/rouge_rougeL",
-        1e-4,
-        10,
+        2e-4,
+        6,
         {
             "reward_fn": {"id": "rouge", "args": {"rouge_type": "rougeL"}},
             "train_evaluation.metrics": ROUGE_L,
@@ -95,8 +95,8 @@ TASKS = {
     "iwslt": Task(
         "iwslt2017/t5_ppo.yml",
         "lexical/ter",
-        1e-4,
-        6,
+        2e-4,
+        4,
         {"train_evaluation.metrics": [{"id": "ter"}, {"id": "length"}]},
     ),
 }
