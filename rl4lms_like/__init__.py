@@ -3,7 +3,7 @@
     from rl4lms_like import PPO, CausalLMActorCriticPolicy, TextVecEnv
 
 Names are imported when they are first used: `import rl4lms_like` loads neither torch nor transformers. It registers the
-environment `rl4lms_like/TextGen-v0` with Gymnasium, which since its version 1.0 looks for no plugins itself.
+environment `rl4lms_like/TextGen-v0` with Gymnasium.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController, KLController
 from rl4lms_like.rollouts.progress import UpdateProgress
-from rl4lms_like.rollouts.supported import unsupported
+from rl4lms_like.rollouts.supported import unsupported, unsupported_with
 
 Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
 
@@ -59,6 +59,9 @@ class TextRollouts:
         sort_by_length: bool = False,
         **kwargs: Any,
     ) -> None:
+        policy = args[0] if args else kwargs.get("policy")
+        if isinstance(policy, type) and (reason := unsupported_with(type(self), policy)):
+            raise RL4LMsLikeError(f"{type(self).__name__} cannot be trained on text rollouts: {reason}")
         self.kl_controller = kl_controller or FixedKLController(0.0)
         self._collector_options = {
             "norm_reward": norm_reward,

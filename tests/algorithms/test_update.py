@@ -5,6 +5,7 @@ import importlib
 import warnings
 
 import pytest
+import sb3_contrib
 import stable_baselines3
 import torch
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -16,7 +17,10 @@ from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.core.errors import ConfigError, ModelError, RL4LMsLikeError
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.adapt import with_text_rollouts
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.settings import settings_mistakes
 from tests.builders import POLICIES, SAMPLING, make_env
+from tests.training.configs import run_blocks
 
 
 def build(
@@ -283,7 +287,6 @@ def test_loaded_without_an_environment_it_predicts_and_learns_once_it_has_one(
 @pytest.mark.parametrize(
     ("id", "reason"),
     [
-        ("sb3_contrib:TRPO", "get_distribution"),
         ("sb3_contrib:RecurrentPPO", "collect_rollouts"),
         ("sb3_contrib:MaskablePPO", "collect_rollouts"),
         ("stable_baselines3:DQN", "OnPolicyAlgorithm"),
@@ -295,6 +298,16 @@ def test_what_needs_more_than_text_has_is_refused_by_name(id, reason):
         with_text_rollouts(getattr(importlib.import_module(module), name))
     with pytest.raises(ConfigError, match=reason):
         ALGORITHMS.resolve(id)
+
+
+def test_what_needs_more_than_the_policy_has_is_refused_before_a_model_is_loaded(tiny_tokenizer, tiny_gpt2_dir):
+    algorithm = with_text_rollouts(sb3_contrib.TRPO)
+    with pytest.raises(RL4LMsLikeError, match=r"TRPO .*get_distribution.*`trpo`"):
+        algorithm(POLICIES["causal"], make_env(tiny_tokenizer, tiny_gpt2_dir), policy_kwargs={"model_name": "./none"})
+    blocks = run_blocks()
+    blocks["alg"] |= {"id": "sb3_contrib:TRPO", "args": {"n_steps": 8}}
+    mistakes = settings_mistakes(parse_config(blocks))
+    assert [mistake.path for mistake in mistakes if "get_distribution" in mistake.message] == ["alg.id"]
 
 
 def test_progress_stays_within_its_bounds_and_learn_is_free_of_earlier_iterations(tiny_gpt2_dir, tiny_tokenizer):

@@ -20,6 +20,7 @@ from rl4lms_like.policies.generation import unknown_generation_arguments
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.policies.optimizer import make_optimizer
 from rl4lms_like.policies.writing import NO_PROMPT
+from rl4lms_like.rollouts.supported import unsupported_with
 from rl4lms_like.training.config.run_config import RunConfig
 
 
@@ -46,7 +47,17 @@ def settings_mistakes(config: RunConfig) -> list[Mistake]:
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
     mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
-    return [*mistakes, *_optimizer_mistakes(config), *_device_mistakes(config, here=False)]
+    return [
+        *mistakes,
+        *_algorithm_mistakes(config),
+        *_optimizer_mistakes(config),
+        *_device_mistakes(config, here=False),
+    ]
+
+
+def _algorithm_mistakes(config: RunConfig) -> list[Mistake]:
+    said = unsupported_with(ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id))
+    return [Mistake("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {said}")] if said else []
 
 
 def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
