@@ -40,6 +40,7 @@ REPOSITORY = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "rl4lms_files"
 WORK = Path(__file__).parent / ".models" / "rl4lms_files"
 
+N_CELLS = 4
 SPLITS = {"train": 3000, "val": 200, "test": 200}
 
 
@@ -145,12 +146,12 @@ def write_concepts(folder: Path) -> None:
 
 
 def write_tables(folder: Path) -> None:
-    """One-row tables whose cells are every second word of an opinion's first sentence."""
+    """One-row tables whose cells are the first, third ... word of an opinion's first sentence."""
     for split, name in (("train", "train"), ("val", "dev"), ("test", "test")):
         rows = []
         for number, text in enumerate(opinions(split)):
             sentence = text.split(".")[0] + "."
-            words = sentence.rstrip(".").split()[::2]
+            words = sentence.rstrip(".").split()[::2][:N_CELLS]
             cells = [
                 [{"value": value, "is_header": header, "column_span": 1, "row_span": 1} for value in values]
                 for header, values in ((True, [f"word {i}" for i in range(len(words))]), (False, words))

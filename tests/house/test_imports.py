@@ -48,6 +48,6 @@ def test_the_check_sees_a_heavy_package():
     assert "pandas" in python(LOADED, "pandas").split()
 
 
-def test_import_takes_less_than_half_a_second():
+def test_import_takes_less_than_a_second():
     quickest = min(float(python(TIMED)) for _ in range(5))
-    assert quickest < 0.5
+    assert quickest < 1.0

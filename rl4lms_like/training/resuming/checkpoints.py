@@ -357,8 +357,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
         if known in OLDER_FORMATS:
             raise CheckpointError(
-                f"{folder}: written by {OLDER_FORMATS[known]}: resume the run with that version, or start a new one from "
-                f"this model (alg.policy.args.model_name)"
+                f"{folder}: written by {OLDER_FORMATS[known]}: resume the run with that version, or start a new one "
+                f"from this model (alg.policy.args.model_name)"
             )
         raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
     return dict(manifest)
