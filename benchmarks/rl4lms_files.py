@@ -71,7 +71,7 @@ TASKS = {
     "imdb_ppo": Task("imdb_text_continuation/gpt2_ppo.yml", "semantic/sentiment", 1e-4, 10, SENTIMENT),
     "imdb_nlpo": Task("imdb_text_continuation/gpt2_nlpo.yml", "semantic/sentiment", 1e-4, 10, SENTIMENT),
     "summarization": Task(
-        "summarization/t5_ppo.yml", "lexical/rouge_rouge1", 2e-4, 5, {"train_evaluation.metrics": ROUGE_L}
+        "summarization/t5_ppo.yml", "lexical/rouge_rouge1", 2e-4, 5, {"train_evaluation.metrics": ROUGE_L}, 600
     ),
     "common_gen": Task(
         "common_gen/t5_ppo.yml",
