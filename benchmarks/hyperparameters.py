@@ -80,7 +80,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     },
     "critic": {
         f"policy 1e-4, head {init}, critic x {factor}": Row({LR: 1e-4, INIT: init, CRITIC: factor * 1e-4})
-        for init, factor in (("default", 1), ("zero", 1), ("zero", 3), ("zero", 10), ("zero", 30))
+        for init, factor in (("default", 1), ("zero", 1), ("zero", 3), ("zero", 10))
     },
     "minibatches": {
         f"batch_size {size}, normalised {'within' if norm is True else 'over the rollout'}": Row(

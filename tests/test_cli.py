@@ -187,6 +187,15 @@ def test_a_data_file_or_column_that_is_not_there_is_told_with_the_other_mistakes
         assert f"  {path}: " in written.err and said in written.err and "  env.n_envs: " in written.err
 
 
+def test_a_data_file_may_be_named_by_a_variable(config, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "Why?"}\n' * 9)
+    monkeypatch.setenv("ROWS", str(file))
+    pool = json.dumps({"id": "jsonl", "args": {"path": "${ROWS}", "prompt_column": "question"}})
+    assert main(["check", config, "--set", f"datapool={pool}"]) == 0
+    assert "Why?" in capsys.readouterr().out
+
+
 def test_check_estimates_memory_for_a_model_at_hand(config, capsys, tiny_gpt2_dir):
     assert main(["check", "--config_path", config, "--set", f"alg.policy.args.model_name={tiny_gpt2_dir}"]) == 0
     printed = capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROUNDING_UNITS = 32
+ROUNDING_UNITS = 8
 """Standard deviations up to this multiple of the dtype's epsilon (times the size of the numbers) are rounding error."""
 
 
@@ -71,7 +71,7 @@ def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1
     std = advantages.std()
     size = advantages.abs().max() if returns is None else torch.maximum(advantages.abs().max(), returns.abs().max())
     rounding = ROUNDING_UNITS * torch.finfo(advantages.dtype).eps * size
-    return torch.where(std > rounding, (advantages - advantages.mean()) / (std + eps), 0.0)
+    return torch.where(std <= rounding, 0.0, (advantages - advantages.mean()) / (std + eps))  # NaN stays NaN
 
 
 def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool = True) -> Tensor:

@@ -46,11 +46,13 @@ _WELL_KNOWN = re.compile(
 )
 """Tokens of well-known services, by how they begin."""
 _WITHIN = re.compile(
-    r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|sk-(?=[A-Za-z_-]*\d)[\w-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|AKIA[0-9A-Z]{16}(?!\w)|xox[abprs]-[\d-]{10,}|Bearer (?=[^\s\d]*\d)[\w.~+/=-]{16,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----)"
 )
 """The same within longer texts, which may hold words that begin alike."""
+_LONG = 16
+"""Characters from which a secret of the environment is no word that a text holds by chance."""
 _RANDOM = re.compile(r"[\w.=+/~-]{20,}")
 """Least length and letters of a value that is judged by how it looks."""
 
@@ -198,9 +200,14 @@ def _secret_by_place(keys: tuple[str, ...], value: Any) -> bool:
 
 
 def _secret_by_itself(value: str, own: Collection[str]) -> bool:
-    if _WELL_KNOWN.fullmatch(value) or _WITHIN.search(value) or value in own:
+    return _WELL_KNOWN.fullmatch(value) is not None or _holds_secret(value, own)
+
+
+def _holds_secret(value: str, own: Collection[str]) -> bool:
+    """Return whether a text is a secret or holds one; a short word may be a password, but is none within a text."""
+    if value in own or _WITHIN.search(value):
         return True
-    return any(secret in value for secret in own if _looks_random(secret))
+    return any(secret in value for secret in own if len(secret) >= _LONG or _looks_random(secret))
 
 
 def _looks_random(value: str) -> bool:
@@ -212,8 +219,8 @@ def _looks_random(value: str) -> bool:
 
 def secret_in(value: Any, path: str = "state") -> str | None:
     """Where data in JSON's types hold a secret that this process knows, or one that looks like it; None: nowhere."""
-    known = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
-    return _place_of_secret(value, path, known)
+    own = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
+    return _place_of_secret(value, path, own)
 
 
 def _place_of_secret(value: Any, path: str, known: Collection[str]) -> str | None:
@@ -224,8 +231,7 @@ def _place_of_secret(value: Any, path: str, known: Collection[str]) -> str | Non
     elif isinstance(value, list):
         pairs = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     else:
-        is_secret = isinstance(value, str) and (_WITHIN.search(value) or any(secret in value for secret in known))
-        return path if is_secret else None
+        return path if isinstance(value, str) and _holds_secret(value, known) else None
     return next((found for inner, item in pairs if (found := _place_of_secret(item, inner, known)) is not None), None)
 
 

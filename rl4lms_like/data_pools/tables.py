@@ -15,7 +15,6 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -147,14 +146,27 @@ def parquet_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def _parsed(text: str, where: str) -> Any:
-    return json.loads(text, object_pairs_hook=partial(_object, where))
+    try:
+        return _DECODER.decode(text)
+    except _RepeatedKeyError as error:
+        row = dict(error.pairs)
+        _refuse_repeated([key for key, _ in error.pairs], f"{where}, in {excerpt(row)}", "the key")
+        return row
 
 
-def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+class _RepeatedKeyError(Exception):
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        self.pairs = pairs
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        _refuse_repeated([key for key, _ in pairs], f"{where}, in {excerpt(row)}", "the key")
+        raise _RepeatedKeyError(pairs)
     return row
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)  # one for all lines: making it takes longer than decoding a line
 
 
 def _refuse_repeated(names: list[str], where: str, what: str) -> None:

@@ -129,7 +129,8 @@ class BERTScoreModel:
         import torch
         from bert_score import BERTScorer
 
-        self._require_weights(load_complete)
+        if not Path(place_of(self.model_type)).is_dir():  # a folder has been looked at when this was built
+            self._require_weights(load_complete)
         try:
             with torch.random.fork_rng(devices=[]):  # an unused part that the checkpoint lacks is drawn at random
                 scorer = BERTScorer(

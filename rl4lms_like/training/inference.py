@@ -239,7 +239,7 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
 def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
     own, own_model = _run_of(Path(run_or_model))
     model = own_model or _model_name(run_or_model)
-    config = load_config(config_path) if config_path else own
+    config = load_config(config_path, data=False) if config_path else own
     if config is None:
         raise RL4LMsLikeError(
             f"{run_or_model} is not the folder of a finished run (config.json and model/): give --config_path with the "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from rl4lms_like.core.errors import ConfigError, ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, Mistake, ModelError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.secrets import with_values
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.training.components import Components, build_components, check_references
 from rl4lms_like.training.config.binding import with_defaults
@@ -48,40 +50,52 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     failures: list[RL4LMsLikeError] = []
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
-        _check_settings(config)
-        try:
-            said, models = _models(config)
-            yield "# models\n" + said
-        except RL4LMsLikeError as error:
-            failures.append(error)
-        yield "# memory\n" + _memory(config)
+        with _collected(failures):
+            _check_settings(config)
+        with _collected(failures):
+            text, models = _models(config)
+            yield "# models\n" + text
+        with _collected(failures):
+            yield "# memory\n" + _memory(config)
     else:
-        yield "# training\n" + _table(described(config, samples))
-        try:
+        with _collected(failures):
+            yield "# training\n" + _table(described(config, samples))
+        with _collected(failures):
             check_supervised_weights(config)
-        except ModelError as error:
-            failures.append(error)
-    try:
+    components: Components | None = None
+    with _collected(failures):
         components = build_components(config)
+    with _collected(failures):
         found = samples()
         yield "# data\n" + _data(found, models)
         if found is not None:
             _check_data(config, components, found, models)
-    except RL4LMsLikeError as error:
-        failures.append(error)
     if full:
         yield "# resolved config\n" + resolved(config)
     if failures:
         raise _together(failures)
 
 
+@contextmanager
+def _collected(failures: list[RL4LMsLikeError]) -> Iterator[None]:
+    """Add an error of the library to `failures` instead of raising it."""
+    try:
+        yield
+    except RL4LMsLikeError as error:
+        if str(error) not in map(str, failures):
+            failures.append(error)
+
+
 def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
-    """One error that says all of them."""
+    """Return one error with all of them; where one is a mistake in the config, they are reported as such."""
     if len(failures) == 1:
         return failures[0]
-    if all(isinstance(failure, ConfigError) for failure in failures):
-        return ConfigError([mistake for failure in failures for mistake in getattr(failure, "mistakes", ())])
-    return RL4LMsLikeError("\n".join(map(str, failures)))
+    if not any(isinstance(failure, ConfigError) for failure in failures):
+        return RL4LMsLikeError("\n".join(map(str, failures)))
+    listed = [
+        failure.mistakes if isinstance(failure, ConfigError) else [Mistake("", str(failure))] for failure in failures
+    ]
+    return ConfigError([mistake for mistakes in listed for mistake in mistakes])
 
 
 def resolved(config: AnyConfig) -> str:
@@ -129,7 +143,7 @@ def _samples(config: AnyConfig) -> FoundSamples:
     """The samples of all splits; None where a network would have to be waited for."""
     from rl4lms_like.training.assemble import build_datapools
 
-    if not DATA_POOLS.resolve(config.datapool.id).is_local(**config.datapool.args):
+    if not DATA_POOLS.resolve(config.datapool.id).is_local(**with_values(config.datapool.args)):
         return None
     return {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
 
@@ -143,11 +157,12 @@ def _data(samples: FoundSamples, models: _Models | None) -> str:
 
 
 def _check_data(
-    config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]], models: _Models | None
+    config: AnyConfig, components: Components | None, samples: Mapping[str, Sequence[Sample]], models: _Models | None
 ) -> None:
     from rl4lms_like.training.config.settings import check_prompts
 
-    check_references(config, components, samples)
+    if components is not None:
+        check_references(config, components, samples)
     if models is not None:
         check_prompts(samples, models.tokenizer, models.config)
 

@@ -232,7 +232,7 @@ def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
         return buffer.advantages, None
     batch_size = getattr(algorithm, "batch_size", None)
     is_whole = batch_size is None or batch_size >= buffer.n_tokens
-    return normalized(buffer.advantages), "rollout" if is_whole else "minibatch"
+    return normalized(buffer.advantages, returns), "rollout" if is_whole else "minibatch"
 
 
 def clip_range_of(algorithm: Any) -> float | None:

@@ -111,10 +111,13 @@ def test_an_own_token_is_recognised_within_a_longer_text(monkeypatch):
         ({SECRET: 1}, "a key of state"),
         ({"other": "hf_abcdefghijklmnopqrstuvwxyzABCDEF"}, "state['other']"),
         ({"n": 1, "text": "plain", "none": None}, None),
+        ({"text": "how do I install postgresql?", "model": "models/sk-fine-tuned-gpt2-medium-v2"}, None),
+        ({"password": "postgres"}, "state['password']"),
     ],
 )
 def test_a_secret_in_what_a_component_remembers_is_found(state, place, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("POSTGRES_PASSWORD", "postgres")
     assert secret_in(state) == place
 
 

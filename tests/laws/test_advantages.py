@@ -64,6 +64,11 @@ def test_rounding_errors_never_become_advantages(advantage, value, length):
     assert not normalized(returns - values + noise, returns).any()
 
 
+@given(st.sampled_from([float("nan"), float("inf")]))
+def test_what_is_not_finite_is_not_hidden_by_normalisation(number):
+    assert not torch.isfinite(normalized(torch.tensor([1.0, number, 2.0]), torch.zeros(3))).any()
+
+
 @given(st.floats(1e-6, 1e6))
 def test_normalisation_does_not_depend_on_the_scale_of_rewards(scale):
     advantages = torch.tensor([0.1, -0.4, 0.7, 0.2], dtype=torch.float64)

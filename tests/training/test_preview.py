@@ -47,6 +47,18 @@ def on(tmp_path, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
     return blocks
 
 
+def test_mistakes_of_settings_models_and_data_are_reported_together(on):
+    blocks = on()
+    blocks["env"]["args"]["max_prompt_length"] = 200
+    blocks["alg"]["policy"]["args"]["generation_kwargs"]["no_such_setting"] = 1
+    blocks["reward_fn"] = {"id": "rouge", "args": {"rouge_type": "rouge1"}}
+    with pytest.raises(ConfigError) as caught:
+        list(preview(parse_config(blocks)))
+    assert [mistake.path for mistake in caught.value.mistakes] == [
+        "alg.policy.args.generation_kwargs.no_such_setting", "env.args", "reward_fn"
+    ]  # fmt: skip
+
+
 def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(on, tiny_t5_dir):
     assert "fit: " in "\n".join(preview(parse_config(on())))
     family = on(model=tiny_t5_dir, critic_model=str(tiny_t5_dir))

@@ -114,8 +114,8 @@ def data_mistakes(blocks: dict[str, Any]) -> list[Mistake]:
         blocks: a bound mapping without mistakes in `datapool`.
     """
     prepare, args = file_pool(blocks), at(blocks, "datapool.args")
-    if prepare is None:
-        return []
+    if prepare is None or any(map(names_variable, [*args.values(), *(args.get("data_files") or {}).values()])):
+        return []  # a variable is looked up when the pool is prepared
     path, files = args.get("path"), args.get("data_files") or {}
     found = []
     for split in ("train",) if path is not None else SPLITS:

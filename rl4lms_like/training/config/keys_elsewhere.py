@@ -51,7 +51,7 @@ ELSEWHERE = {
 
 HERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 
-_OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.")
+_OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.policy.args.peft.")
 
 
 def with_keys_of_here(mistakes: Sequence[Mistake]) -> list[Mistake]:

@@ -187,10 +187,13 @@ def _small_minibatches(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def _default_learning_rate(blocks: Mapping[str, Any]) -> list[Notice]:
-    rate = at(with_defaults(blocks), "alg.args.learning_rate")
+    args = at(with_defaults(blocks), "alg.args") or {}
+    rate = args.get("learning_rate")
     if rate is None or at(blocks, "alg.args.learning_rate") is not None or at(blocks, "alg.policy") is None:
         return []
-    message = f"not given; the default of {rate:g} suits models of about 100M parameters, smaller ones learn with more"
+    message = f"not given; the default is {rate:g}"
+    if "critic_learning_rate" in args and "cg_max_steps" not in args:  # chosen by this library, for the policy
+        message += ", which suits models of about 100M parameters; smaller ones learn with more"
     return [Notice("alg.args.learning_rate", message)]
 
 

@@ -318,19 +318,20 @@ AnyConfig: TypeAlias = RunConfig | SupervisedConfig
 """Either kind of run."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> AnyConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, data: bool = True) -> AnyConfig:
     """Reads, overrides and checks a YAML file, with the first rows of the data files that it names.
 
     Args:
         path: the file.
         overrides: `alg.args.learning_rate=1e-5`, in order.
+        data: see `parse_config`; an evaluation needs the files of one split only.
 
     Raises:
         ConfigError: with every mistake of the file, the overrides and the components' arguments.
     """
     mapping, repeated = read_yaml(path)
     changed, mistakes = apply_overrides(mapping, overrides)
-    return parse_config(changed, source=str(path), mistakes=repeated + mistakes, data=True)
+    return parse_config(changed, source=str(path), mistakes=repeated + mistakes, data=data)
 
 
 def parse_config(

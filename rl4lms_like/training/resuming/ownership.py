@@ -15,6 +15,8 @@ import os
 from pathlib import Path
 
 MANIFEST = "manifest.json"
+FOLDER = "checkpoints"
+"""Name of the only folder of a run that holds several models, which a user may link to another disk."""
 
 
 def mark_in(base: Path) -> str:
@@ -22,13 +24,13 @@ def mark_in(base: Path) -> str:
 
     A digest of the place of the run's folder, so that a copy of the run deletes nothing of the original.
     """
-    if base.resolve().parent == base.parent.resolve():
+    if base.name != FOLDER or base.resolve().parent == base.parent.resolve():
         return ""
     return hashlib.sha256(os.fsencode(os.path.realpath(base.parent))).hexdigest()[:16]
 
 
 def is_own(checkpoint: Path) -> bool:
-    """Whether a checkpoint is of the run in whose folder it is found, so that the run may delete it."""
+    """Return whether a checkpoint is of the run in whose folder it is found, so that the run may delete it."""
     mark = mark_in(checkpoint.parent)
     if not mark:
         return True

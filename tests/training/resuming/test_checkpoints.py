@@ -231,6 +231,17 @@ def test_a_run_whose_checkpoints_are_on_another_disk_deletes_its_own_alone(tmp_p
     assert {path: path.read_bytes() for path in kept} == kept
 
 
+def test_a_run_whose_folder_is_a_link_writes_its_model_again(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    for text in ("{}", "[]"):
+        checkpoints.write_folder(
+            tmp_path / "run" / "model",
+            lambda folder, text=text: (folder.mkdir(), (folder / "config.json").write_text(text)),
+        )
+    assert (tmp_path / "disk" / "model" / "config.json").read_text() == "[]"
+
+
 @pytest.mark.parametrize("culprit", ["model", "tensors", "rename"])
 def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest(tmp_path, monkeypatch, culprit):
     base = tmp_path / "checkpoints"
