@@ -46,7 +46,8 @@ _WELL_KNOWN = re.compile(
 )
 """Tokens of well-known services, by how they begin."""
 _WITHIN = re.compile(
-    r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{20,}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|AKIA[0-9A-Z]{16}(?!\w)|xox[abprs]-[\d-]{10,}|Bearer (?=[^\s\d]*\d)[\w.~+/=-]{16,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----)"
 )
