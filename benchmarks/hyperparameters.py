@@ -1,4 +1,4 @@
-"""How the defaults of the on-policy algorithms were chosen: tiny models, five seeds, in one process.
+"""Measures the settings that the defaults were chosen from: tiny models, five seeds, in one process.
 
     python -m benchmarks.hyperparameters                       all groups, about an hour of one core
     python -m benchmarks.hyperparameters --only critic,minibatches

@@ -46,7 +46,7 @@ SPLITS = {"train": 3000, "val": 200, "test": 200}
 
 @dataclass(frozen=True)
 class Task:
-    """What of a file is changed.
+    """Changes to one file.
 
     Args:
         file: in `task_configs`.

@@ -215,7 +215,7 @@ def _seeds_text(counts: Sequence[int]) -> str:
 
 
 def _extent(counts: Sequence[int]) -> str:
-    """What bars and bands show of so many seeds."""
+    """Return what bars and bands show of so many seeds."""
     if max(counts) < MIN_SEEDS:
         return "lowest to highest"
     few = f", below {MIN_SEEDS} seeds lowest to highest" if min(counts) < MIN_SEEDS else ""

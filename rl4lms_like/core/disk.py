@@ -47,7 +47,7 @@ def reason(error: OSError) -> str:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether an error says that this process has no permission, or that a disk is read-only."""
+    """Return whether an error says that this process has no permission, or that a disk is read-only."""
     return isinstance(error, OSError) and error.errno in _DENIED
 
 

@@ -30,7 +30,7 @@ Check: TypeAlias = Callable[[Any, Any, str], "tuple[Any, list[Mistake]] | None"]
 """Asked first about a value, its type and its path: the answer of `check_value`, or None where it has none."""
 
 UNKNOWN_KEY = "unknown key"
-"""What the message of a mistake begins with that is a key which is not there."""
+"""Start of the message for an unknown key."""
 
 REQUIRED: Any = inspect.Parameter.empty
 """The default of an argument that has none."""

@@ -212,14 +212,14 @@ def _holds_secret(value: str, own: Collection[str]) -> bool:
 
 
 def _looks_random(value: str) -> bool:
-    """Whether it has digits, and words and numbers in it are as short as in no name: 3.5 letters on average or less."""
+    """Return whether a value has digits, and words and numbers that are short: 3.5 characters on average or less."""
     if not _RANDOM.fullmatch(value) or not any(letter.isdigit() for letter in value):
         return False
     return len(value) <= 3.5 * len(_WORDS.findall(value))
 
 
 def secret_in(value: Any, path: str = "state") -> str | None:
-    """Where data in JSON's types hold a secret that this process knows, or one that looks like it; None: nowhere."""
+    """Return where data in JSON's types hold a known secret, or what looks like one; None: nowhere."""
     own = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
     return _place_of_secret(value, path, own)
 

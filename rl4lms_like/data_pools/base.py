@@ -38,7 +38,7 @@ class TextGenPool(ABC):
 
     @classmethod
     def is_local(cls, **args: Any) -> bool:
-        """Whether `prepare` reads nothing from a network; `check` prepares such pools only.
+        """Return whether `prepare` reads nothing from a network; `check` prepares such pools only.
 
         Args:
             args: the arguments of `prepare`, without the split.

@@ -33,7 +33,7 @@ class HfDatasetPool(TextGenPool):
 
     @classmethod
     def is_local(cls, **args: Any) -> bool:
-        """Whether `path` is a folder, or a format with local files."""
+        """Return whether `path` is a folder, or a format with local files."""
         path, files = args["path"], args.get("data_files") or {}
         is_format = "/" not in path and bool(files) and not any("://" in file for file in files.values())
         return is_format or os.path.exists(with_home(path))

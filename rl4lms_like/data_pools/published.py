@@ -76,7 +76,7 @@ class PublishedPool(TextGenPool):
 
     @classmethod
     def is_local(cls, **args: Any) -> bool:
-        """Whether `data_dir` names a local copy."""
+        """Return whether `data_dir` names a local copy."""
         return args.get("data_dir") is not None
 
 

@@ -115,7 +115,7 @@ class RewardOfParts(RewardFunction):
 
     @property
     def needs_references(self) -> bool:  # type: ignore[override]
-        """Whether one of the parts fails on samples without references."""
+        """Return whether one of the parts fails on samples without references."""
         return any(getattr(part.reward, "needs_references", False) for part in self.parts)
 
     def state_dict(self) -> dict[str, Any]:

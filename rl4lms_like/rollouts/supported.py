@@ -1,4 +1,4 @@
-"""Which algorithms of Stable-Baselines3's kind can be trained on text rollouts. Loads nothing but the registry's rules.
+"""Checks which algorithms of Stable-Baselines3's kind can be trained on text rollouts. Loads no torch.
 
 stable_baselines3.PPO, A2C, classes with a `train()` of their own     log-probs and values of whole episodes
 sb3_contrib.TRPO                          only with a policy of your own that gives distributions over all tokens

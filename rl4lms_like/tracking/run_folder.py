@@ -256,7 +256,7 @@ def claim_folder(
 
 
 def is_untrained(path: Path) -> bool:
-    """Whether a run's folder holds nothing but what a run writes before its first iteration, so that none is lost."""
+    """Return whether a run's folder holds only what a run writes before its first iteration."""
     return all(_is_of_the_start(file) for file in path.iterdir())
 
 

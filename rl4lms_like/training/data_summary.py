@@ -1,4 +1,4 @@
-"""What `check` reports of the samples of a data pool.
+"""Describes the samples of a data pool, for `check`.
 
 train   1,000 samples; 12 prompts are longer than 64 tokens (up to 93) and cut; 3 have no references
 val     100 samples; all prompts within 64 tokens (up to 60)
@@ -30,7 +30,7 @@ def data_lines(
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_prompt_length: int = 0,
 ) -> list[tuple[str, str]]:
-    """What each split holds, and the first prompts.
+    """Return the contents of each split, and the first prompts.
 
     Args:
         samples: by split; `train` has at least one.
@@ -52,7 +52,7 @@ def data_lines(
 
 
 def prompt_lengths(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int) -> str:
-    """How many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words."""
+    """Return how many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words."""
     counted = list(prompts[:N_COUNTED])
     lengths = [len(ids) for ids in tokenizer(counted, truncation=False, verbose=False)["input_ids"]]
     longer = sum(length > max_prompt_length for length in lengths)

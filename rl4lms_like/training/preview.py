@@ -1,4 +1,4 @@
-"""What `check` prints: notices, the arithmetic of the batches, models, memory and data; with `--full` the config."""
+"""Collects the output of `check`: notices, batches, models, memory and data; with `--full` the config."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _check_settings(config: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class _Models:
-    """What of the models must be known to look at the data."""
+    """Facts about the models that are needed to look at the data."""
 
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase

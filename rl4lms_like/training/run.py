@@ -130,7 +130,7 @@ def train_config(
     found, said = (None, []) if new else begun(config, wanted)
     if found is not None:
         experiment_name = str(Path(experiment_name).with_name(found.folder.name))
-        how = "goes on with it" if found.checkpoint else "begins again in it, for it ended before its first iteration"
+        how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
         said = [*said, f"{found.folder} is not finished: this run {how}; --new begins another"]
     try:
         with threads_as_before(), deterministic_operations(config.deterministic):

@@ -98,7 +98,7 @@ def _pool_files(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
-    """What prepares the run's data pool, if that is one of the library's own that read a file of the user's."""
+    """Return what prepares the run's data pool, if that is one of the library's own that read a file of the user's."""
     prepare = targets(blocks).get("datapool")
     if prepare is None or not str(prepare.__module__).startswith("rl4lms_like.data_pools."):
         return None

@@ -1,4 +1,4 @@
-"""Whether the models, the tokenizer and the lengths of an RL run fit each other; no weight is read.
+"""Checks that the models, the tokenizer and the lengths of an RL run fit each other; no weight is read.
 
 tokenizer   has no token that the policy cannot embed
 models      policy, critic and reference are of the family that `alg.policy.id` takes

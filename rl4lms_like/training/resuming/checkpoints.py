@@ -136,7 +136,7 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
     """
     mark = f".{own}" if (own := mark_in(folder.parent)) else ""
     if folder.exists() and not is_own(folder):
-        said = "it lies behind a link and this run did not write it; it is kept: remove it, or lead the link elsewhere"
+        said = "it lies behind a link and this run did not write it; it is kept: remove it, or change the link"
         raise FileExistsError(errno.EEXIST, said, str(folder))
     partial, before = (folder.with_name(f"{folder.name}{mark}{end}") for end in (_PARTIAL, _REPLACED))
     try:
@@ -207,7 +207,7 @@ def newest_checkpoint(run_folder: Path) -> Path:
 
 
 def skipped(base: Path, since: int = -1) -> str:
-    """Which checkpoints after `since` iterations or steps cannot be resumed from, and why; empty if there are none."""
+    """Return which checkpoints after `since` iterations or steps cannot be resumed, and why."""
     names = [p.name for p in checkpoints_in(base) if not (p / MANIFEST).is_file() and _number(p) > since]  # type: ignore[operator]
     why = f"no {MANIFEST}: the model alone, or a checkpoint that was not written to its end or was changed"
     return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})" if names else ""
@@ -252,7 +252,7 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
     if foreign := next((path for path in later if not is_own(path)), None):
         raise CheckpointError(
             f"{foreign} is later than where this run resumes. It lies behind a link and this run did not write it, so "
-            f"it is kept: resume from it, remove it, or lead the link elsewhere"
+            f"it is kept: resume from it, remove it, or point the link to another folder"
         )
     try:
         for left in [path for path in base.glob("*") if path.is_dir()]:

@@ -1,4 +1,4 @@
-"""Which checkpoints a run may delete: all in its own folder; behind a link those alone that carry its mark.
+"""Decides which checkpoints a run may delete: all in its own folder; behind a link only those with its mark.
 
 run/checkpoints/iteration_00020                        the run's own, whatever it holds
 run/checkpoints -> /scratch/a/

@@ -3,7 +3,7 @@
     first      finished                              no
     first_2    unfinished, another config            no
     first_3    unfinished, the same config, nobody writes there, has a checkpoint    goes on with it
-               the same, without a checkpoint, and ended before its first iteration  begins again in it
+               the same, without a checkpoint, and ended before its first iteration  starts again in it
     first_4    there is none                         a new run, if none before fits
 
 The lock is held from the look into a folder to the end of the run, so two processes never go on with the same one.
@@ -44,7 +44,7 @@ class Begun:
 
     Args:
         folder: of the run.
-        checkpoint: what it goes on from; None where the run ended before its first iteration, and begins again.
+        checkpoint: to resume from; None where the run ended before its first iteration, and starts again.
         lock: of the folder, held.
     """
 
