@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rl4lms_like.training.config.notices import notices_of
 from rl4lms_like.training.config.run_config import RunConfig, load_config
 from rl4lms_like.training.config.yaml_file import read_yaml
 from rl4lms_like.training.run import train
@@ -114,6 +115,21 @@ def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch)
         assert is_embedded(model) or "on_supervised" in name
         assert (config.seed, config.device, config.n_threads) == (0, "cpu", 1)
         assert {notice.path for notice in config.notices} <= {"env.args.terminate_on_eos"}  # which its comment explains
+
+
+def test_minibatches_of_few_episodes_are_noticed_in_rl4lms_files_and_nowhere_else():
+    """Their `batch_size: 64` keeps its value, and holds one to three responses."""
+    noticed = {
+        name
+        for name in FILES
+        for notice in notices_of(read_yaml(FOLDER / name)[0])
+        if notice.path == "alg.args.batch_size" and "episode" in notice.message
+    }
+    assert noticed and not [
+        name for name in noticed if "/tiny_" in name or name.startswith(("quickstart", "tinystories"))
+    ]
+    responses_of_33_tokens = {f"{task}/t5_ppo.yml" for task in ("iwslt2017", "narrative_qa", "summarization", "totto")}
+    assert noticed >= responses_of_33_tokens | {"imdb_text_continuation/gpt2_ppo.yml"}
 
 
 def test_files_with_rl4lms_names_have_its_values(shared_dir):
