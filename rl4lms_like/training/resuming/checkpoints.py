@@ -387,15 +387,10 @@ def _write_json(value: Mapping[str, Any], file: Path) -> None:
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slowly(stream)
-
-
-def _slowly(stream: Any) -> str:
-    """`hashlib.file_digest` of Python 3.10, which has none."""
     digest = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        digest.update(block)
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()
 
 
