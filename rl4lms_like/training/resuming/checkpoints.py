@@ -355,11 +355,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder}: {MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
     if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
+        way_out = "resume the run with that version, or start a new one from this model (alg.policy.args.model_name)"
         if known in OLDER_FORMATS:
-            raise CheckpointError(
-                f"{folder}: written by {OLDER_FORMATS[known]}: resume the run with that version, or start a new one "
-                f"from this model (alg.policy.args.model_name)"
-            )
+            raise CheckpointError(f"{folder}: written by {OLDER_FORMATS[known]}: {way_out}")
         raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
     return dict(manifest)
 
