@@ -25,11 +25,11 @@ _TRUE, _FALSE = (
 )
 _ON_POLICY = {"gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "ppo": {**_ON_POLICY, "learning_rate": 3e-4, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "clip_range": 0.2},
-    "a2c": {**_ON_POLICY, "learning_rate": 7e-4, "n_steps": 5, "gae_lambda": 1.0},
+    "ppo": {**_ON_POLICY, "learning_rate": 1e-5, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "clip_range": 0.2},
+    "a2c": {**_ON_POLICY, "learning_rate": 5e-5, "n_steps": 5, "gae_lambda": 1.0},
     "trpo": {
         **_ON_POLICY,
-        **{"learning_rate": 1e-3, "n_steps": 2048, "batch_size": 128, "vf_coef": 1.0, "max_grad_norm": None},
+        **{"learning_rate": 1e-4, "n_steps": 2048, "batch_size": 128, "vf_coef": 1.0, "max_grad_norm": None},
         **{"target_kl": 0.01, "n_critic_updates": 10, "cg_max_steps": 15},
     },
 }
@@ -349,7 +349,8 @@ def algorithm_facts(asked: Mapping[str, Any], folder: Path, run: Any, n_iters: i
         rates = {group["role"]: group["lr"] for group in algorithm.policy.optimizer.param_groups}
         if n_iters:
             yield "actor's rate", rate, rates["actor"]
-            yield "critic's rate", at(args, "critic_learning_rate", rate), rates["critic"]
+            usual = rate if id == "trpo" else 10 * rate
+            yield "critic's rate", at(args, "critic_learning_rate", usual), rates["critic"]
 
 
 def supervised_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterator[Fact]:

@@ -14,7 +14,7 @@ def run_blocks() -> dict[str, Any]:
         "env": {"n_envs": 10, "args": {"max_prompt_length": 5, "max_episode_length": 20, "terminate_on_eos": True}},
         "alg": {
             "id": "ppo",
-            "args": {"n_steps": 128, "batch_size": 64, "learning_rate": 1e-6, "n_epochs": 5},
+            "args": {"n_steps": 128, "batch_size": 128, "learning_rate": 1e-6, "n_epochs": 5},
             "kl_div": {"coeff": 0.02, "target_kl": 2},
             "policy": {
                 "id": "causal_lm_actor_critic_policy",

@@ -330,9 +330,9 @@ def deterministic(made: Made) -> bool:
 
 SICK = {
     "ratio_gap": 0.01, "kl": 5.0, "entropy": 1e-3, "reward_spread": 0.0, "value_loss": [0.1] * 10 + [9.0] * 5,
-    "explained_variance": -3.0, "truncated": 1.0, "empty": 1.0, "duplicates": [0.0] + [0.9] * 14,
+    "explained_variance": -3.0, "truncated": [0.0] + [1.0] * 14, "empty": 1.0, "duplicates": [0.0] + [0.9] * 14,
     "near_duplicates": [0.0] + [0.9] * 14, "length_correlation": 0.99, "clip_fraction": 0.9, "approx_kl": 0.5,
-    "grad_norm": 0.0,
+    "grad_norm": 0.0, "minibatch_episodes": 1.0,
 }  # fmt: skip
 """A run in which nearly everything goes wrong."""
 

@@ -202,6 +202,7 @@ _SMALL_RATE = {"alg.args.learning_rate": 1e-3}
 _FAR = {"alg.policy.args.reference_model": f"{FOLDERS}/gpt2_other"}
 _TARGET = {**_FAR, "alg.kl_div.target_kl": 0.01}
 _SICK = see.alarms()
+_HEAD = {"alg.policy.args.value_head_init": "default"}
 _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}]}
 
 RUN: dict[str, Row | Silent] = {
@@ -248,7 +249,11 @@ RUN: dict[str, Row | Silent] = {
     "train_evaluation.keep_best.mode": Row(
         "min",
         see.best,
-        {**_TWO_METRICS, "train_evaluation.keep_best": {"metric": "diversity_metrics/distinct-1", "mode": "max"}},
+        {
+            **_TWO_METRICS,
+            "train_evaluation.keep_best": {"metric": "diversity_metrics/distinct-1", "mode": "max"},
+            "alg.args.learning_rate": 0.1,
+        },
     ),
     "train_evaluation.metrics.id": Row("distinct_n", see.evaluated),
     "train_evaluation.metrics.args": Row(
@@ -288,6 +293,7 @@ RUN: dict[str, Row | Silent] = {
     "doctor.max_length_correlation": Row(None, _SICK),
     "doctor.max_clip_fraction": Row(0.4, _SICK),
     "doctor.max_approx_kl": Row(0.1, see.alarms(clip_fraction=0.0)),
+    "doctor.min_minibatch_episodes": Row(None, _SICK),
     "doctor.no_learning": Row(False, _SICK),
     "doctor.max_held_out_fall": Row(None, _SICK, {"doctor.held_out": [{"metric": "length/words", "mode": "max"}]}),
     "doctor.held_out.metric": Row(
@@ -320,7 +326,7 @@ POLICY: dict[str, Row | Silent] = {
     "prompt_truncation_side": Row("right", see.cut_prompts, {"env.args.max_prompt_length": 3}),
     "critic": Row("shared", lambda made: made.policy.value_model is None),
     "critic_model": Row(f"{FOLDERS}/gpt2_other"),
-    "value_head_init": Row("zero"),
+    "value_head_init": Row("default"),
     "reference_model": Row(f"{FOLDERS}/gpt2_other", see.logged("rollout_info/ref_log_prob")),
     "dtype": Row("bfloat16", see.logged("rollout_info/log_prob")),
     "attn_implementation": Row("eager", lambda made: made.policy.policy_model.config._attn_implementation),
@@ -373,7 +379,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
     "gamma": Row(0.5),
     "gae_lambda": Row(0.2),
-    "bootstrap_truncated": Row(True),
+    "bootstrap_truncated": Row(True, beside=_HEAD),
     "ent_coef": Row(0.5),
     "vf_coef": Row(2.0),
     "max_grad_norm": Row(0.01),
@@ -385,7 +391,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "tensorboard_log": Row("here", see.event_files),
     "create_eval_env": Silent("without meaning"),
 }
-_A_STEP = {"alg.args.n_epochs": 4}
+_LONG_STEP = {"alg.args.target_kl": 100.0, "alg.args.cg_max_steps": 15, **_HEAD}
 
 # A2C's update is that of PPO's base class: only what it has of its own, or with another default, is looked at again.
 ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
@@ -397,7 +403,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "n_epochs": Row(1),
             "clip_range": Row(1e-3),
             "clip_range_vf": Row(1e-3),
-            "normalize_advantage": Row("rollout"),
+            "normalize_advantage": Row(True),
             "target_kl": Row(1e-9),
             "length_sorted_minibatches": Row(True, lambda made: made.algorithm.rollout_buffer.sort_by_length),
         },
@@ -418,8 +424,8 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "target_kl": Row(1e-4),
             "cg_max_steps": Row(1),
             "cg_damping": Row(10.0),
-            "line_search_shrinking_factor": Row(0.1, beside={"alg.args.target_kl": 100.0, "alg.args.cg_max_steps": 15}),
-            "line_search_max_iter": Row(1, beside={"alg.args.target_kl": 100.0, "alg.args.cg_max_steps": 15}),
+            "line_search_shrinking_factor": Row(0.1, beside=_LONG_STEP),
+            "line_search_max_iter": Row(1, beside=_LONG_STEP),
             "n_critic_updates": Row(1),
             "sub_sampling_factor": Row(4),
         },
