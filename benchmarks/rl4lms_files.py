@@ -55,6 +55,7 @@ class Task:
         n_iters: at most 20.
         changes: to the file's other values.
         supervised_steps: optimizer steps of the T5 that training starts from.
+        size: of that T5, instead of two layers of width 64.
     """
 
     file: str
@@ -63,6 +64,7 @@ class Task:
     n_iters: int
     changes: dict[str, Any] = field(default_factory=dict)
     supervised_steps: int = 400
+    size: dict[str, int] = field(default_factory=dict)
 
 
 SENTIMENT = {"reward_fn": {"id": "sentiment"}, "train_evaluation.metrics": [{"id": "sentiment"}, {"id": "length"}]}
@@ -71,7 +73,12 @@ TASKS = {
     "imdb_ppo": Task("imdb_text_continuation/gpt2_ppo.yml", "semantic/sentiment", 1e-4, 10, SENTIMENT),
     "imdb_nlpo": Task("imdb_text_continuation/gpt2_nlpo.yml", "semantic/sentiment", 1e-4, 10, SENTIMENT),
     "summarization": Task(
-        "summarization/t5_ppo.yml", "lexical/rouge_rouge1", 2e-4, 5, {"train_evaluation.metrics": ROUGE_L}, 600
+        "summarization/t5_ppo.yml",
+        "lexical/rouge_rouge1",
+        5e-4,
+        8,
+        {"train_evaluation.metrics": ROUGE_L},
+        size={"n_layer": 1, "n_embd": 32},
     ),
     "common_gen": Task(
         "common_gen/t5_ppo.yml",
@@ -126,13 +133,13 @@ def write_imdb(folder: Path) -> None:
 
 
 def write_summaries(folder: Path) -> None:
-    """Articles of four opinions; the summary is the first sentence of each of the first two."""
+    """Articles of two opinions; the summary is the first sentence of each."""
     for split, name in (("train", "train"), ("val", "validation"), ("test", "test")):
         texts = opinions(split)
         rows = []
-        for i in range(len(texts) - 3):
+        for i in range(len(texts) - 1):
             summary = " ".join(text.split(".")[0] + "." for text in texts[i : i + 2])
-            rows.append({"id": str(i), "article": " ".join(texts[i : i + 4]), "highlights": summary})
+            rows.append({"id": str(i), "article": " ".join(texts[i : i + 2]), "highlights": summary})
         write_lines(folder / f"{name}.jsonl", map(json.dumps, rows))
 
 
@@ -232,7 +239,7 @@ def make_start(name: str, task: Task, blocks: Mapping[str, Any]) -> Path:
     )
     texts = [text for sample, _ in pairs for text in (sample.prompt_or_input_text, *sample.references)]
     tokenizer = make_tokenizer(texts)
-    make_model(tokenizer, family="t5").save_pretrained(folder / "random")
+    make_model(tokenizer, family="t5", **task.size).save_pretrained(folder / "random")
     tokenizer.save_pretrained(folder / "random")
     config = {
         "tokenizer": {"model_name": str(folder / "random"), "max_length": blocks["env"]["args"]["max_prompt_length"]},

@@ -59,7 +59,7 @@ LOCAL = {
 """Arguments of rewards and metrics that name models: roles of tiny ones; None is the tiny policy's own folder."""
 
 RL = {
-    "env.n_envs": 8,
+    "env.n_envs": 16,
     "env.args.max_prompt_length": 40,
     "env.args.max_episode_length": 8,
     "alg.args.n_steps": 8,
