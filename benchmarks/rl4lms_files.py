@@ -83,22 +83,24 @@ TASKS = {
     "common_gen": Task(
         "common_gen/t5_ppo.yml",
         "lexical/rouge_rougeL",
-        2e-4,
-        10,
+        1e-4,
+        12,
         {
             "reward_fn": {"id": "rouge", "args": {"rouge_type": "rougeL", "shaping_fn": "common_gen_repeat_penalty"}},
             "train_evaluation.metrics": ROUGE_L,
         },
+        100,
     ),
     "totto": Task(
         "totto/t5_ppo.yml",
         "lexical/rouge_rougeL",
-        2e-4,
-        6,
+        1e-4,
+        10,
         {
             "reward_fn": {"id": "rouge", "args": {"rouge_type": "rougeL"}},
             "train_evaluation.metrics": ROUGE_L,
         },
+        100,
     ),
     "iwslt": Task(
         "iwslt2017/t5_ppo.yml",

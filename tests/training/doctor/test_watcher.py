@@ -295,6 +295,7 @@ def test_a_damaged_memory_is_refused(config, doctor_of):
 
 def test_a_held_out_metric_that_falls_while_the_reward_rises_is_told_with_its_worst_text(config, doctor_of):
     config["train_evaluation"]["metrics"].append({"id": "exact_match"})
+    config["datapool"] = {"id": "film_opinions", "args": {"n_train": 8, "n_eval": 2}}  # it has references
     doctor = doctor_of(config)
     assert dict(doctor.case.modes) == {"answers/exact_match": "max"}
     reward = {"reward_std": 0.1, "n_episodes": 100.0}

@@ -101,7 +101,7 @@ def test_activations_are_those_a_real_forward_pass_keeps(family):
             kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    n, prompt, response = 3, 16, 20
+    n, prompt, response = 6, 16, 20
     ids, taken = torch.ones(n, prompt + response, dtype=torch.long), torch.ones(n, response, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         if config.is_encoder_decoder:
