@@ -15,6 +15,7 @@ before training, and does not where the reward is random. The interval of the pa
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -55,6 +56,7 @@ class Task:
         n_iters: at most 20.
         changes: to the file's other values.
         supervised_steps: optimizer steps of the T5 that training starts from.
+        supervised_data: what it learns, instead of the task's own data.
         size: of that T5, instead of two layers of width 64.
     """
 
@@ -64,6 +66,7 @@ class Task:
     n_iters: int
     changes: dict[str, Any] = field(default_factory=dict)
     supervised_steps: int = 400
+    supervised_data: str | None = None
     size: dict[str, int] = field(default_factory=dict)
 
 
@@ -75,10 +78,12 @@ TASKS = {
     "summarization": Task(
         "summarization/t5_ppo.yml",
         "lexical/rouge_rouge1",
-        5e-4,
+        2e-4,
         8,
         {"train_evaluation.metrics": ROUGE_L},
-        size={"n_layer": 1, "n_embd": 32},
+        500,
+        "articles to repeat",
+        size={"n_layer": 1, "n_embd": 64},
     ),
     "common_gen": Task(
         "common_gen/t5_ppo.yml",
@@ -113,9 +118,12 @@ TASKS = {
 
 
 def random_reward(*, prompts: list[str], responses: list[str], **_: Any) -> list[float]:
-    """Return a number in [0, 1) for each text that says nothing of it: its hash."""
+    """Return a number in [-1, 1) for each text that says nothing of it: its hash.
+
+    The mean is 0, since a discounted reward (`gamma`) of positive mean favours short responses.
+    """
     digests = [hashlib.sha256(f"{p}\0{r}".encode()).digest() for p, r in zip(prompts, responses, strict=True)]
-    return [int.from_bytes(digest[:4], "big") / 2**32 for digest in digests]
+    return [int.from_bytes(digest[:4], "big") / 2**31 - 1.0 for digest in digests]
 
 
 # --- data, in the formats of the data sets ---------------------------------------------------------------------------
@@ -134,14 +142,15 @@ def write_imdb(folder: Path) -> None:
         write_lines(folder / f"{split}.jsonl", map(json.dumps, rows))
 
 
-def write_summaries(folder: Path) -> None:
-    """Articles of two opinions; the summary is the first sentence of each."""
+def write_articles(folder: Path, repeated: bool = False) -> None:
+    """Articles of two to six opinions; the summary is the first sentence of the first two, or the article again."""
     for split, name in (("train", "train"), ("val", "validation"), ("test", "test")):
         texts = opinions(split)
         rows = []
-        for i in range(len(texts) - 1):
+        for i in range(len(texts) - 5):
+            article = " ".join(texts[i : i + 2 + i % 5])
             summary = " ".join(text.split(".")[0] + "." for text in texts[i : i + 2])
-            rows.append({"id": str(i), "article": " ".join(texts[i : i + 2]), "highlights": summary})
+            rows.append({"id": str(i), "article": article, "highlights": article if repeated else summary})
         write_lines(folder / f"{name}.jsonl", map(json.dumps, rows))
 
 
@@ -200,7 +209,8 @@ def write_lines(file: Path, lines: Iterator[str] | list[str] | map[str]) -> None
 
 DATA = {
     "imdb": write_imdb,
-    "cnn_daily_mail": write_summaries,
+    "cnn_daily_mail": write_articles,
+    "articles to repeat": functools.partial(write_articles, repeated=True),
     "commongen": write_concepts,
     "totto": write_tables,
     "iwslt2017en_de": write_translations,
@@ -210,13 +220,13 @@ DATA = {
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def make_data(pool: str) -> Path:
+def make_data(name: str) -> Path:
     """Write the data of a pool, once."""
-    folder = WORK / "data" / pool
+    folder = WORK / "data" / name.replace(" ", "_")
     if not folder.exists():
         partial = folder.with_suffix(".partial")
         partial.mkdir(parents=True, exist_ok=True)
-        DATA[pool](partial)
+        DATA[name](partial)
         partial.rename(folder)
     return folder
 
@@ -227,7 +237,7 @@ def make_start(name: str, task: Task, blocks: Mapping[str, Any]) -> Path:
     folder = WORK / "models" / f"{pool}_{task.supervised_steps}"
     if (folder / "model" / "config.json").exists():
         return folder / "model"
-    data = make_data(pool)
+    data = make_data(task.supervised_data or pool)
     if pool == "imdb":
         texts = [json.loads(line)["text"] for line in (data / "train.jsonl").read_text().splitlines()]
         tokenizer = make_tokenizer(texts)
