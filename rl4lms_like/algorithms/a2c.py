@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from rl4lms_like.algorithms.arguments import A2CArguments
-from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm, episodes_of
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.losses import policy_gradient, value_error
+from rl4lms_like.core.objective import Objective
+from rl4lms_like.rollouts.buffer import Minibatch
 
 
 class A2C(OnPolicyTextAlgorithm):
@@ -26,12 +27,12 @@ class A2C(OnPolicyTextAlgorithm):
             "optimizer_kwargs": {"alpha": 0.99, "eps": self.arguments.rms_prop_eps},
         }
 
-    def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
+    def loss(self, minibatch: Minibatch) -> Objective:
         """The policy gradient, the critic's error and the entropy."""
-        values, log_prob, entropy = self.policy.evaluate_actions(episodes_of(minibatch), minibatch.actions)
-        return LossTerms(
+        values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+        return Objective(
             policy=policy_gradient(log_prob, minibatch.advantages),
             value=value_error(values, minibatch.returns),
-            entropy=-entropy.mean(),
+            entropy=-entropy,
             log_ratio=(log_prob - minibatch.old_log_prob).detach(),
         )

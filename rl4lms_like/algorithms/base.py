@@ -13,37 +13,28 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
-from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
+from rl4lms_like.core.episodes import pack_episodes
 from rl4lms_like.core.losses import approximate_kl, explained_variance
+from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import TextRollouts
-from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
 from rl4lms_like.rollouts.kl import KLController
 from rl4lms_like.rollouts.progress import UpdateProgress
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """First ratios further from 1 than this are warned of."""
-
-
-class LossTerms(NamedTuple):
-    """Means over the tokens of a (micro-)batch; `log_ratio` `[n_tokens]` is detached."""
-
-    policy: Tensor
-    value: Tensor
-    entropy: Tensor
-    log_ratio: Tensor
 
 
 class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[misc]
@@ -65,6 +56,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     n_epochs: int = 1
     batch_size: int | None = None
     target_kl: float | None = None
+    loss_aggregation: LossAggregation = "token_mean"
+    loss_norm: float | None = None
+    """How the policy's loss is averaged over a minibatch, see `core.objective.action_weights`."""
     warns_of_ratio: bool = True
     """Whether a first ratio off 1 is still to be warned of; False where a run's doctor tells."""
 
@@ -114,8 +108,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return {}
 
     @abstractmethod
-    def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
-        """The algorithm: its loss terms on some whole episodes, each a mean over their tokens."""
+    def loss(self, minibatch: Minibatch) -> Objective:
+        """The algorithm: the terms of its loss on some whole episodes, one number per action."""
 
     # --- the update -----------------------------------------------------------------------------------------------
 
@@ -159,35 +153,48 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         if self.update is not None:
             self.update.can_go_on = False
 
-    def _step(self, minibatch: RolloutBufferSamples, steps: list[dict[str, Tensor]]) -> bool:
+    def _step(self, minibatch: Minibatch, steps: list[dict[str, Tensor]]) -> bool:
         """One optimizer step; False, and no step, once the policy is too far from the rollout's."""
         if self._normalization == "minibatch":
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
+        if self.loss_aggregation != "token_mean":
+            lengths = minibatch.observations.lengths
+            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self.loss_norm))
         self.policy.optimizer.zero_grad()
-        parts: list[tuple[float, LossTerms]] = []
-        for share, terms in self._micro_losses(minibatch, self.arguments.micro_batch_size):
-            (self._total(terms) * share).backward()
-            parts.append((share, LossTerms(*(term.detach() for term in terms))))
-        info = self._summary(parts)
-        info["minibatch_episodes"] = torch.tensor(float(episodes_of(minibatch).n_episodes))
+        parts: list[Objective] = []
+        for loss, objective in self._micro_losses(minibatch, self.arguments.micro_batch_size):
+            loss.backward()
+            parts.append(objective)
+        info = self._summary(Objective.joined(parts), minibatch.weights)
+        info["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
         steps.append(info)
         if self.target_kl is not None and float(info["approx_kl"]) > 1.5 * self.target_kl:
             return False
         self._optimizer_step(info)
         return True
 
-    def _micro_losses(
-        self, minibatch: RolloutBufferSamples, micro_batch_size: int | None
-    ) -> Iterator[tuple[float, LossTerms]]:
-        """Each micro-batch's share of the tokens, and its loss terms."""
+    def _micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
+        """Each micro-batch's part of the minibatch's loss, and its detached terms."""
         for micro_batch in split(minibatch, micro_batch_size):
-            yield len(micro_batch.actions) / len(minibatch.actions), self.loss(micro_batch)
+            objective = self.loss(micro_batch)
+            share = len(micro_batch.actions) / len(minibatch.actions)
+            yield share * self._total(objective, micro_batch.weights), objective.detach()
 
-    def _summary(self, parts: list[tuple[float, LossTerms]]) -> dict[str, Tensor]:
-        """The means over a minibatch that are logged, from the detached terms of its micro-batches."""
-        ratio = torch.cat([terms.log_ratio for _, terms in parts])
-        info = {name: torch.stack([share * getattr(terms, name) for share, terms in parts]).sum() for name in _MEANS}
-        info["loss"] = torch.stack([share * self._total(terms) for share, terms in parts]).sum()
+    def _total(self, objective: Objective, weights: Tensor) -> Tensor:
+        """The loss that is minimised."""
+        total = weighted_mean("policy", objective.policy, weights)
+        if objective.value is not None:
+            total = total + self.vf_coef * objective.value.mean()
+        if objective.entropy is not None and self.ent_coef:
+            total = total + self.ent_coef * objective.entropy.mean()
+        return total if objective.kl is None else total + weighted_mean("kl", objective.kl, weights)
+
+    def _summary(self, objective: Objective, weights: Tensor) -> dict[str, Tensor]:
+        """The means over a minibatch that are logged."""
+        terms = {name: getattr(objective, name) for name in _TERMS}
+        info = {name: weighted_mean(name, term, weights) for name, term in terms.items() if term is not None}
+        ratio = objective.log_ratio
+        info["loss"] = self._total(objective, weights)
         info["approx_kl"] = approximate_kl(ratio)
         info["ratio_gap"] = (ratio.exp() - 1).abs().max()
         info["clip_fraction"] = ((ratio.exp() - 1).abs() > self._clip_range).float().mean()
@@ -207,8 +214,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             self._n_updates += 1
         else:
             self.policy.optimizer.zero_grad()
-            for name in info.keys() - {"ratio_gap"}:
-                del info[name]
+            info |= {name: torch.full_like(info[name], math.nan) for name in info.keys() - {"ratio_gap"}}
 
     def _clipped_together(self) -> list[tuple[str, Iterable[torch.nn.Parameter]]]:
         """The name of each logged gradient norm, and the parameters that it is taken over."""
@@ -227,10 +233,6 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         found = "" if finite else f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
         way_out = "Lower alg.args.learning_rate, or see what the reward pays"
         return self.guard.accepts(finite, f"{found}{self._n_updates + 1}", way_out)
-
-    def _total(self, terms: LossTerms) -> Tensor:
-        total = terms.policy + self.vf_coef * terms.value
-        return total + self.ent_coef * terms.entropy if self.ent_coef else total
 
     @property
     def _normalization(self) -> str | None:
@@ -264,17 +266,16 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             group["lr"] = learning_rate * (factor if group["role"] == "critic" else 1.0)
 
     def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
-        names = [name for name, _ in self._clipped_together()]
-        self._record_means(steps, (*_MEANS, "loss", "approx_kl", "clip_fraction", "minibatch_episodes", *names))
+        self._record_means(steps, [name for name in _KEYS if name in steps[0]])
         self.logger.record("train/epochs", epochs)
         self.logger.record("train/optimizer_steps", len(steps))
         self._log_fit(float(steps[0]["ratio_gap"]), seconds)
 
     def _record_means(self, steps: list[dict[str, Tensor]], names: Iterable[str]) -> None:
-        """Means over the update's steps."""
+        """Means over the update's steps but those that were left out, whose numbers are NaN."""
         for name in names:
             values = [step[name] for step in steps if name in step]
-            self.logger.record(_KEYS[name], float(torch.stack(values).mean()) if values else math.nan)
+            self.logger.record(_KEYS[name], float(torch.stack(values).nanmean()) if values else math.nan)
 
     def _log_fit(self, gap: float, seconds: float) -> None:
         """What every update tells: how the critic fits, whether the update started where the rollout ended."""
@@ -304,11 +305,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return "the model's forward depends on its batch; try attn_implementation: eager or compile: false"
 
 
-_MEANS = ("policy", "value", "entropy")
+_TERMS = ("policy", "value", "entropy", "kl")
 _KEYS = {
     "policy": "ppo/policy_gradient_loss",
     "value": "ppo/value_loss",
     "entropy": "ppo/entropy_loss",
+    "kl": "ppo/kl_loss",
     "loss": "ppo/loss",
     "approx_kl": "ppo/approx_kl",
     "clip_fraction": "ppo/clip_fraction",
@@ -323,26 +325,19 @@ def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
     return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
 
 
-def episodes_of(minibatch: RolloutBufferSamples) -> EpisodeBatch:
-    """The episodes of a minibatch, which stand where Stable-Baselines3 has observations."""
-    episodes: Any = minibatch.observations
-    assert isinstance(episodes, EpisodeBatch)
-    return episodes
-
-
-def split(minibatch: RolloutBufferSamples, micro_batch_size: int | None) -> Iterator[RolloutBufferSamples]:
+def split(minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[Minibatch]:
     """A minibatch in parts of about `micro_batch_size` tokens, whole episodes each.
 
     Args:
         minibatch: whole episodes and their flat fields.
         micro_batch_size: tokens; None = one part.
     """
-    episodes = episodes_of(minibatch)
+    episodes = minibatch.observations
     if micro_batch_size is None or len(minibatch.actions) <= micro_batch_size:
         yield minibatch
         return
     for group in pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), micro_batch_size):
         index = torch.tensor(group, device=episodes.response_ids.device)
         tokens = episodes.token_index(index)
-        fields: Any = (episodes.select(index), *(field[tokens] for field in minibatch[1:]))
-        yield RolloutBufferSamples(*fields)
+        fields: Any = minibatch[1:]
+        yield Minibatch(episodes.select(index), *(field[tokens] for field in fields))

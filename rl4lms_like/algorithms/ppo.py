@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
-
 from rl4lms_like.algorithms.arguments import PPOArguments
-from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm, episodes_of
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.losses import clipped_surrogate, value_error
+from rl4lms_like.core.objective import Objective
+from rl4lms_like.rollouts.buffer import Minibatch
 
 
 class PPO(OnPolicyTextAlgorithm):
@@ -26,13 +26,13 @@ class PPO(OnPolicyTextAlgorithm):
         self.batch_size = self.arguments.batch_size
         self.target_kl = self.arguments.target_kl
 
-    def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
+    def loss(self, minibatch: Minibatch) -> Objective:
         """The clipped surrogate, the critic's error and the entropy."""
-        values, log_prob, entropy = self.policy.evaluate_actions(episodes_of(minibatch), minibatch.actions)
+        values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
         log_ratio = log_prob - minibatch.old_log_prob
-        return LossTerms(
+        return Objective(
             policy=clipped_surrogate(log_ratio, minibatch.advantages, self.arguments.clip_range),
             value=value_error(values, minibatch.returns, minibatch.old_values, self.arguments.clip_range_vf),
-            entropy=-entropy.mean(),
+            entropy=-entropy,
             log_ratio=log_ratio.detach(),
         )

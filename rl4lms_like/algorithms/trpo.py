@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import TRPOArguments, without_second_derivatives
-from rl4lms_like.algorithms.base import LossTerms, OnPolicyTextAlgorithm, episodes_of, split
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm, split
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, surrogate, value_error
+from rl4lms_like.core.objective import Objective
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_scores import scores_of_logits
 from rl4lms_like.core.trust_region import (
@@ -34,6 +34,7 @@ from rl4lms_like.core.trust_region import (
     conjugate_gradient,
     largest_step,
 )
+from rl4lms_like.rollouts.buffer import Minibatch
 
 
 class TRPO(OnPolicyTextAlgorithm):
@@ -64,20 +65,20 @@ class TRPO(OnPolicyTextAlgorithm):
         super()._setup_model()
         self.share_seeds = SeedStream(self.sampling_seed, "fisher share")
 
-    def loss(self, minibatch: RolloutBufferSamples) -> LossTerms:
+    def loss(self, minibatch: Minibatch) -> Objective:
         """The surrogate and the entropy, with gradients; the critic's error in the rollout, without."""
-        scores = self.policy.action_scores(episodes_of(minibatch))
+        scores = self.policy.action_scores(minibatch.observations)
         log_ratio = scores.log_prob - minibatch.old_log_prob
-        return LossTerms(
+        return Objective(
             policy=surrogate(log_ratio, minibatch.advantages),
             value=value_error(minibatch.old_values, minibatch.returns),
-            entropy=-scores.entropy.mean(),
+            entropy=-scores.entropy,
             log_ratio=log_ratio.detach(),
         )
 
-    def _total(self, terms: LossTerms) -> Tensor:
+    def _total(self, objective: Objective, weights: Tensor) -> Tensor:
         """The policy's part: the critic has steps of its own."""
-        return terms.policy + self.ent_coef * terms.entropy
+        return super()._total(objective._replace(value=None), weights)
 
     @property
     def _normalization(self) -> str | None:
@@ -106,7 +107,7 @@ class TRPO(OnPolicyTextAlgorithm):
             self.logger.record(f"trpo/{name}", float(policy_step[name]))
         self._log_fit(float(policy_step["ratio_gap"]), time.perf_counter() - start)
 
-    def _policy_step(self, rollout: RolloutBufferSamples) -> dict[str, Tensor]:
+    def _policy_step(self, rollout: Minibatch) -> dict[str, Tensor]:
         """A step of the trust region; returns what is logged of it."""
         actor = FlatParameters(self._parameters_of("actor"))
         gradient, info = self._gradient(rollout, actor)
@@ -120,14 +121,14 @@ class TRPO(OnPolicyTextAlgorithm):
         info["cg_residual"] = solution.residual.norm() / gradient.norm().clamp_min(1e-30)
         return info | self._line_search(rollout, actor, step, info["loss"])
 
-    def _gradient(self, rollout: RolloutBufferSamples, actor: FlatParameters) -> tuple[Tensor, dict[str, Tensor]]:
+    def _gradient(self, rollout: Minibatch, actor: FlatParameters) -> tuple[Tensor, dict[str, Tensor]]:
         """The surrogate's gradient over the whole rollout `[n]`, to ascend, and its loss terms."""
         gradient = torch.zeros_like(actor.vector())
-        parts: list[tuple[float, LossTerms]] = []
-        for share, terms in self._micro_losses(rollout, self._tokens_per_pass):
-            gradient -= actor.flat(actor.gradient(share * self._total(terms)))
-            parts.append((share, LossTerms(*(term.detach() for term in terms))))
-        info = self._summary(parts)
+        parts: list[Objective] = []
+        for loss, objective in self._micro_losses(rollout, self._tokens_per_pass):
+            gradient -= actor.flat(actor.gradient(loss))
+            parts.append(objective)
+        info = self._summary(Objective.joined(parts), rollout.weights)
         info["grad_norm"] = gradient.norm()
         return gradient, info
 
@@ -136,7 +137,7 @@ class TRPO(OnPolicyTextAlgorithm):
         zero = torch.zeros(())
         return {"ratio_gap": info["ratio_gap"], "cg_residual": zero, **dict.fromkeys(_OF_A_STEP, zero)}
 
-    def _direction(self, rollout: RolloutBufferSamples, actor: FlatParameters, gradient: Tensor) -> Solution:
+    def _direction(self, rollout: Minibatch, actor: FlatParameters, gradient: Tensor) -> Solution:
         """F⁻¹g, with damping."""
         damping = self.arguments.cg_damping
         fisher = FisherMatrix(self.policy.action_logits, self._fisher_batches(rollout), actor)
@@ -145,9 +146,7 @@ class TRPO(OnPolicyTextAlgorithm):
         )
 
     @torch.no_grad()
-    def _line_search(
-        self, rollout: RolloutBufferSamples, actor: FlatParameters, step: Tensor, loss: Tensor
-    ) -> dict[str, Tensor]:
+    def _line_search(self, rollout: Minibatch, actor: FlatParameters, step: Tensor, loss: Tensor) -> dict[str, Tensor]:
         """Takes the longest tried part of the step that improves the surrogate within the trust region, or none."""
         options = self.arguments
         start = actor.vector()
@@ -164,31 +163,31 @@ class TRPO(OnPolicyTextAlgorithm):
                 return found | {name: torch.tensor(value) for name, value in taken.items()} | {"surrogate_gain": gain}
         return dict.fromkeys((*_OF_A_STEP, "approx_kl"), torch.zeros(()))
 
-    def _compared(self, rollout: RolloutBufferSamples, actor: FlatParameters, there: Tensor) -> dict[str, Tensor]:
+    def _compared(self, rollout: Minibatch, actor: FlatParameters, there: Tensor) -> dict[str, Tensor]:
         """The loss at other parameters, and how far those are from the present ones; means over the rollout."""
         names = ("policy", "entropy", "kl", "approx_kl")
         means = torch.zeros(len(names), device=there.device)
         for batch in split(rollout, self._tokens_per_pass):
-            episodes = episodes_of(batch)
+            episodes = batch.observations
             with actor.standing_at(there):
                 new_logits = self.policy.action_logits(episodes)
             kl = categorical_kl(self.policy.action_logits(episodes), new_logits).mean()
             log_prob, entropy = scores_of_logits(new_logits, batch.actions)
             log_ratio = log_prob - batch.old_log_prob
             loss = surrogate(log_ratio, batch.advantages)
-            terms = torch.stack([loss, -entropy.mean(), kl, approximate_kl(log_ratio)])
+            terms = torch.stack([loss.mean(), -entropy.mean(), kl, approximate_kl(log_ratio)])
             means += len(batch.actions) / len(rollout.actions) * terms
         found = dict(zip(names, means, strict=True))
         return found | {"loss": found["policy"] + self.ent_coef * found["entropy"]}
 
-    def _fisher_batches(self, rollout: RolloutBufferSamples) -> list[EpisodeBatch]:
+    def _fisher_batches(self, rollout: Minibatch) -> list[EpisodeBatch]:
         """The episodes that the Fisher products see, whole, as many as are read at once in each batch."""
-        episodes = episodes_of(rollout)
+        episodes = rollout.observations
         rng = np.random.default_rng(self.share_seeds.next())
         wanted = math.ceil(episodes.n_episodes / self.arguments.sub_sampling_factor)
         chosen = np.sort(rng.permutation(episodes.n_episodes)[:wanted])
         share = self.rollout_buffer.samples(torch.as_tensor(chosen, device=episodes.response_ids.device))
-        return [episodes_of(batch) for batch in split(share, self._tokens_per_pass)]
+        return [batch.observations for batch in split(share, self._tokens_per_pass)]
 
     @property
     def _tokens_per_pass(self) -> int:
@@ -196,14 +195,14 @@ class TRPO(OnPolicyTextAlgorithm):
         budget = int(self.policy.arguments.logits_budget_mb * 2**20 / 8) // self.policy.vocab_size
         return max(min(budget, self.arguments.micro_batch_size or budget), 1)
 
-    def _critic_step(self, minibatch: RolloutBufferSamples) -> dict[str, Tensor]:
+    def _critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """A gradient step of the critic; the policy's parameters have no gradients, so the optimizer skips them."""
         self.policy.optimizer.zero_grad()
         error = torch.zeros_like(minibatch.returns[0])
         for batch in split(minibatch, self.arguments.micro_batch_size):
-            values = self.policy.predict_values(episodes_of(batch))
+            values = self.policy.predict_values(batch.observations)
             share = len(batch.actions) / len(minibatch.actions)
-            part = share * value_error(values, batch.returns)
+            part = share * value_error(values, batch.returns).mean()
             (self.vf_coef * part).backward()
             error += part.detach()
         info = {"value": error, "loss": self.vf_coef * error}

@@ -1,4 +1,7 @@
-"""The formulas. Pure functions over flat vectors `[n_tokens]`; losses are minimised and averaged over tokens."""
+"""The formulas. Pure functions over flat vectors `[n_actions]`: the terms of losses, which are minimised.
+
+How the terms are averaged: `core.objective`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator =
 def clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, clip_range: float, clip_high: float | None = None
 ) -> Tensor:
-    """PPO's policy loss, -mean min(r A, clip(r, 1 - clip_range, 1 + clip_high) A) (arXiv 1707.06347, eq. 7).
+    """PPO's policy loss, -min(r A, clip(r, 1 - clip_range, 1 + clip_high) A) (arXiv 1707.06347, eq. 7).
 
     Args:
         log_ratio: log of r, new minus old log-prob.
@@ -37,28 +40,28 @@ def clipped_surrogate(
     """
     ratio = torch.exp(log_ratio)
     clipped = ratio.clamp(1 - clip_range, 1 + (clip_range if clip_high is None else clip_high))
-    return -torch.min(ratio * advantages, clipped * advantages).mean()
+    return -torch.min(ratio * advantages, clipped * advantages)
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor) -> Tensor:
-    """TRPO's policy loss, -mean r A (arXiv 1502.05477, eq. 14).
+    """TRPO's policy loss, -r A (arXiv 1502.05477, eq. 14).
 
     Args:
         log_ratio: log of r, new minus old log-prob.
         advantages: A.
     """
-    return -(torch.exp(log_ratio) * advantages).mean()
+    return -torch.exp(log_ratio) * advantages
 
 
 def policy_gradient(log_prob: Tensor, advantages: Tensor) -> Tensor:
-    """The actor's loss of A2C, -mean A log pi (arXiv 1602.01783)."""
-    return -(advantages * log_prob).mean()
+    """The actor's loss of A2C, -A log pi (arXiv 1602.01783)."""
+    return -advantages * log_prob
 
 
 def value_error(
     values: Tensor, returns: Tensor, old_values: Tensor | None = None, clip_range: float | None = None
 ) -> Tensor:
-    """Mean squared error of the critic as in Stable-Baselines3: no factor 1/2, and no maximum if clipped.
+    """Squared error of the critic as in Stable-Baselines3: no factor 1/2, and no maximum if clipped.
 
     Args:
         values: the critic's.
@@ -68,13 +71,13 @@ def value_error(
     """
     if clip_range is not None and old_values is not None:
         values = old_values + (values - old_values).clamp(-clip_range, clip_range)
-    return torch.nn.functional.mse_loss(values, returns)
+    return (values - returns).square()
 
 
 def clipped_value_error(values: Tensor, returns: Tensor, old_values: Tensor, clip_range: float) -> Tensor:
-    """The value loss of PPO's own code, ½ mean max((V - R)², (clip(V, V_old ± c) - R)²)."""
+    """The value loss of PPO's own code, ½ max((V - R)², (clip(V, V_old ± c) - R)²)."""
     clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
-    return torch.max((values - returns).square(), (clipped - returns).square()).mean() / 2
+    return torch.max((values - returns).square(), (clipped - returns).square()) / 2
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
     add(episodes, rewards, values, log_probs)      as often as needed
     compute_returns_and_advantage()                once
-    get(batch_size) -> RolloutBufferSamples        observations: EpisodeBatch; all else flat [n_tokens]
+    get(batch_size) -> Minibatch                   observations: EpisodeBatch; all else flat [n_tokens]
 
 So unmodified Stable-Baselines3 algorithms train a language model through it.
 """
@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch import Tensor
 
 from rl4lms_like.core.advantages import generalized_advantages
@@ -24,6 +23,28 @@ from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 
 SORTING_WINDOW = 4
 """With `sort_by_length`, episodes are sorted within windows of this many minibatches, so that order stays random."""
+
+
+class Minibatch(NamedTuple):
+    """Whole episodes and what is known of their actions; the first six names are those of Stable-Baselines3.
+
+    Args:
+        observations: the episodes.
+        actions: `[n_actions]`, token ids, episode after episode, as in all that follow.
+        old_values: `[n_actions]`, the critic's in the rollout.
+        old_log_prob: `[n_actions]`, in the rollout.
+        advantages: `[n_actions]`.
+        returns: `[n_actions]`.
+        weights: `[n_actions]`, how an action counts in the policy's loss; see `core.objective.action_weights`.
+    """
+
+    observations: EpisodeBatch
+    actions: Tensor
+    old_values: Tensor
+    old_log_prob: Tensor
+    advantages: Tensor
+    returns: Tensor
+    weights: Tensor
 
 
 class EpisodeBuffer:
@@ -158,7 +179,7 @@ class EpisodeBuffer:
         self._advantages = advantages[self.episodes.response_mask]
         self._returns = returns[self.episodes.response_mask]
 
-    def get(self, batch_size: int | None = None) -> Iterator[RolloutBufferSamples]:
+    def get(self, batch_size: int | None = None) -> Iterator[Minibatch]:
         """One pass over the episodes in a new random order.
 
         Args:
@@ -172,18 +193,19 @@ class EpisodeBuffer:
         for group in groups:
             yield self.samples(torch.tensor(group, device=self.device))
 
-    def samples(self, episodes: Tensor) -> RolloutBufferSamples:
-        """Some episodes and their fields, as Stable-Baselines3 names them."""
+    def samples(self, episodes: Tensor) -> Minibatch:
+        """Some episodes and their fields; all actions weigh the same."""
         assert self.episodes is not None
         tokens = self.episodes.token_index(episodes)
         chosen = self.episodes.select(episodes)
-        return RolloutBufferSamples(
-            observations=chosen,  # type: ignore[arg-type]
+        return Minibatch(
+            observations=chosen,
             actions=chosen.actions,
             old_values=self._values[tokens],
             old_log_prob=self._log_probs[tokens],
             advantages=self._advantages[tokens],
             returns=self._returns[tokens],
+            weights=torch.ones_like(self._returns[tokens]),
         )
 
     def _minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:

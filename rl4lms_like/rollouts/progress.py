@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch import Tensor
 
-from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
 
 Logged = dict[str, Tensor]
 """What is logged of a step, by name; single numbers."""
@@ -44,7 +43,7 @@ class UpdateProgress:
 
     def minibatches(
         self, buffer: EpisodeBuffer, n_epochs: int, batch_size: int | None, done: Callable[[], None]
-    ) -> Iterator[RolloutBufferSamples]:
+    ) -> Iterator[Minibatch]:
         """The minibatches that are still to do, of all epochs.
 
         Args:

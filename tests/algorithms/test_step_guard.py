@@ -23,9 +23,9 @@ def spoiled(monkeypatch):
     def spoil(algorithm, value, *calls):
         original, counted = type(algorithm)._total, []
 
-        def total(self, terms):
+        def total(self, *terms):
             counted.append(1)
-            found = original(self, terms)
+            found = original(self, *terms)
             return found * value if not calls or len(counted) in calls else found
 
         monkeypatch.setattr(type(algorithm), "_total", total)

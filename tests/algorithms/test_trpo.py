@@ -8,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl4lms_like.algorithms import trpo
-from rl4lms_like.algorithms.base import episodes_of
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.core.trust_region import categorical_kl
@@ -47,11 +46,11 @@ def test_the_new_policy_is_better_and_within_the_trust_region(
     built.learn_iteration(0, 1)
     (rollout,) = built.rollout_buffer.get()
     with torch.no_grad():
-        new_logits = built.policy.action_logits(episodes_of(rollout))
+        new_logits = built.policy.action_logits(rollout.observations)
         built.policy.reader.model = old
         reader = POLICIES[family].reader_class(old)
         reader.head_scale = built.policy.reader.head_scale
-        logits = reader.action_logits(episodes_of(rollout))
+        logits = reader.action_logits(rollout.observations)
     kl = float(categorical_kl(logits, new_logits).mean())
     chosen = [matrix.log_softmax(-1).gather(1, rollout.actions[:, None]).squeeze(1) for matrix in (logits, new_logits)]
     gain = float(((chosen[1] - chosen[0]).exp() * rollout.advantages).mean() - rollout.advantages.mean())
@@ -99,7 +98,7 @@ def test_fisher_products_see_whole_episodes_of_the_rollout_drawn_anew(tiny_gpt2_
     for built in (whole, again, sampled):
         built.learn_iteration(0, 1)
     (rollout,) = sampled.rollout_buffer.get()
-    everything = episodes_of(rollout)
+    everything = rollout.observations
 
     def written(episodes):
         return [

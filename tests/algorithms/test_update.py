@@ -59,6 +59,40 @@ def test_micro_batches_never_change_the_gradient(algorithm, family, tiny_gpt2_di
         torch.testing.assert_close(gradients[0], other, atol=2e-3 * float(gradients[0].norm()), rtol=1e-3)
 
 
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
+@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+def test_micro_batches_never_change_the_gradient_of_another_mean(
+    aggregation, family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer
+):
+    model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
+
+    class Averaged(PPO):
+        loss_aggregation = aggregation
+        loss_norm = 7.0
+
+        def loss(self, minibatch):
+            objective = super().loss(minibatch)
+            return objective._replace(kl=0.1 * objective.log_ratio.exp() * objective.policy)
+
+        def _optimizer_step(self, info):
+            self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters() if p.grad is not None])
+            self.logged = {name: float(value) for name, value in info.items()}
+
+    seen = []
+    for micro_batch_size in (None, 30, 1):
+        built = build(
+            Averaged, model_dir, tiny_tokenizer, family,
+            length=40, n_steps=80, batch_size=400, n_epochs=1, micro_batch_size=micro_batch_size,
+        )  # fmt: skip
+        built.learn_iteration(0, 1)
+        seen.append((built.gradient, built.logged))
+    lengths = built.rollout_buffer.episodes.lengths
+    assert len(set(lengths.tolist())) > 1, "with equal lengths all means are the same"
+    for gradient, logged in seen[1:]:
+        assert float((gradient - seen[0][0]).norm() / seen[0][0].norm()) < 1e-5
+        assert logged == pytest.approx(seen[0][1], rel=1e-4, abs=1e-6)
+
+
 def test_a_minibatch_of_one_token_is_safe(tiny_gpt2_dir, tiny_tokenizer):
     built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=3, length=1, n_steps=1, batch_size=1)
     built.learn_iteration(0, 1)

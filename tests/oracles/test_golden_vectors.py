@@ -7,6 +7,7 @@ import torch
 
 from rl4lms_like.core import losses
 from rl4lms_like.core.advantages import generalized_advantages, normalized, whitened
+from rl4lms_like.core.objective import action_weights, weighted_mean
 from rl4lms_like.core.token_masks import pack, top_k_mask, top_p_mask, with_tokens
 from rl4lms_like.core.token_scores import (
     Head,
@@ -141,11 +142,20 @@ def test_ppo_clip(golden):
         log_prob, old, advantages, mask = tensors(case, "log_probs", "old_log_probs", "advantages", "mask")
         mask = mask.bool()
         log_prob.requires_grad_()
-        loss = losses.clipped_surrogate((log_prob - old)[mask], advantages[mask], 0.2, high)
+        loss = losses.clipped_surrogate((log_prob - old)[mask], advantages[mask], 0.2, high).mean()
         close(loss.detach(), case["expected"][value])
         close(torch.autograd.grad(loss, log_prob)[0], case["expected"][gradient], mask)
     case = golden["ppo_clip"]
-    log_prob, old, mask = tensors(case, "log_probs", "old_log_probs", "mask")
+    log_prob, old, advantages, mask = tensors(case, "log_probs", "old_log_probs", "advantages", "mask")
+    for aggregation in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"):
+        chosen, key = mask.bool(), aggregation.replace("_", "-")
+        weights = action_weights(chosen.sum(dim=1), aggregation, norm=chosen.shape[1])
+        log_prob.requires_grad_()
+        term = losses.clipped_surrogate((log_prob - old)[chosen], advantages[chosen], 0.2)
+        loss = weighted_mean("policy", term, weights)
+        close(loss.detach(), case["expected"][key])
+        close(torch.autograd.grad(loss, log_prob)[0], case["expected"][f"grad_{key}"], chosen)
+    log_prob = log_prob.detach()
     close(losses.approximate_kl((log_prob - old)[mask.bool()]), case["expected"]["approx_kl_k3"])
 
 
@@ -154,11 +164,11 @@ def test_value_losses(golden):
     values, old, returns, mask = tensors(case, "values", "old_values", "returns", "mask")
     mask = mask.bool()
     values.requires_grad_()
-    loss = losses.clipped_value_error(values[mask], returns[mask], old[mask], 0.2)
+    loss = losses.clipped_value_error(values[mask], returns[mask], old[mask], 0.2).mean()
     close(loss.detach(), case["expected"]["token_mean"])
     close(torch.autograd.grad(loss, values)[0], case["expected"]["grad_token_mean"], mask)
     close(
-        losses.value_error(values[mask], returns[mask], old[mask], 0.2).detach(),
+        losses.value_error(values[mask], returns[mask], old[mask], 0.2).mean().detach(),
         case["expected"]["sb3_mse_of_clipped"],
     )
 
@@ -169,8 +179,8 @@ def test_a2c_loss(golden):
         case, "log_probs", "advantages", "returns", "values", "entropy"
     )
     loss = (
-        losses.policy_gradient(log_prob, advantages)
-        + case["params"]["vf_coef"] * losses.value_error(values, returns)
+        losses.policy_gradient(log_prob, advantages).mean()
+        + case["params"]["vf_coef"] * losses.value_error(values, returns).mean()
         - case["params"]["ent_coef"] * entropy.mean()
     )
     close(loss, case["expected"]["loss"])

@@ -162,7 +162,7 @@ def test_clipped_is_where_the_surrogate_has_no_gradient():
     generator = torch.Generator().manual_seed(0)
     log_ratio = (torch.randn(500, generator=generator) * 0.3).requires_grad_()
     advantages = torch.randn(500, generator=generator)
-    clipped_surrogate(log_ratio, advantages, 0.2).backward()
+    clipped_surrogate(log_ratio, advantages, 0.2).mean().backward()
     sides = clipping(log_ratio.detach(), advantages, 0.2)
     assert torch.equal(log_ratio.grad == 0, sides != 0)
     assert sides.unique().tolist() == [-1, 0, 1]

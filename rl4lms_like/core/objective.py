@@ -1,0 +1,92 @@
+"""What a loss is made of: terms per action, and weights that say how they are averaged.
+
+    policy, kl         weighted: sum_t w_t x_t / n_actions     w = 1 is the mean over all actions
+    value, entropy     mean over all actions
+
+The weights are computed once for a whole minibatch. The loss of a micro-batch is its share of the minibatch's actions
+times the mean of its weighted terms, so the gradient does not depend on how a minibatch is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+LossAggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
+
+
+class Objective(NamedTuple):
+    """The terms of an algorithm's loss on some whole episodes, one number per action, to be minimised.
+
+    A term per sequence is repeated for its actions (`EpisodeBatch.per_action`) and averaged with `seq_mean_token_mean`.
+
+    Args:
+        policy: `[n_actions]`.
+        log_ratio: `[n_actions]`, log-prob now minus log-prob in the rollout; detached.
+        value: `[n_actions]`, the critic's error; None = there is no critic.
+        entropy: `[n_actions]`, negative; None = not computed.
+        kl: `[n_actions]`, the penalty for the distance to the reference; None = it is in the rewards, or there is none.
+    """
+
+    policy: Tensor
+    log_ratio: Tensor
+    value: Tensor | None = None
+    entropy: Tensor | None = None
+    kl: Tensor | None = None
+
+    def detach(self) -> Objective:
+        """Return the same numbers without their graph."""
+        return self._replace(**{name: term.detach() for name, term in self._asdict().items() if term is not None})
+
+    @staticmethod
+    def joined(parts: Sequence[Objective]) -> Objective:
+        """Return the terms of several micro-batches as one."""
+        given = [name for name, term in parts[0]._asdict().items() if term is not None]
+        return parts[0]._replace(**{name: torch.cat([getattr(part, name) for part in parts]) for name in given})
+
+
+WEIGHTED = ("policy", "kl")
+"""Terms that are averaged by weights; the others are means over all actions."""
+
+
+def action_weights(lengths: Tensor, aggregation: LossAggregation, norm: float | None = None) -> Tensor:
+    """Return the weights of the actions of a whole minibatch, relative to those of a mean over all actions.
+
+        token_mean                 1
+        seq_mean_token_mean        n_actions / (n_episodes length_i)     mean over episodes of the mean over actions
+        seq_mean_token_sum_norm    n_actions / (n_episodes norm)         mean over episodes of the sum, by a constant
+                                                                         (Dr. GRPO, arXiv 2503.20783)
+
+    Args:
+        lengths: `[n_episodes]`, actions of each episode.
+        aggregation: see above.
+        norm: the constant of `seq_mean_token_sum_norm`, commonly the longest possible response.
+
+    Returns:
+        `[n_actions]`, float32, episode after episode.
+
+    Raises:
+        ValueError: `seq_mean_token_sum_norm` without `norm`.
+    """
+    n_actions = int(lengths.sum())
+    if aggregation == "token_mean":
+        return torch.ones(n_actions, device=lengths.device)
+    if aggregation == "seq_mean_token_mean":
+        divisors = lengths.clamp_min(1).float()  # an episode without actions has no weight to repeat
+    elif norm is None:
+        raise ValueError("seq_mean_token_sum_norm divides by a constant: give `norm`")
+    else:
+        divisors = torch.full(lengths.shape, float(norm), device=lengths.device)
+    return (n_actions / (len(lengths) * divisors)).repeat_interleave(lengths)
+
+
+def weighted_mean(name: str, term: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of a term over actions, by `weights` where the term is a weighted one.
+
+    A mean, not a weighted sum: for `token_mean` it is then Stable-Baselines3's number to the last bit, and AdamW makes
+    whole steps of rounding errors in gradients that are 0.
+    """
+    return (weights * term if name in WEIGHTED else term).mean()
