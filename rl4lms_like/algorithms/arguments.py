@@ -47,6 +47,9 @@ class OnPolicyArguments:
     """The critic starts from nothing, the policy from a model that writes text already; measured in
     `docs/hyperparameters.md`."""
 
+    needs_critic: ClassVar[bool] = True
+    """Whether the algorithm learns values. Without, its policy has no critic, and `Minibatch.old_values` are 0."""
+
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -158,6 +161,23 @@ class TRPOArguments(OnPolicyArguments):
     line_search_max_iter: Count = 10
     n_critic_updates: Count = 10
     sub_sampling_factor: Count = 1
+
+
+def critic_mistakes(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[Mistake]:
+    """Return what is wrong with a policy's `critic` under an algorithm.
+
+    Args:
+        algorithm: its arguments' class; of a class without `needs_critic`, a critic is expected.
+        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
+        id: what to call the algorithm.
+    """
+    needs, critic = getattr(algorithm, "needs_critic", True), policy_arguments.get("critic")
+    if needs and critic == "none":
+        return [Mistake("critic", f"{id} learns values: choose separate or shared, or an algorithm without a critic")]
+    if needs:
+        return []
+    keys = [key for key in ("critic", "critic_model") if policy_arguments.get(key) not in (None, "none")]
+    return [Mistake(key, f"{id} learns no values and has no critic; drop it") for key in keys]
 
 
 def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[Mistake]:

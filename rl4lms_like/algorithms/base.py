@@ -20,11 +20,12 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor
 
-from rl4lms_like.algorithms.arguments import OnPolicyArguments
+from rl4lms_like.algorithms.arguments import OnPolicyArguments, critic_mistakes
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import pack_episodes
+from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, explained_variance
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.policies.base import LMActorCriticPolicy
@@ -75,6 +76,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     ) -> None:
         self.arguments = self.arguments_class(**arguments)
         options = self.arguments
+        if mistakes := critic_mistakes(options, policy_kwargs or {}, type(self).__name__):
+            raise ConfigError(mistakes, source="policy_kwargs")
         self._n_updates = 0
         self.guard = StepGuard(options.non_finite)
         super().__init__(
@@ -105,7 +108,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
 
     def _policy_defaults(self) -> dict[str, Any]:
         """Policy arguments that the algorithm brings along."""
-        return {}
+        return {} if self.arguments.needs_critic else {"critic": "none"}
 
     @abstractmethod
     def loss(self, minibatch: Minibatch) -> Objective:
@@ -218,7 +221,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
 
     def _clipped_together(self) -> list[tuple[str, Iterable[torch.nn.Parameter]]]:
         """The name of each logged gradient norm, and the parameters that it is taken over."""
-        if self.policy.arguments.critic == "shared":
+        if self.policy.arguments.critic != "separate":
             return [("grad_norm", self.policy.parameters())]
         return [("grad_norm", self._parameters_of("actor")), ("critic_grad_norm", self._parameters_of("critic"))]
 
@@ -279,8 +282,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
 
     def _log_fit(self, gap: float, seconds: float) -> None:
         """What every update tells: how the critic fits, whether the update started where the rollout ended."""
-        values, returns = torch.as_tensor(self.rollout_buffer.values), torch.as_tensor(self.rollout_buffer.returns)
-        self.logger.record("ppo/explained_variance", explained_variance(values, returns))
+        if self.policy.has_critic:
+            values, returns = torch.as_tensor(self.rollout_buffer.values), torch.as_tensor(self.rollout_buffer.returns)
+            self.logger.record("ppo/explained_variance", explained_variance(values, returns))
         self.logger.record("train/ratio_gap", gap)
         self.logger.record("train/n_updates", self._n_updates)
         if self.guard.non_finite == "skip":

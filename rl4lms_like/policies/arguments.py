@@ -27,7 +27,8 @@ class PolicyArguments:
         generation_kwargs: how rollouts are sampled, passed to transformers' `generate`. Unset `top_k` means 50, as
             in transformers; `top_k: 0` samples from the distribution that is trained.
         prompt_truncation_side: which side of a long prompt is cut in evaluation (rollouts use `env.args`).
-        critic: `separate` (a second network from the same weights) or `shared` (a value head on the policy's trunk).
+        critic: `separate` (a second network from the same weights), `shared` (a value head on the policy's trunk) or
+            `none` (all values are 0). Default: `separate`, or `none` where the algorithm learns no values.
         critic_model: hub id or folder that a separate critic starts from, with the policy's tokens; its width may be
             another. Default: `model_name`.
         value_head_init: `zero` (the first values are 0) or `default` (torch's linear layer, whose first values are
@@ -51,7 +52,7 @@ class PolicyArguments:
     apply_model_parallel: bool = True
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
     prompt_truncation_side: Literal["left", "right"] = "left"
-    critic: Literal["separate", "shared"] = "separate"
+    critic: Literal["separate", "shared", "none"] = "separate"
     critic_model: str | None = None
     value_head_init: Literal["zero", "default"] = "zero"
     reference_model: str | None = None

@@ -2,7 +2,7 @@
 
     policy_model   the language model that is trained
     value_model    the critic's own network, from the same weights or others; absent with `critic: shared`
-    value_head     hidden state -> value
+    value_head     hidden state -> value; absent with `critic: none`
     ref_model      frozen copy that KL is measured against; absent where no KL is asked for
 
 `generate` writes episodes, `evaluate_actions` scores them in one teacher-forced pass. The signature is that of a
@@ -158,10 +158,13 @@ class LMActorCriticPolicy(BasePolicy):
         for reader in (self.reader, self.ref_reader):
             if reader is not None:
                 reader.probe_head(probe)
+        self.value_head: nn.Linear | None = None
         with torch.no_grad():
             states = (self.value_reader or self.reader).states(probe)
         name = self.arguments.critic_model or self.arguments.model_name
         require_finite(self.value_model or self.policy_model, name, states)
+        if self.arguments.critic == "none":
+            return
         self.value_head = nn.Linear(states.shape[1], 1, bias=False)
         if self.arguments.value_head_init == "zero":
             nn.init.zeros_(self.value_head.weight)
@@ -191,7 +194,8 @@ class LMActorCriticPolicy(BasePolicy):
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:
             yield from self.value_model.parameters()
-        yield from self.value_head.parameters()
+        if self.value_head is not None:
+            yield from self.value_head.parameters()
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -199,6 +203,11 @@ class LMActorCriticPolicy(BasePolicy):
     def vocab_size(self) -> int:
         """The number of tokens the model chooses from."""
         return int(self.policy_model.config.get_text_config().vocab_size)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a critic; without one all values are 0."""
+        return self.value_head is not None
 
     @property
     def _logits_budget(self) -> int:
@@ -278,8 +287,10 @@ class LMActorCriticPolicy(BasePolicy):
     def predict_values(self, observations: EpisodeBatch) -> Tensor:
         """The critic's values of all actions `[n_tokens]`, with gradients for what is the critic's alone.
 
-        With `critic: shared` that is its head: the trunk is the actor's.
+        With `critic: shared` that is its head: the trunk is the actor's. With `critic: none` they are 0.
         """
+        if not self.has_critic:
+            return self._no_values(observations.n_tokens)
         with self._autocast():
             if self.value_reader is not None:
                 return self._value_of(self.value_reader.states(observations))
@@ -314,6 +325,8 @@ class LMActorCriticPolicy(BasePolicy):
     @torch.no_grad()
     def final_values(self, episodes: EpisodeBatch) -> Tensor:
         """The critic's value after each episode's last token `[n]`."""
+        if not self.has_critic:
+            return self._no_values(episodes.n_episodes)
         with self._autocast():
             states = (self.value_reader or self.reader).final_states(episodes)
             return self._value_of(states)
@@ -325,13 +338,19 @@ class LMActorCriticPolicy(BasePolicy):
             return self._values(episodes, scores.states), scores
 
     def _values(self, episodes: EpisodeBatch, states: Tensor | None) -> Tensor:
+        if not self.has_critic:
+            return self._no_values(episodes.n_tokens)
         if self.value_reader is not None:
             states = self.value_reader.states(episodes)
         elif states is None:
             states = self.reader.states(episodes)
         return self._value_of(states)
 
+    def _no_values(self, n: int) -> Tensor:
+        return torch.zeros(n, device=self.device)
+
     def _value_of(self, states: Tensor) -> Tensor:
+        assert self.value_head is not None
         with torch.autocast(self.device.type, enabled=False):
             values: Tensor = self.value_head(states.float()).squeeze(-1)
         return values

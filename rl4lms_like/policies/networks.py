@@ -1,7 +1,7 @@
 """The networks of a policy, from checkpoints.
 
     policy      model_name                     all weights trained, or adapters only (`peft`)
-    critic      the same, or critic_model      with adapters of its own where the policy has some
+    critic      the same, or critic_model      with adapters of its own where the policy has some; `separate` only
     reference   the same, or reference_model   frozen
 
 Networks from one checkpoint are read once. Where weights are frozen, they are the same tensors in all of them.
@@ -99,7 +99,7 @@ def _load(
 def _check_critic(arguments: PolicyArguments) -> None:
     if arguments.critic_model is None:
         return
-    if arguments.critic == "shared":
+    if arguments.critic != "separate":
         raise ModelError("critic_model is the network of a separate critic: set critic to 'separate'")
     policy, critic = (
         load_model_config(name, trust_remote_code=arguments.trust_remote_code)

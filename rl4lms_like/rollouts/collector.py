@@ -117,6 +117,8 @@ class RolloutCollector:
         buffer.compute_returns_and_advantage()
         self.episode_infos = [info for part in parts for info in part.infos()]
         info = rollout_info(parts, kl_rewards if self.policy.ref_model is not None else None)
+        if not self.policy.has_critic:
+            del info["rollout_info/values"], info["rollout_info/values_std"]
         info["rollout_info/kl_coeff"] = self.kl.coeff
         kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
         self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))

@@ -86,12 +86,13 @@ class TokenCredit(Watcher):
         part = episodes.select(index)
         log_ratio = self._log_probs(part) - buffer.log_probs[tokens]
         clip_range = clip_range_of(algorithm)
+        has_critic = self.run.policy.has_critic
         fields: dict[str, Tensor | None] = {
             "rewards": torch.as_tensor(buffer.rewards, device=tokens.device)[tokens],
             "kl_rewards": None,
             "advantages": advantages[tokens],
             "returns": torch.as_tensor(buffer.returns, device=tokens.device)[tokens],
-            "values": torch.as_tensor(buffer.values, device=tokens.device)[tokens],
+            "values": torch.as_tensor(buffer.values, device=tokens.device)[tokens] if has_critic else None,
             "kl": None,
             "probs": buffer.log_probs[tokens].exp(),
             "ratios": log_ratio.exp(),

@@ -36,7 +36,7 @@ from rl4lms_like.training.config.nested import (
     takes_shaping,
     wrong_kind,
 )
-from rl4lms_like.training.config.places import FILLED_IN, GENERATION, Slot, slots
+from rl4lms_like.training.config.places import FILLED_IN, GENERATION, Slot, slots, targets
 
 
 def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
@@ -192,6 +192,8 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
             target = slot.takes()
         except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
             continue
+        if slot.path == "alg.policy" and not getattr(targets(blocks).get("alg"), "needs_critic", True):
+            slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
         exclude = FILLED_IN.get(slot.registry.kind, ())
         slot.block["args"] = _complete(target, slot.block.get("args") or {}, exclude, slot.registry)
     if isinstance(blocks.get("env"), dict):

@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.algorithms.arguments import NLPOArguments, TRPOArguments, without_second_derivatives
+from rl4lms_like.algorithms.arguments import (
+    NLPOArguments,
+    TRPOArguments,
+    critic_mistakes,
+    without_second_derivatives,
+)
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, Mistake
 from rl4lms_like.core.schema import at, join, signature_of, unknown_key
@@ -222,8 +227,13 @@ def _whole_episodes(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _critic(blocks: dict[str, Any]) -> list[Mistake]:
-    """A shared critic has no network of its own."""
+    """A shared critic has no network of its own; an algorithm that learns no values has no critic."""
     args = "alg.policy.args"
+    given, takes = at(blocks, args), targets(blocks)
+    if isinstance(given, Mapping) and "alg" in takes:
+        found = critic_mistakes(takes["alg"], given, blocks["alg"]["id"])
+        if found:
+            return [Mistake(join(args, mistake.path), mistake.message) for mistake in found]
     if at(blocks, f"{args}.critic") != "shared" or at(blocks, f"{args}.critic_model") is None:
         return []
     return [

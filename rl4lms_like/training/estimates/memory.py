@@ -171,6 +171,8 @@ class _Critic(NamedTuple):
 
 
 def _critic(policy: NetworkShapes, arguments: PolicyArguments) -> _Critic:
+    if arguments.critic == "none":
+        return _Critic(0, 0, None)
     if arguments.critic == "shared":
         return _Critic(policy.width, policy.width, None)
     if arguments.critic_model in (None, arguments.model_name):
