@@ -337,10 +337,10 @@ def split(minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[Miniba
         micro_batch_size: tokens; None = one part.
     """
     episodes = minibatch.observations
-    if micro_batch_size is None or len(minibatch.actions) <= micro_batch_size:
+    if micro_batch_size is None or int(episodes.response_lengths.sum()) <= micro_batch_size:
         yield minibatch
         return
-    for group in pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), micro_batch_size):
+    for group in pack_episodes(episodes.response_lengths.tolist(), range(episodes.n_episodes), micro_batch_size):
         index = torch.tensor(group, device=episodes.response_ids.device)
         tokens = episodes.token_index(index)
         fields: Any = minibatch[1:]

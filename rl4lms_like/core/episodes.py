@@ -1,7 +1,7 @@
 """Whole episodes as tensors. Padded matrices are for models; flat vectors are for losses.
 
 prompt_ids    [n, prompt_len]    padded on `prompt_side`
-response_ids  [n, response_len]  right-padded
+response_ids  [n, response_len]  right-padded; tokens of the environment among the policy's where `observed`
 flat field    [n_tokens]         the actions of episode 0, then those of episode 1, ...
 allowed       [n_tokens, bytes]  flat too: the tokens each action was chosen from, where they were not all
 """
@@ -24,11 +24,17 @@ class EpisodeBatch:
         prompt_ids: `[n, prompt_len]`, int64.
         prompt_mask: `[n, prompt_len]`, bool, True = real token.
         response_ids: `[n, response_len]`, int64; what stands where `response_mask` is False is never looked at.
-        response_mask: `[n, response_len]`, bool, True = an action of the policy; a run from the left of each row.
+        response_mask: `[n, response_len]`, bool, True = real token; a run from the left of each row.
         terminated: `[n]`, bool; True = ended by an end-of-text token, False = cut by the length limit.
         prompt_side: the side that prompts are padded on, `left` for causal and `right` for seq2seq models.
         allowed: `[n_tokens, ceil(vocab / 8)]`, uint8, the tokens that each action could be (`core.token_masks`); None
             = every token of the vocabulary.
+        observed: `[n, response_len]`, bool, True = a token of the environment (the output of a tool, the next turn):
+            the model reads it, and it is no action. None = all tokens of the responses are actions.
+        group_ids: `[n]`, int64, the same for episodes whose rewards are compared with each other.
+        prompt_rows: `[n]`, int64, the same for episodes with the same prompt.
+        behavior_log_prob: `[n_tokens]`, log-prob of each action under the distribution that it was sampled from
+            (temperature, top-k ... included).
     """
 
     prompt_ids: Tensor
@@ -38,6 +44,10 @@ class EpisodeBatch:
     terminated: Tensor
     prompt_side: Literal["left", "right"] = "left"
     allowed: Tensor | None = None
+    observed: Tensor | None = None
+    group_ids: Tensor | None = None
+    prompt_rows: Tensor | None = None
+    behavior_log_prob: Tensor | None = None
 
     @property
     def n_episodes(self) -> int:
@@ -45,24 +55,35 @@ class EpisodeBatch:
         return self.response_ids.shape[0]
 
     @property
+    def action_mask(self) -> Tensor:
+        """Which tokens of the responses are actions of the policy `[n, response_len]`."""
+        return self.response_mask if self.observed is None else self.response_mask & ~self.observed
+
+    @property
     def lengths(self) -> Tensor:
-        """Tokens of each response `[n]`."""
+        """Actions of each episode `[n]`."""
+        return self.action_mask.sum(dim=1)
+
+    @property
+    def response_lengths(self) -> Tensor:
+        """Tokens of each response `[n]`: actions and what was observed between them."""
         return self.response_mask.sum(dim=1)
 
     @property
     def n_tokens(self) -> int:
         """Actions in all episodes together."""
-        return int(self.response_mask.sum())
+        return int(self.action_mask.sum())
 
     @property
     def actions(self) -> Tensor:
         """The token ids taken, flat `[n_tokens]`."""
-        return self.response_ids[self.response_mask]
+        return self.response_ids[self.action_mask]
 
     def pad(self, flat: Tensor, fill: float = 0.0) -> Tensor:
         """A flat field `[n_tokens]` as a matrix `[n, response_len]`."""
-        padded = flat.new_full(self.response_mask.shape, fill)
-        padded[self.response_mask] = flat
+        mask = self.action_mask
+        padded = flat.new_full(mask.shape, fill)
+        padded[mask] = flat
         return padded
 
     def per_action(self, values: Tensor) -> Tensor:
@@ -79,14 +100,17 @@ class EpisodeBatch:
 
     def select(self, episodes: Tensor) -> EpisodeBatch:
         """Some of the episodes, in the order of the index `[k]`, without columns that none of them uses."""
-        rows = {name: getattr(self, name)[episodes] for name in _ROWS}
-        allowed = None if self.allowed is None else self.allowed[self.token_index(episodes)]
-        return replace(self, **rows, allowed=allowed).trimmed()
+        chosen = {name: field[episodes] for name, field in self._given(_ROWS).items()}
+        flat = self._given(_FLAT)
+        if flat:
+            tokens = self.token_index(episodes)
+            chosen |= {name: field[tokens] for name, field in flat.items()}
+        return replace(self, **chosen).trimmed()
 
     def trimmed(self) -> EpisodeBatch:
         """The same episodes without columns that hold padding only."""
         prompt_len = max(int(self.prompt_mask.sum(dim=1).max()), 1)
-        response_len = max(int(self.lengths.max()), 1)
+        response_len = max(int(self.response_lengths.max()), 1)
         columns = slice(-prompt_len, None) if self.prompt_side == "left" else slice(prompt_len)
         return replace(
             self,
@@ -94,6 +118,7 @@ class EpisodeBatch:
             prompt_mask=self.prompt_mask[:, columns],
             response_ids=self.response_ids[:, :response_len],
             response_mask=self.response_mask[:, :response_len],
+            observed=None if self.observed is None else self.observed[:, :response_len],
         )
 
     def widened(self, prompt_len: int, response_len: int) -> EpisodeBatch:
@@ -109,34 +134,60 @@ class EpisodeBatch:
             prompt_mask=pad_to(self.prompt_mask, prompt_len, self.prompt_side),
             response_ids=pad_to(self.response_ids, response_len, "right"),
             response_mask=pad_to(self.response_mask, response_len, "right"),
+            observed=None if self.observed is None else pad_to(self.observed, response_len, "right"),
         )
 
     def to(self, device: torch.device | str) -> EpisodeBatch:
         """The same episodes on another device."""
-        allowed = None if self.allowed is None else self.allowed.to(device)
-        return replace(self, **{name: getattr(self, name).to(device) for name in _ROWS}, allowed=allowed)
+        return replace(self, **{name: field.to(device) for name, field in self._given(_ROWS + _FLAT).items()})
+
+    def _given(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those of the fields that are not None."""
+        return {name: field for name in names if (field := getattr(self, name)) is not None}
 
     @staticmethod
     def concatenated(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
         """Several batches as one, padded to the widest.
 
+        Groups and prompts of different batches stay apart: their numbers are counted on. A batch without `observed`
+        joins one with it as all actions.
+
         Raises:
-            ValueError: some have masks and some have not.
+            ValueError: some have masks, groups, prompt rows or log-probs, and some have not.
         """
         if len(batches) == 1:
             return batches[0]
         prompt_len = max(batch.prompt_ids.shape[1] for batch in batches)
         response_len = max(batch.response_ids.shape[1] for batch in batches)
         wide = [batch.widened(prompt_len, response_len) for batch in batches]
-        joined: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in wide]) for name in _ROWS}
-        masks = [batch.allowed for batch in wide if batch.allowed is not None]
-        if masks and len(masks) < len(wide):
-            raise ValueError(f"{len(masks)} of {len(wide)} batches of episodes have masks of allowed tokens")
-        return replace(wide[0], **joined, allowed=torch.cat(masks) if masks else None)
+        if any(batch.observed is not None for batch in wide):
+            wide = [
+                replace(batch, observed=torch.zeros_like(batch.response_mask)) if batch.observed is None else batch
+                for batch in wide
+            ]
+        joined: dict[str, Any] = {}
+        for name in _ROWS + _FLAT:
+            parts = [part for batch in wide if (part := getattr(batch, name)) is not None]
+            if parts and len(parts) < len(wide):
+                raise ValueError(f"{len(parts)} of {len(wide)} batches of episodes have {name}")
+            joined[name] = torch.cat(_counted_on(parts) if name in _NUMBERS else parts) if parts else None
+        return replace(wide[0], **joined)
 
 
-_ROWS = tuple(field.name for field in fields(EpisodeBatch) if field.name not in ("prompt_side", "allowed"))
+_FLAT = ("allowed", "behavior_log_prob")
+"""Fields with one row for each action."""
+_NUMBERS = ("group_ids", "prompt_rows")
+"""Numbers that mean something within their batch only."""
+_ROWS = tuple(field.name for field in fields(EpisodeBatch) if field.name not in ("prompt_side", *_FLAT))
 """Fields with one row for each episode."""
+
+
+def _counted_on(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The numbers of each batch, from above those of the batches before."""
+    counted: list[Tensor] = []
+    for part in parts:
+        counted.append(part if not counted else part - part.min() + counted[-1].max() + 1)
+    return counted
 
 
 def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:

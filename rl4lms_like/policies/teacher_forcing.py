@@ -138,19 +138,19 @@ class CausalReader(EpisodeReader):
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
         """The hidden states that chose each action `[n_tokens, d]`."""
-        return self._hidden(episodes, drop_last=True)[episodes.response_mask]
+        return self._hidden(episodes, drop_last=True)[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
         """The hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, drop_last=False)
-        return hidden[torch.arange(len(hidden), device=hidden.device), episodes.lengths]
+        return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
         """The model's own logits for each action `[n_tokens, vocab]`."""
         length = episodes.response_ids.shape[1]
         keep = {"logits_to_keep": length} if self._takes_keep else {}
         logits = self.model(**self._inputs(episodes, drop_last=True), **keep).logits[:, -length:]
-        return logits[episodes.response_mask].float()
+        return logits[episodes.action_mask].float()
 
     def _hidden(self, episodes: EpisodeBatch, *, drop_last: bool) -> Tensor:
         """Hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
@@ -205,12 +205,12 @@ class Seq2SeqReader(EpisodeReader):
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
         """The decoder's hidden states that chose each action `[n_tokens, d]`."""
-        return self._hidden(episodes, self._shifted(episodes)[:, :-1])[episodes.response_mask]
+        return self._hidden(episodes, self._shifted(episodes)[:, :-1])[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
         """The decoder's hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, self._shifted(episodes))
-        return hidden[torch.arange(len(hidden), device=hidden.device), episodes.lengths]
+        return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
         """The model's own logits for each action `[n_tokens, vocab]`."""
@@ -220,7 +220,7 @@ class Seq2SeqReader(EpisodeReader):
             decoder_input_ids=self._shifted(episodes)[:, :-1],
             use_cache=False,
         )
-        return output.logits[episodes.response_mask].float()
+        return output.logits[episodes.action_mask].float()
 
     def _shifted(self, episodes: EpisodeBatch) -> Tensor:
         start = episodes.response_ids.new_full((episodes.n_episodes, 1), self.start_token_id)

@@ -171,13 +171,13 @@ class EpisodeBuffer:
         advantages, returns = generalized_advantages(
             self.episodes.pad(self._rewards),
             self.episodes.pad(self._values),
-            self.episodes.response_mask,
+            self.episodes.action_mask,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
             last_values=torch.cat(ends),
         )
-        self._advantages = advantages[self.episodes.response_mask]
-        self._returns = returns[self.episodes.response_mask]
+        self._advantages = advantages[self.episodes.action_mask]
+        self._returns = returns[self.episodes.action_mask]
 
     def get(self, batch_size: int | None = None) -> Iterator[Minibatch]:
         """One pass over the episodes in a new random order.
@@ -189,7 +189,7 @@ class EpisodeBuffer:
         if batch_size is None:
             groups = [list(range(self.episodes.n_episodes))]
         else:
-            groups = self._minibatches(self.episodes.lengths.tolist(), batch_size)
+            groups = self._minibatches(self.episodes.response_lengths.tolist(), batch_size)
         for group in groups:
             yield self.samples(torch.tensor(group, device=self.device))
 

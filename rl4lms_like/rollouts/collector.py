@@ -170,9 +170,10 @@ class RolloutCollector:
         return scores
 
     def _parts(self, episodes: EpisodeBatch) -> list[EpisodeBatch]:
-        if self.score_batch_size is None or episodes.n_tokens <= self.score_batch_size:
+        lengths = episodes.response_lengths.tolist()
+        if self.score_batch_size is None or sum(lengths) <= self.score_batch_size:
             return [episodes]
-        groups = pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), self.score_batch_size)
+        groups = pack_episodes(lengths, range(episodes.n_episodes), self.score_batch_size)
         device = episodes.response_ids.device
         return [episodes.select(torch.tensor(group, device=device)) for group in groups]
 

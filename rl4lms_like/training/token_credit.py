@@ -117,8 +117,8 @@ class TokenCredit(Watcher):
         policy = self.run.policy
         was_training = policy.training
         policy.set_training_mode(False)
-        limit = self.run.algorithm.collector.score_batch_size or episodes.n_tokens
-        groups = pack_episodes(episodes.lengths.tolist(), range(episodes.n_episodes), limit)
+        limit = self.run.algorithm.collector.score_batch_size or int(episodes.response_lengths.sum())
+        groups = pack_episodes(episodes.response_lengths.tolist(), range(episodes.n_episodes), limit)
         parts = [episodes.select(torch.tensor(group, device=episodes.response_ids.device)) for group in groups]
         log_probs = torch.cat([policy.evaluate_actions(part, part.actions)[1] for part in parts])
         policy.set_training_mode(was_training)
@@ -136,7 +136,7 @@ class TokenCredit(Watcher):
         lengths = episodes.lengths.tolist()
         numbers = {name: [listed(each) for each in field.split(lengths)] for name, field in fields.items()}
         for row, choice in enumerate(chosen):
-            ids = episodes.response_ids[row, : lengths[row]].tolist()
+            ids = episodes.response_ids[row][episodes.action_mask[row]].tolist()
             prompt_ids = episodes.prompt_ids[row][episodes.prompt_mask[row]].tolist()
             pieces = text_pieces(self._decode, ids)
             names = tokenizer.convert_ids_to_tokens(ids)
