@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -203,6 +203,26 @@ class LMActorCriticPolicy(BasePolicy):
     def vocab_size(self) -> int:
         """The number of tokens the model chooses from."""
         return int(self.policy_model.config.get_text_config().vocab_size)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The language model that is trained, for metrics of the model itself."""
+        return self.policy_model
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of the language model."""
+        return sum(parameter.numel() for parameter in self.policy_model.parameters())
+
+    @property
+    def prompt_truncation_side(self) -> Literal["left", "right"]:
+        """Which side of a long prompt is cut in evaluation."""
+        return self.arguments.prompt_truncation_side
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference; without one the KL is 0."""
+        return self.ref_model is not None
 
     @property
     def has_critic(self) -> bool:

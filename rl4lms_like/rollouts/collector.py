@@ -112,11 +112,11 @@ class RolloutCollector:
                 part.scores.values,
                 part.scores.log_prob,
                 self._last_values(part.episodes),
-                None if self.policy.ref_model is None else part.scores.raw_log_prob - part.scores.ref_log_prob,
+                part.scores.raw_log_prob - part.scores.ref_log_prob if self.policy.has_reference else None,
             )
         buffer.compute_returns_and_advantage()
         self.episode_infos = [info for part in parts for info in part.infos()]
-        info = rollout_info(parts, kl_rewards if self.policy.ref_model is not None else None)
+        info = rollout_info(parts, kl_rewards if self.policy.has_reference else None)
         if not self.policy.has_critic:
             del info["rollout_info/values"], info["rollout_info/values_std"]
         info["rollout_info/kl_coeff"] = self.kl.coeff

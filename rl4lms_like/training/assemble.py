@@ -105,8 +105,7 @@ def assemble(config: RunConfig) -> Run:
         env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config)
     with in_part("loading"):
         algorithm = build_alg(config, env)
-    n_policy = sum(parameter.numel() for parameter in algorithm.policy.policy_model.parameters())
-    if notice := learning_rate_notice(config.to_dict(), n_policy):
+    if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
         logger.warning("%s", notice)
     if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
         torch.set_num_threads(1)

@@ -187,7 +187,7 @@ class OnPolicyTrainer:
 
     def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
         return evaluate_on_samples(
-            self.run.policy.writer,
+            self.run.policy,
             self.run.tokenizer,
             samples,
             self.run.metrics,
