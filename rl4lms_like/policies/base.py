@@ -11,12 +11,11 @@ Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` in the place of th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from gymnasium import spaces
@@ -35,28 +34,11 @@ from rl4lms_like.policies.parity import (
     first_episodes,
     probe_episodes,
     require_finite,
-    same_in_any_batch,
+    warn_of_dynamic_positions,
 )
 from rl4lms_like.policies.saving import save_language_model
-from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeReader
+from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeReader, EpisodeScores
 from rl4lms_like.policies.writing import TextWriter
-
-logger = logging.getLogger(__name__)
-
-
-class EpisodeScores(NamedTuple):
-    """What a rollout keeps of one scoring pass; flat `[n_tokens]`, float32.
-
-    `log_prob` and `entropy` are over the tokens that the episodes allow, `raw_log_prob` is over all tokens; without
-    masks both log-probs are the same. The KL is that of the whole distributions, `raw_log_prob - ref_log_prob`.
-    `ref_log_prob` equals `raw_log_prob` where there is no reference model: the KL is 0.
-    """
-
-    values: Tensor
-    log_prob: Tensor
-    entropy: Tensor
-    ref_log_prob: Tensor
-    raw_log_prob: Tensor
 
 
 class LMActorCriticPolicy(BasePolicy):
@@ -108,7 +90,9 @@ class LMActorCriticPolicy(BasePolicy):
             self._build_heads()
             self.to(device)
             self._check_parity()
-        self._warn_of_dynamic_positions()
+        space = getattr(observation_space, "spaces", {}).get("input_encoded_pt")
+        longest = None if space is None else space.shape[0]
+        warn_of_dynamic_positions(self.policy_model, self.arguments.model_name, longest)
         self.optimizer = make_optimizer(
             optimizer_class,
             parameter_groups(
@@ -177,19 +161,6 @@ class LMActorCriticPolicy(BasePolicy):
             checked.append((self.ref_reader, self.arguments.reference_model))
         for reader, name in checked:
             check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
-
-    def _warn_of_dynamic_positions(self) -> None:
-        limit = same_in_any_batch(self.policy_model.config)
-        space = getattr(self.observation_space, "spaces", {}).get("input_encoded_pt")
-        if limit is not None and (space is None or space.shape[0] > limit):
-            logger.warning(
-                "%s (%r): as soon as a text of a batch has more than %d tokens, the positions of all its texts change, "
-                "and their log-probs with them. Keep prompt and response together within %d tokens",
-                type(self.policy_model).__name__,
-                self.arguments.model_name,
-                limit,
-                limit,
-            )
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:

@@ -9,6 +9,7 @@ padded      those of a batch with those of each of its rows alone, and of a wide
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from rl4lms_like.core.out_of_memory import is_out_of_memory
 from rl4lms_like.core.wording import raised
 from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
 """Largest difference in nats, in float32. Kernels of real checkpoints differ by about 1e-5, mistakes by 0.1 to 100."""
@@ -225,6 +228,26 @@ def first_episodes(model: PreTrainedModel, name: str) -> Iterator[None]:
             f"{type(model).__name__} ({name!r}) cannot be trained: it does not read or write episodes as other "
             f"families do ({raised(error)}). Use another family, or report this one"
         ) from error
+
+
+def warn_of_dynamic_positions(model: PreTrainedModel, name: str, longest: int | None) -> None:
+    """Log a warning if a text's log-probs depend on the longest text of its batch.
+
+    Args:
+        model: the language model.
+        name: what to call it.
+        longest: tokens of a prompt with its response, at most; None = unknown.
+    """
+    limit = same_in_any_batch(model.config)
+    if limit is not None and (longest is None or longest > limit):
+        logger.warning(
+            "%s (%r): as soon as a text of a batch has more than %d tokens, the positions of all its texts change, and "
+            "their log-probs with them. Keep prompt and response together within %d tokens",
+            type(model).__name__,
+            name,
+            limit,
+            limit,
+        )
 
 
 def same_in_any_batch(config: PretrainedConfig) -> int | None:

@@ -46,6 +46,21 @@ class ActionScores(NamedTuple):
     states: Tensor | None
 
 
+class EpisodeScores(NamedTuple):
+    """What a rollout keeps of one scoring pass; flat `[n_tokens]`, float32.
+
+    `log_prob` and `entropy` are over the tokens that the episodes allow, `raw_log_prob` is over all tokens; without
+    masks both log-probs are the same. The KL is that of the whole distributions, `raw_log_prob - ref_log_prob`.
+    `ref_log_prob` equals `raw_log_prob` where there is no reference model: the KL is 0.
+    """
+
+    values: Tensor
+    log_prob: Tensor
+    entropy: Tensor
+    ref_log_prob: Tensor
+    raw_log_prob: Tensor
+
+
 class EpisodeReader(ABC):
     """Reads episodes with a language model.
 

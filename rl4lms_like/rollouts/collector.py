@@ -25,7 +25,8 @@ from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.envs.stepping import play_by_stepping
-from rl4lms_like.policies.base import EpisodeScores, LMActorCriticPolicy
+from rl4lms_like.policies.base import LMActorCriticPolicy
+from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rewards.call import TokenRewards
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController

@@ -17,6 +17,7 @@ from rl4lms_like.tracking.run_folder import FINISHED_FILE, hold
 from rl4lms_like.training import run as running
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.training.resume_point import ResumePoint
 from rl4lms_like.training.resuming.same_command import begun
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.trainer import OnPolicyTrainer
@@ -212,7 +213,7 @@ def test_a_run_without_a_checkpoint_is_left_alone_and_the_first_that_fits_is_tak
 def test_a_run_that_was_killed_before_its_first_iteration_begins_again_in_its_folder(mapping, whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(OnPolicyTrainer, "_iterate", lambda *arguments: (_ for _ in ()).throw(SystemExit))
-        patch.setattr(OnPolicyTrainer, "_rescue", lambda *arguments: None)  # as by SIGKILL
+        patch.setattr(ResumePoint, "rescue", lambda *arguments: None)  # as by SIGKILL
         started(mapping, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
     with (folder / "val_split_metrics.jsonl").open("a") as file:
