@@ -78,10 +78,10 @@ TASKS = {
     "summarization": Task(
         "summarization/t5_ppo.yml",
         "lexical/rouge_rouge1",
-        2e-4,
-        8,
+        1e-4,
+        6,
         {"train_evaluation.metrics": ROUGE_L},
-        500,
+        1000,
         "articles to repeat",
         size={"n_layer": 1, "n_embd": 64},
     ),
