@@ -345,7 +345,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, mean
-    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
     return mean - half, mean + half
 
 
@@ -372,7 +372,7 @@ def summarize(names: list[str]) -> list[dict[str, Any]]:
                     "after": mean,
                     "after_by_seed": after,
                     "difference_interval": list(interval([sign * (new - old) for old, new in pairs])),
-                    "has_learned": mean > high if sign > 0 else mean < low,
+                    "has_learned": bool(mean > high if sign > 0 else mean < low),
                 }
             )
     return rows
