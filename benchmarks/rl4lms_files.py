@@ -1,6 +1,6 @@
 """Six of RL4LMs' files learn: their sizes on tiny models, with the task's reward and with a random one.
 
-    python -m benchmarks.rl4lms_files                    five seeds, about two hours of one core
+    python -m benchmarks.rl4lms_files                    five seeds, about 80 minutes of one core
     python -m benchmarks.rl4lms_files --only common_gen  one of them
 
 `batch_size`, `n_steps`, `n_envs`, `n_epochs`, the KL penalty and the lengths are those of the file. Changed are the
