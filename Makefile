@@ -26,7 +26,7 @@ train: $(VENV)/.installed ## train the embedded default; about two minutes on tw
 	$(BIN)/python -m rl4lms_like quickstart $(ARGS)
 
 test: $(VENV)/.installed-dev ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format, types, layers
 	$(BIN)/ruff check .

@@ -165,7 +165,7 @@ def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_pat
 def test_what_a_reward_draws_in_a_process_of_its_own_comes_from_the_seed(tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
     mapping["reward_fn"] = {"id": f"{__name__}:Drawing"}
-    mapping["env"] |= {"vec_env": "subproc", "n_envs": 2}
+    mapping["env"] |= {"vec_env": "subproc", "n_envs": 1}
     mapping["train_evaluation"]["n_iters"] = 2
     expected = started(mapping, tmp_path, "whole")
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
@@ -421,9 +421,9 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_end(whole, tmp_path, tiny_g
             command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         n_before = len(found)
-        while process.poll() is None and kills < 3:
+        while process.poll() is None and kills < 2:
             if len(checkpoints.checkpoints_in(folder / "checkpoints")) > n_before:
-                time.sleep(0.04 * attempt)
+                time.sleep(0.06 * attempt)
                 process.send_signal(signal.SIGKILL)
                 kills += 1
                 break
