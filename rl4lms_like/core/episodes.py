@@ -30,7 +30,7 @@ class EpisodeBatch:
         allowed: `[n_tokens, ceil(vocab / 8)]`, uint8, the tokens that each action could be (`core.token_masks`); None
             = every token of the vocabulary.
         observed: `[n, response_len]`, bool, True = a token of the environment (the output of a tool, the next turn):
-            the model reads it, and it is no action. None = all tokens of the responses are actions.
+            the model reads it, and it is no action. Every episode has an action. None = all tokens are actions.
         group_ids: `[n]`, int64, the same for episodes whose rewards are compared with each other.
         prompt_rows: `[n]`, int64, the same for episodes with the same prompt.
         behavior_log_prob: `[n_tokens]`, log-prob of each action under the distribution that it was sampled from

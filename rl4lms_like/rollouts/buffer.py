@@ -147,8 +147,10 @@ class EpisodeBuffer:
                 rollout, no loss reads it. None = there is no reference.
 
         Raises:
-            ValueError: a field has not one entry per token.
+            ValueError: a field has not one entry per action, or an episode has no actions.
         """
+        if not bool((episodes.lengths > 0).all()):
+            raise ValueError("an episode has no actions: all of its tokens were observed")
         if last_values is None:
             last_values = torch.zeros(episodes.n_episodes)
         fields = {"rewards": rewards, "values": values, "log_probs": log_probs}

@@ -118,6 +118,13 @@ def test_advantages_skip_what_was_observed():
     assert (buffers[0].returns == buffers[1].returns).all()
 
 
+def test_an_episode_without_actions_is_refused():
+    episodes = with_holes()
+    nothing = dataclasses.replace(episodes, observed=episodes.response_mask, behavior_log_prob=None)
+    with pytest.raises(ValueError, match="no actions"):
+        EpisodeBuffer().add(nothing, *torch.zeros(3, 0))
+
+
 def test_an_update_reads_them_and_learns_actions_only(family, tiny_tokenizer):
     """The first ratio is 1, micro-batches change nothing, and no minibatch has a number for an observed token."""
     kind, model_dir = family
