@@ -82,6 +82,10 @@ GROUPS: dict[str, dict[str, Row]] = {
         f"policy 1e-4, head {init}, critic x {factor}": Row({LR: 1e-4, INIT: init, CRITIC: factor * 1e-4})
         for init, factor in (("default", 1), ("zero", 1), ("zero", 3), ("zero", 10))
     },
+    "shared critic": {
+        f"vf_coef {coef:g}": Row({LR: 1e-4, "alg.policy.args.critic": "shared", "alg.args.vf_coef": coef})
+        for coef in (0.5, 0.1)
+    },
     "minibatches": {
         f"batch_size {size}, normalised {'within' if norm is True else 'over the rollout'}": Row(
             {LR: 1e-4, BATCH: size, NORM: norm}, 15

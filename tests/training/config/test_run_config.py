@@ -205,7 +205,7 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(run):
         r"env\.args\.max_episode_lenght: unknown key; did you mean 'max_episode_length'\?",
         r"env\.n_envs: expected a whole number from 1 to 65536, got 0",
         r"alg\.args\.clip_range: expected a number above 0, got 'wide'",
-        r"alg\.policy\.args\.critic: expected 'separate' or 'shared', got 'both'",
+        r"alg\.policy\.args\.critic: expected 'separate', 'shared' or 'none', got 'both'",
         r"train_evaluation\.metrics\.2\.args\.x: unknown key.*",
         r"train_evaluation\.metrics\.0\.idd: unknown key; did you mean 'id'\?",
         r"train_evaluation\.metrics\.0\.id: missing; expected text",
