@@ -147,7 +147,7 @@ def work(asked: Mapping[str, Any]) -> float:
 
 def is_supervised(asked: Mapping[str, Any]) -> bool:
     """Whether it is a supervised run."""
-    return "supervised" in text(at(asked, "alg.id"))
+    return text(at(asked, "alg.id")) == "supervised"
 
 
 # --- what the run did ------------------------------------------------------------------------------------------------

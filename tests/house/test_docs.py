@@ -27,8 +27,8 @@ import pytest
 
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli.options import build_parser
-from rl4lms_like.training.config.places import REGISTRIES
-from rl4lms_like.training.config.run_config import is_supervised, parse_config
+from rl4lms_like.training.config.places import REGISTRIES, run_kind
+from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.training.quickstart import _parser as quickstart_parser
 from rl4lms_like.training.run import train_config
@@ -113,7 +113,7 @@ def with_fragment(run: dict, fragment: dict) -> dict:
 
     A supervised run has other blocks, and stands by itself.
     """
-    if is_supervised(fragment):
+    if run_kind(fragment) == "supervised":
         return fragment
     merged = copy.deepcopy(run)
     for key, value in fragment.items():

@@ -11,9 +11,9 @@ Works on the raw mapping: a place whose block is no mapping is left to the check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
@@ -99,12 +99,20 @@ class Slot:
         return getattr(target, "arguments_class", target)
 
 
+RunKind = Literal["on_policy", "supervised"]
+
+
+def run_kind(blocks: Mapping[str, Any]) -> RunKind:
+    """Return the kind of run of a raw mapping: `alg.id` is `supervised`, or it names an on-policy algorithm."""
+    alg = blocks.get("alg")
+    return "supervised" if isinstance(alg, Mapping) and alg.get("id") == "supervised" else "on_policy"
+
+
 def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
     """The places of a raw mapping, but for the environment, which is always `TextGenEnv`."""
     alg = blocks.get("alg")
-    is_supervised = isinstance(alg, dict) and "supervised" in str(alg.get("id"))
     places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
-    if is_supervised:
+    if run_kind(blocks) == "supervised":
         places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
     elif isinstance(alg, dict):
         places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]

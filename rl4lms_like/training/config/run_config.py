@@ -25,6 +25,7 @@ from rl4lms_like.training.config.cross_checks import cross_check, data_mistakes
 from rl4lms_like.training.config.keys_elsewhere import with_keys_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.overrides import apply_overrides
+from rl4lms_like.training.config.places import RunKind, run_kind
 from rl4lms_like.training.config.yaml_file import read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
@@ -232,7 +233,7 @@ class SupervisedAlgConfig:
     """The `alg` block of a supervised run.
 
     Args:
-        id: contains `supervised`.
+        id: `supervised`.
         model_type: `causal` or `seq2seq`.
         model_name: hub id or local folder.
         generation_kwargs: of evaluation.
@@ -245,7 +246,7 @@ class SupervisedAlgConfig:
         merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise the adapters only.
     """
 
-    id: str
+    id: Literal["supervised"]
     model_type: Literal["causal", "seq2seq"]
     model_name: str
     generation_kwargs: Arguments = field(default_factory=dict)
@@ -315,6 +316,7 @@ class SupervisedConfig:
 
 
 AnyConfig: TypeAlias = RunConfig | SupervisedConfig
+KINDS: dict[RunKind, type[AnyConfig]] = {"on_policy": RunConfig, "supervised": SupervisedConfig}
 """Either kind of run."""
 
 
@@ -361,7 +363,7 @@ def parse_config(
         found += secret_mistakes(mapping) + wrong + cross_check(blocks)
     if data and not any(mistake.path.startswith("datapool") for mistake in found):
         found += data_mistakes(blocks)
-    kind = SupervisedConfig if is_supervised(mapping) else RunConfig
+    kind = KINDS[run_kind(mapping)]
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
     found = with_keys_of_here(found) if kind is RunConfig else found
@@ -371,12 +373,6 @@ def parse_config(
         raise ConfigError([*without_values(mapping, told), *more], source)
     config: AnyConfig = kind(**fields, notices=tuple(comma_notices + notices_of(blocks)))
     return config
-
-
-def is_supervised(mapping: Mapping[str, Any]) -> bool:
-    """Whether `alg.id` names a supervised run."""
-    alg = mapping.get("alg")
-    return isinstance(alg, Mapping) and "supervised" in str(alg.get("id"))
 
 
 def _in_order_of(mapping: Mapping[str, Any], mistakes: list[Mistake]) -> list[Mistake]:

@@ -443,7 +443,6 @@ SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoTokenizer")),
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),
-    "alg.id": Silent("contains `supervised`"),
     "alg.model_type": Row(
         "seq2seq", lambda made: made.run.writer.is_encoder_decoder, also={"alg.model_name": f"{FOLDERS}/t5"}
     ),

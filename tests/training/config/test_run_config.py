@@ -144,6 +144,12 @@ def test_parsing_leaves_the_mapping_as_it_was(run):
     assert run == before
 
 
+def test_the_kind_of_a_run_is_its_id_not_a_word_in_it(run, supervised):
+    assert type(parse_config(supervised)) is SupervisedConfig and type(parse_config(run)) is RunConfig
+    supervised["alg"]["id"] = "self_supervised"
+    assert any("alg.id: unknown algorithm 'self_supervised'" in told for told in mistakes_of(supervised))
+
+
 def test_a_supervised_run_has_no_reward_and_no_environment(supervised):
     config = parse_config(supervised)
     assert isinstance(config, SupervisedConfig)
