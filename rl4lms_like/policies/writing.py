@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,30 +25,6 @@ NO_PROMPT = (
     "ends its texts, as <|endoftext|> for GPT-2"
 )
 """Why an empty prompt is refused: the model would go on from padding, at a position that families disagree on."""
-
-
-class Generates(Protocol):
-    """What evaluations ask of a policy, or of a `TextWriter`."""
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The language model, for metrics of the model itself."""
-
-    @property
-    def prompt_truncation_side(self) -> Literal["left", "right"]:
-        """Which side of a long prompt is cut."""
-
-    def generate(
-        self,
-        prompt_ids: Tensor,
-        prompt_mask: Tensor,
-        *,
-        eos_token_ids: Sequence[int],
-        max_new_tokens: int | None = None,
-        generation_kwargs: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-    ) -> EpisodeBatch:
-        """Return one response for each prompt; see `TextWriter.generate`."""
 
 
 class TextWriter:

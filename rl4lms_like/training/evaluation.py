@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,9 +20,12 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
-from rl4lms_like.policies.writing import Generates
+from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.post_processors.call import post_process
 from rl4lms_like.rewards.naming import texts_to_score
+
+if TYPE_CHECKING:
+    from rl4lms_like.policies.base import LMActorCriticPolicy
 
 NOT_APPLICABLE = "n/a"
 """Stands in a prediction for a metric that scores splits only."""
@@ -44,7 +47,7 @@ class Evaluation:
 
 
 def generate_responses(
-    writer: Generates,
+    writer: TextWriter | LMActorCriticPolicy,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
@@ -93,7 +96,7 @@ def generate_responses(
 
 
 def evaluate_on_samples(
-    writer: Generates,
+    writer: TextWriter | LMActorCriticPolicy,
     tokenizer: PreTrainedTokenizerBase,
     samples: Sequence[Sample],
     metrics: Sequence[BaseMetric],
