@@ -86,10 +86,6 @@ class EpisodeBatch:
         padded[mask] = flat
         return padded
 
-    def per_action(self, values: Tensor) -> Tensor:
-        """One number for each episode `[n]`, repeated for its actions `[n_tokens]`."""
-        return values.repeat_interleave(self.lengths)
-
     def token_index(self, episodes: Tensor) -> Tensor:
         """Where the tokens of some episodes lie in a flat field, in the order of `episodes` `[k]`."""
         lengths = self.lengths

@@ -21,7 +21,8 @@ LossAggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_s
 class Objective(NamedTuple):
     """The terms of an algorithm's loss on some whole episodes, one number per action, to be minimised.
 
-    A term per sequence is repeated for its actions (`EpisodeBatch.per_action`) and averaged with `seq_mean_token_mean`.
+    A term per sequence is repeated for its actions (`repeat_interleave(episodes.lengths)`) and averaged with
+    `seq_mean_token_mean`.
 
     Args:
         policy: `[n_actions]`.
