@@ -163,6 +163,23 @@ class TRPOArguments(OnPolicyArguments):
     sub_sampling_factor: Count = 1
 
 
+_OF_CRITICS = ("critic_learning_rate", "bootstrap_truncated", "vf_coef")
+"""Arguments that mean nothing to an algorithm without a critic."""
+
+
+def value_mistakes(algorithm: Any, given: Mapping[str, Any], id: str) -> list[Mistake]:
+    """Return the arguments given to an algorithm without a critic that only a critic could use.
+
+    Args:
+        algorithm: its arguments' class.
+        given: the `alg.args` block, or keyword arguments from Python.
+        id: what to call the algorithm.
+    """
+    if getattr(algorithm, "needs_critic", True):
+        return []
+    return [Mistake(key, f"{id} learns no values and has no critic; drop it") for key in _OF_CRITICS if given.get(key)]
+
+
 def critic_mistakes(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[Mistake]:
     """Return what is wrong with a policy's `critic` under an algorithm.
 

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor
 
-from rl4lms_like.algorithms.arguments import OnPolicyArguments, critic_mistakes
+from rl4lms_like.algorithms.arguments import OnPolicyArguments, critic_mistakes, value_mistakes
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
@@ -76,8 +76,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     ) -> None:
         self.arguments = self.arguments_class(**arguments)
         options = self.arguments
-        if mistakes := critic_mistakes(options, policy_kwargs or {}, type(self).__name__):
-            raise ConfigError(mistakes, source="policy_kwargs")
+        name = type(self).__name__
+        if mistakes := critic_mistakes(options, policy_kwargs or {}, name) + value_mistakes(options, arguments, name):
+            raise ConfigError(mistakes, source="arguments and policy_kwargs")
         self._n_updates = 0
         self.guard = StepGuard(options.non_finite)
         super().__init__(

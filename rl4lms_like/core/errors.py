@@ -39,6 +39,10 @@ class Mistake:
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
+    def below(self, path: str) -> Mistake:
+        """The same, its path relative to `path`."""
+        return Mistake(".".join(filter(None, (path, self.path))), self.message)
+
 
 class ConfigError(RL4LMsLikeError):
     """A config cannot be used. Carries every mistake found, not only the first."""

@@ -21,28 +21,24 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from pydantic import AfterValidator
+
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
 
 CODE_VARIABLE = "RL4LMS_LIKE_CODE"
 """Environment variable with the folders that the user names; processes that a run starts inherit it."""
 
 _LIBRARY = __name__.partition(".")[0]
-
-
-@dataclass(frozen=True)
-class NamesFunction:
-    """In an `Annotated` type: a text is the import path of a function, which is looked up when a config is checked."""
 
 
 class RefusedImportError(ImportError):
@@ -96,6 +92,29 @@ def imported(path: str) -> Any:
             raise RefusedImportError(f"{part!r} is a module; name it before the colon: '{found.__name__}:...'")
     _require_home(found, path)
     return found
+
+
+def importable(path: str) -> str:
+    """The import path, if it leads somewhere; a text without a colon is left to the component's own checks.
+
+    Raises:
+        ValueError: it leads nowhere, or to code that a config may not choose.
+    """
+    if ":" not in path:
+        return path
+    try:
+        imported(path)
+    except MissingExtraError:  # building the component says what to install
+        return path
+    except RefusedImportError as error:
+        raise ValueError(f"{path!r} is refused: {error}") from error
+    except Exception as error:  # importing a user's module runs the user's code
+        raise ValueError(f"cannot import {path!r}: {type(error).__name__}: {error}") from error
+    return path
+
+
+ImportPath: TypeAlias = Annotated[str, AfterValidator(importable)]
+"""The import path of a function; looked up when a config is checked."""
 
 
 def _put_on_path() -> None:

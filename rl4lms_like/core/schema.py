@@ -6,34 +6,61 @@
                  mode: expected 'mean' or 'max', got 'sum'
 
 A signature is that of a function, a class or a dataclass; a parameter whose type is a dataclass is a nested mapping, so
-a whole config is checked by the same few lines as the arguments of one reward. Single values are coerced by pydantic.
+a whole config is checked by the same few lines as the arguments of one reward. pydantic validates the values.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    PlainValidator,
+    PydanticSchemaGenerationError,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rl4lms_like.core.errors import Mistake
 from rl4lms_like.core.wording import describe, help_of, shown
 
-Check: TypeAlias = Callable[[Any, Any, str], "tuple[Any, list[Mistake]] | None"]
-"""Asked first about a value, its type and its path: the answer of `check_value`, or None where it has none."""
+Special: TypeAlias = Callable[[Any], "Callable[[Any], Any] | None"]
+"""Maps a type to the function that validates its values, for types that pydantic does not know; else to None."""
 
 UNKNOWN_KEY = "unknown key"
 """Start of the message for an unknown key."""
 
 REQUIRED: Any = inspect.Parameter.empty
 """The default of an argument that has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ComponentOf:
+    """In an `Annotated` type: the argument is a component of a class whose module must not be imported here.
+
+    Args:
+        name: of the class, `BatchedRewardFunction`.
+    """
+
+    name: str
+
+
+class RefusedError(ValueError):
+    """Raised by the function that validates a value, with every mistake in it; their paths start at the value."""
+
+    def __init__(self, *mistakes: Mistake) -> None:
+        super().__init__("; ".join(map(str, mistakes)))
+        self.mistakes = mistakes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +129,7 @@ def check_arguments(
     *,
     exclude: Collection[str] = (),
     also: Collection[str] = (),
-    first: Check | None = None,
+    special: Special | None = None,
 ) -> tuple[dict[str, Any], list[Mistake]]:
     """Holds `args` against the signature of `target`.
 
@@ -112,7 +139,7 @@ def check_arguments(
         path: where in the config, `reward_fn.args`; empty for the top level.
         exclude: parameters that the library fills in itself; a config must not.
         also: what could be given besides, and is checked elsewhere: named where another key is unknown.
-        first: is asked about each argument before its type is.
+        special: types that pydantic does not know.
 
     Returns:
         The given arguments, coerced to their types (those at fault are left out), and the mistakes.
@@ -125,8 +152,10 @@ def check_arguments(
         where = join(path, name)
         if name in exclude:
             mistakes.append(Mistake(where, "is filled in by the library and cannot be set here"))
+        elif name in known and value is None and known[name].default is None:
+            bound[name] = None  # null is always right where it is the default, whatever the type says
         elif name in known:
-            coerced, wrong = _checked(value, known[name], where, first)
+            coerced, wrong = check_value(value, known[name].annotation, where, special=special)
             mistakes += wrong
             if not wrong:
                 bound[name] = coerced
@@ -142,39 +171,30 @@ def check_arguments(
     return bound, mistakes
 
 
-def _checked(value: Any, argument: Argument, path: str, first: Check | None) -> tuple[Any, list[Mistake]]:
-    """One argument's value; null is always right where it is the default, whatever the type says."""
-    if value is None and argument.default is None:
-        return None, []
-    answer = first(value, argument.annotation, path) if first else None
-    return answer or check_value(value, argument.annotation, path)
-
-
-def check_value(value: Any, annotation: Any, path: str) -> tuple[Any, list[Mistake]]:
+def check_value(value: Any, annotation: Any, path: str, *, special: Special | None = None) -> tuple[Any, list[Mistake]]:
     """One value coerced to its type, and the mistakes; the value is meaningless if there are any.
 
     Null for a mapping or a list is an empty one, as a YAML key with nothing under it means it.
     """
     origin = typing.get_origin(annotation)
-    block = _block_of(annotation)
-    if block is not None and block is not annotation and (value is None or isinstance(value, block)):
-        return value, []
-    if block is not None:
-        return _check_block({} if value is None else value, block, path)
-    if origin in (dict, list) and value is None:
+    if value is None and origin in (dict, list):
         return origin(), []
-    if origin is list and dataclasses.is_dataclass(typing.get_args(annotation)[0]):
-        if not isinstance(value, list):
-            return None, [Mistake(path, f"expected a list, got {shown(value)}")]
-        block = typing.get_args(annotation)[0]
-        checked = [_check_block(item, block, join(path, index)) for index, item in enumerate(value)]
-        return [item for item, _ in checked], [mistake for _, wrong in checked for mistake in wrong]
     try:
-        return _coerced(value, annotation), []
-    except ValidationError:
-        if origin is dict and isinstance(value, Mapping) and (others := [k for k in value if not isinstance(k, str)]):
-            return None, [Mistake(path, keys_are_text(others))]
-        return None, [Mistake(path, f"expected {describe(annotation)}, got {shown(value)}")]
+        return _coerced(value, annotation, special), []
+    except ValidationError as error:
+        inside = [(one["loc"], one.get("ctx", {}).get("error")) for one in error.errors()]
+    refused = [(loc, one) for loc, one in inside if isinstance(one, RefusedError)]
+    if refused:
+        return None, [
+            mistake.below(functools.reduce(join, loc, path)) for loc, one in refused for mistake in one.mistakes
+        ]
+    said = [str(one) for _, one in inside if isinstance(one, ValueError)]  # by a validator in the annotation
+    if said:
+        return None, [Mistake(path, said[0])]
+    others = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
+    if others and any(loc[-1:] == ("[key]",) for loc, _ in inside):  # where pydantic says that a key is wrong
+        return None, [Mistake(path, keys_are_text(others))]
+    return None, [Mistake(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
 def unknown_key(name: Any, known: Iterable[str]) -> str:
@@ -192,8 +212,9 @@ def keys_are_text(others: Iterable[Any]) -> str:
 
 
 def join(path: str, key: Any) -> str:
-    """`alg.args` and `gamma` -> `alg.args.gamma`."""
-    return f"{path}.{key}" if path else str(key)
+    """`alg.args` and `gamma` -> `alg.args.gamma`; an empty key is written `''`."""
+    text = str(key) or "''"
+    return f"{path}.{text}" if path else text
 
 
 def at(blocks: Any, path: str) -> Any:
@@ -201,14 +222,6 @@ def at(blocks: Any, path: str) -> Any:
     for key in path.split("."):
         blocks = blocks.get(key) if isinstance(blocks, Mapping) else None
     return blocks
-
-
-def _block_of(annotation: Any) -> type | None:
-    """The dataclass that a type is, with or without null; None for all others."""
-    options = [option for option in typing.get_args(annotation) if option is not type(None)]
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    kind = options[0] if is_union and len(options) == 1 else annotation
-    return typing.cast(type, kind) if dataclasses.is_dataclass(kind) else None
 
 
 def _expected(annotation: Any) -> str:
@@ -219,21 +232,29 @@ def _expected(annotation: Any) -> str:
     return f"a mapping with the keys {names}"
 
 
-def _check_block(value: Any, block: type, path: str) -> tuple[Any, list[Mistake]]:
-    if not isinstance(value, Mapping):
-        return None, [Mistake(path, f"expected {_expected(block)}; got {shown(value)}")]
-    bound, mistakes = check_arguments(block, value, path)
+def _check_block(block: type, special: Special | None, value: Any) -> Any:
+    """The dataclass that a mapping describes; null is an empty mapping."""
+    if isinstance(value, block):
+        return value
+    bound, mistakes = check_block(block, {} if value is None else value, special)
     if mistakes:
-        return None, mistakes
+        raise RefusedError(*mistakes)
     try:
-        return block(**bound), []
+        return block(**bound)
     except ValueError as error:
-        return None, [Mistake(path, str(error))]
+        raise RefusedError(Mistake("", str(error))) from error
 
 
-def _coerced(value: Any, annotation: Any) -> Any:
+def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[Mistake]]:
+    """The fields of a dataclass from a mapping, and the mistakes; their paths start at the value."""
+    if not isinstance(value, Mapping):
+        return {}, [Mistake("", f"expected {_expected(block)}; got {shown(value)}")]
+    return check_arguments(block, value, "", special=special)
+
+
+def _coerced(value: Any, annotation: Any, special: Special | None) -> Any:
     """Strict first, so that a boolean is no number and bytes no text; then '1e-6' and 5.0 for 5 are let through."""
-    adapter = _adapter(annotation)
+    adapter = _adapter(annotation, special)
     try:
         return adapter.validate_python(value, strict=True)
     except ValidationError:
@@ -242,23 +263,41 @@ def _coerced(value: Any, annotation: Any) -> Any:
         return adapter.validate_python(value)
 
 
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
+def _adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
     try:
-        return _cached_adapter(annotation)
+        return _cached_adapter(annotation, special)
     except TypeError:  # an annotation with unhashable metadata
-        return _new_adapter(annotation)
+        return _new_adapter(annotation, special)
 
 
-def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
+def _new_adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
+    prepared = _prepared(annotation, special)
     try:
-        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
+        return TypeAdapter(prepared, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
     except PydanticUserError as error:
         if isinstance(error, PydanticSchemaGenerationError):
             return TypeAdapter(Any)
-        return TypeAdapter(annotation)  # a type that brings a config of its own
+        return TypeAdapter(prepared)  # a type that brings a config of its own
 
 
 _cached_adapter = cache(_new_adapter)
+
+
+def _prepared(annotation: Any, special: Special | None) -> Any:
+    """The type, in which dataclasses and special types are validated by functions of ours."""
+    validate = special(annotation) if special else None
+    if validate is None and inspect.isclass(annotation) and dataclasses.is_dataclass(annotation):
+        validate = functools.partial(_check_block, annotation, special)
+    if validate is not None:
+        return Annotated[Any, PlainValidator(validate)]
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(_prepared(args[0], special), *args[1:])]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_prepared(option, special) for option in args)]  # noqa: UP007
+    if inspect.isclass(origin) and issubclass(origin, Sequence | Mapping) and args:
+        return typing.cast(Any, origin)[tuple(item if item is ... else _prepared(item, special) for item in args)]
+    return annotation
 
 
 def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:

@@ -192,7 +192,7 @@ def _either(options: list[str], *, wide: bool = False) -> str:
 
 def _list_of(item: Any) -> str:
     text = describe(item)
-    return "a list" if text == "anything" else f"a list, each {text}"
+    return "a list" if text in ("anything", "a block") else f"a list, each {text}"
 
 
 def _is_sequence(origin: Any) -> bool:

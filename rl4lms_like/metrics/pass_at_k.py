@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Annotated, Any
 
-from rl4lms_like.core.nested import ComponentOf
 from rl4lms_like.core.numbers import Count, Finite
+from rl4lms_like.core.schema import ComponentOf
 from rl4lms_like.core.wording import InWords
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
 from rl4lms_like.scoring.answers import Normalisation, exact_matches
@@ -34,7 +34,7 @@ class PassAtK(BaseMetric):
     def __init__(
         self,
         k: list[Count] | None = None,
-        scorer: Annotated[Any, ComponentOf("batched reward"), _SCORER] | None = None,
+        scorer: Annotated[Any, ComponentOf("BatchedRewardFunction"), _SCORER] | None = None,
         correct_from: Finite = 1.0,
     ) -> None:
         self.k = [1] if k is None else list(k)

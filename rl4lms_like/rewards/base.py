@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from annotated_types import MinLen
 
-from rl4lms_like.core.nested import Inline
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.core.remembering import load_state, state_of
@@ -94,7 +93,7 @@ class RewardPart:
         name: what its share is logged as; default: the id in a config, the class's name in Python.
     """
 
-    reward: Annotated[AnyReward, Inline("name")]
+    reward: AnyReward
     weight: Finite = 1.0
     name: Annotated[str, MinLen(1)] | None = None
 

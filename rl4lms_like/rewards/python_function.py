@@ -14,9 +14,9 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from rl4lms_like.core.import_paths import NamesFunction, RefusedImportError, imported
+from rl4lms_like.core.import_paths import ImportPath, RefusedImportError, imported
 from rl4lms_like.core.numbers import Count, Positive
 from rl4lms_like.core.wording import raised
 from rl4lms_like.rewards.event_loop import EventLoop, gathered
@@ -48,7 +48,7 @@ class PythonReward(TextReward):
 
     def __init__(
         self,
-        function: Annotated[str, NamesFunction()],
+        function: ImportPath,
         batched: bool = True,
         kwargs: dict[str, Any] | None = None,
         max_concurrency: Count = 16,

@@ -62,6 +62,9 @@ class TextRollouts:
         policy = args[0] if args else kwargs.get("policy")
         if isinstance(policy, type) and (reason := unsupported_with(type(self), policy)):
             raise RL4LMsLikeError(f"{type(self).__name__} cannot be trained on text rollouts: {reason}")
+        if (kwargs.get("policy_kwargs") or {}).get("critic") == "none" and not hasattr(self, "arguments_class"):
+            said = "learns values: choose critic 'separate' or 'shared', or an algorithm without a critic"
+            raise RL4LMsLikeError(f"{type(self).__name__} {said}")
         self.kl_controller = kl_controller or FixedKLController(0.0)
         self._collector_options = {
             "norm_reward": norm_reward,

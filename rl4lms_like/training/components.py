@@ -28,7 +28,7 @@ from rl4lms_like.metrics.named import NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.post_processors.call import try_post_processor
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.training.config.building import build_component
+from rl4lms_like.training.config.binding import build_component
 from rl4lms_like.training.config.places import POST_PROCESSING
 from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig
 

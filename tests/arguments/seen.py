@@ -24,7 +24,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.testing.models import make_tokenizer
-from rl4lms_like.training.config.building import build_component
+from rl4lms_like.training.config.binding import build_component
 from rl4lms_like.training.config.run_config import ComponentConfig
 from tests.catalogue import Places
 

@@ -9,6 +9,7 @@ import pytest
 from annotated_types import Ge, Gt, Interval
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import AfterValidator
 
 from rl4lms_like.core.schema import check_arguments, check_value, join, signature_of
 
@@ -240,3 +241,25 @@ def test_numbers_as_text_bind_as_the_numbers(size, rate, side):
 def test_paths_join_with_dots():
     assert join("", "alg") == "alg"
     assert join("alg", 0) == "alg.0"
+
+
+def even(number: int) -> int:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number
+
+
+def test_a_validator_in_an_annotation_says_what_is_wrong():
+    assert check_value("4", Annotated[int, AfterValidator(even)], "x") == (4, [])
+    _, mistakes = check_value([2, 3], list[Annotated[int, AfterValidator(even)]], "x")
+    assert [str(mistake) for mistake in mistakes] == ["x: 3 is odd"]
+
+
+def test_blocks_inside_mappings_and_lists_tell_where():
+    _, mistakes = check_value({"a": [{"size": 1}, {"size": 0, "tag": 1}]}, dict[str, list[Part]], "x")
+    assert [mistake.path for mistake in mistakes] == ["x.a.1.size", "x.a.1.tag"]
+    assert check_value({"a": [{"size": 1}]}, dict[str, list[Part]], "x") == ({"a": [Part(size=1)]}, [])
+
+
+def test_an_empty_key_can_be_seen():
+    assert messages(Part, {"size": 1, "": 2}) == ["a.'': unknown key; known: size, tags"]

@@ -23,7 +23,7 @@ from rl4lms_like.testing import (
     check_post_processor,
     check_reward_function,
 )
-from rl4lms_like.training.config.building import build_component
+from rl4lms_like.training.config.binding import build_component
 from rl4lms_like.training.config.run_config import ComponentConfig
 from tests import catalogue
 from tests.catalogue import Places, Row

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from stable_baselines3 import PPO as SB3PPO
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.core.losses import policy_gradient
 from rl4lms_like.core.objective import Objective
+from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.run_config import parse_config
@@ -87,6 +89,21 @@ def test_a_critic_that_nothing_learns_is_a_mistake(critic, registered, tiny_conf
         parse_config(tiny_config)
     with pytest.raises(ConfigError, match="Reinforce learns no values"):
         build(Reinforce, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"critic": critic})
+
+
+@pytest.mark.parametrize("given", [{"critic_learning_rate": 1e-4}, {"bootstrap_truncated": True}, {"vf_coef": 0.5}])
+def test_arguments_of_a_critic_are_mistakes_without_one(given, registered, tiny_config, tiny_gpt2_dir, tiny_tokenizer):
+    tiny_config["alg"] |= {"id": "reinforce", "args": given}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(tiny_config)
+    assert {mistake.path for mistake in caught.value.mistakes} >= {f"alg.args.{key}" for key in given}
+    with pytest.raises(ConfigError):
+        build(Reinforce, tiny_gpt2_dir, tiny_tokenizer, **given)
+
+
+def test_stable_baselines3s_own_algorithms_learn_values():
+    with pytest.raises(RL4LMsLikeError, match="learns values"):
+        with_text_rollouts(SB3PPO)("lm_policy", None, policy_kwargs={"critic": "none"})
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "stable_baselines3:PPO"])

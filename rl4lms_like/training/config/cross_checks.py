@@ -14,6 +14,7 @@ from rl4lms_like.algorithms.arguments import (
     NLPOArguments,
     TRPOArguments,
     critic_mistakes,
+    value_mistakes,
     without_second_derivatives,
 )
 from rl4lms_like.core.disk import with_home
@@ -231,9 +232,11 @@ def _critic(blocks: dict[str, Any]) -> list[Mistake]:
     args = "alg.policy.args"
     given, takes = at(blocks, args), targets(blocks)
     if isinstance(given, Mapping) and "alg" in takes:
-        found = critic_mistakes(takes["alg"], given, blocks["alg"]["id"])
+        id, own = blocks["alg"]["id"], blocks["alg"].get("args") or {}
+        found = [mistake.below(args) for mistake in critic_mistakes(takes["alg"], given, id)]
+        found += [mistake.below("alg.args") for mistake in value_mistakes(takes["alg"], own, id)]
         if found:
-            return [Mistake(join(args, mistake.path), mistake.message) for mistake in found]
+            return found
     if at(blocks, f"{args}.critic") != "shared" or at(blocks, f"{args}.critic_model") is None:
         return []
     return [

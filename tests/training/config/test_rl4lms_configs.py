@@ -27,7 +27,7 @@ from rl4lms_like.rewards import REWARDS, BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rollouts.kl import KLController, make_kl_controller
 from rl4lms_like.training.assemble import build_datapool, build_env, build_tokenizer, end_tokens
-from rl4lms_like.training.config.building import build_component
+from rl4lms_like.training.config.binding import build_component
 from rl4lms_like.training.config.run_config import RunConfig, parse_config
 from rl4lms_like.training.config.settings import check_settings
 from rl4lms_like.training.supervised.assemble import check_settings as check_supervised_settings
