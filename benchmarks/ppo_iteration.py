@@ -3,6 +3,7 @@
     python -m benchmarks.ppo_iteration                         all shapes, all systems, 5 iterations after a warm-up
     python -m benchmarks.ppo_iteration --quick                 does everything run? (tiny work, no measurement)
     python -m benchmarks.ppo_iteration --shapes i,ii --systems ours,bare
+    python -m benchmarks.ppo_iteration --before ../old         this library against an older checkout of it
     python -m benchmarks.ppo_iteration --scaling               cost over an 8x range of episodes and of tokens
     python -m benchmarks.ppo_iteration --profile               where our iteration's time goes, by part
 
@@ -29,7 +30,7 @@ from rich.console import Console
 
 from benchmarks import tables
 from benchmarks.memory import available_mb, groups
-from benchmarks.workers import SYSTEMS, check_work, running
+from benchmarks.workers import SYSTEMS, System, check_work, running
 from benchmarks.workload import SHAPES, Shape, quick
 
 RESULTS = Path(__file__).parent / "results"
@@ -157,12 +158,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of torch in each system (default 1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny work: does everything run?")
+    parser.add_argument("--before", type=Path, help="a checkout of an older commit, measured as the system `before`")
     parser.add_argument("--output", type=Path, help="the JSON file (default: in benchmarks/results)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--scaling", dest="mode", action="store_const", const=scaling, help=scaling.__doc__)
     mode.add_argument("--profile", dest="mode", action="store_const", const=profile, help=profile.__doc__)
     parser.set_defaults(mode=compare)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.before is not None:
+        SYSTEMS["before"] = System("ours", checkout=options.before.resolve())
+        options.systems = [*options.systems, "before"]
+        options.before = str(options.before)
+    return options
 
 
 if __name__ == "__main__":

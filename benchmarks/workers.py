@@ -38,11 +38,13 @@ class System:
         module: in `benchmarks.systems`.
         requirements: for its own environment; none = the one that runs the benchmark.
         job: what its job says beyond shape, model, seed and threads.
+        checkout: the working tree whose library and worker are run.
     """
 
     module: str
     requirements: tuple[str, ...] = ()
     job: Mapping[str, Any] = field(default_factory=dict)
+    checkout: Path = ROOT
 
 
 SYSTEMS = {
@@ -75,11 +77,12 @@ class WorkerProcess:
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": str(system.checkout),  # an editable installation would come first
         }
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [python, "-m", f"benchmarks.systems.{system.module}"],
-                cwd=ROOT,
+                cwd=system.checkout,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
