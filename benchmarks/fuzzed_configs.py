@@ -49,10 +49,10 @@ MEMORY = 4 * 2**30
 
 NAMED = {
     "no such model": r"cannot load|there is no folder",
-    "models that do not fit each other": r"tokens, the (model|policy)|could not be embedded",
-    "no such layer": r"is no layer of",
+    "models that do not fit each other": r"tokens,( but)? the (model|policy)|could not be embedded",
+    "no such layer": r"is not a layer of",
     "data": r"data pool|no samples|prompts of|\.(jsonl|csv|txt)\b",
-    "diverged": r"diverged|not finite|the loss is|no finite step|refuses the generation_kwargs",
+    "diverged": r"diverged|not finite|the loss is|no finite step|rejects the generation_kwargs",
     "not installed here": r" needs ",
     "memory": r"out of memory|MemoryError",
 }
@@ -243,7 +243,7 @@ def judged(case: Case, folder: Path, status: int | None) -> Outcome:
 def faults_of_commands(check: int | str, train: int | str, said: dict[str, str]) -> list[str]:
     """What is wrong with how both commands ended, and with what they said."""
     words = said["check"] + said["train"]
-    faults = ["an error that nobody has named"] if "where it came from" in words and "MemoryError" not in words else []
+    faults = ["an error that nobody has named"] if "for a traceback" in words and "MemoryError" not in words else []
     if train not in VERDICTS or check not in VERDICTS:
         faults.append(f"check ended with {check}, train with {train}")
     elif train == 1 and not _name_of(said["train"]):

@@ -1,9 +1,9 @@
-"""Fine-tune language models with reinforcement learning against any reward.
+"""Fine-tune language models with reinforcement learning on any reward function.
 
     from rl4lms_like import PPO, CausalLMActorCriticPolicy, TextVecEnv
 
-Names are imported when they are first used: `import rl4lms_like` loads neither torch nor transformers. It registers the
-environment `rl4lms_like/TextGen-v0` with Gymnasium.
+Names are imported on first use, so that `import rl4lms_like` loads neither torch nor transformers. The import registers
+the environment `rl4lms_like/TextGen-v0` with Gymnasium.
 """
 
 from __future__ import annotations

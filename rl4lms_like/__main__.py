@@ -1,4 +1,4 @@
-"""`python -m rl4lms_like` is `rl4lms-like`."""
+"""Entry point of `python -m rl4lms_like`, the same as `rl4lms-like`."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def test_an_error_of_a_library_is_named_without_its_way_through_the_code(calls, 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(28, "No space left on device", "x"), "No space left on device: 'x'. Make room there"),
+        (OSError(28, "No space left on device", "x"), "No space left on device: 'x'. Free some space there"),
         (BrokenPipeError(32, "Broken pipe"), "BrokenPipeError: [Errno 32] Broken pipe"),
     ],
     ids=["full disk", "pipe of another process"],
@@ -493,7 +493,7 @@ def test_show_takes_an_import_path_of_a_folder_that_is_named(tmp_path):
             assert "limit: a whole number (default 20)\n        in words." in done.stdout, done.stderr
         else:
             assert done.returncode == 2
-            assert "the module 'mine' lies in the current folder" in done.stderr and "--code ." in done.stderr
+            assert "the module 'mine' is in the current folder" in done.stderr and "--code ." in done.stderr
 
 
 def test_show_suggests(capsys):
@@ -516,7 +516,7 @@ def test_every_command_has_help():
         with pytest.raises(SystemExit) as caught:
             parser.parse_args([command, "--help"])
         assert caught.value.code == 0
-    for status in ("0 done", "1 a run failed", "2 mistakes", "130 interrupted"):
+    for status in ("0 success", "1 a run failed", "2 mistakes", "130 interrupted"):
         assert status in " ".join(parser.format_help().split())
 
 

@@ -1,7 +1,7 @@
-"""One file, one loss.
+"""Reinforcement-learning algorithms, one file per loss.
 
 from rl4lms_like.algorithms import ALGORITHMS
-ALGORITHMS.resolve("ppo")     imports torch; the table does not
+ALGORITHMS.resolve("ppo")     imports torch; the import of the table does not
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALGORITHMS = Registry(
         ),
         "nlpo": Entry(
             "rl4lms_like.algorithms.nlpo:NLPO",
-            "PPO over the tokens that a lagging copy of the policy allows; needs a maskable policy",
+            "PPO over the tokens allowed by a lagging copy of the policy; needs a maskable policy",
             arguments="rl4lms_like.algorithms.arguments:NLPOArguments",
         ),
         "a2c": Entry(
@@ -31,7 +31,7 @@ ALGORITHMS = Registry(
         ),
         "trpo": Entry(
             "rl4lms_like.algorithms.trpo:TRPO",
-            "trust region policy optimisation: one step as far as the KL allows, the critic apart",
+            "trust region policy optimisation: one step limited by the KL; the critic is trained separately",
             arguments="rl4lms_like.algorithms.arguments:TRPOArguments",
         ),
     },

@@ -28,7 +28,7 @@ class A2C(OnPolicyTextAlgorithm):
         }
 
     def loss(self, minibatch: Minibatch) -> Objective:
-        """The policy gradient, the critic's error and the entropy."""
+        """Return the policy gradient loss, the critic's error and the negative entropy."""
         values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
         return Objective(
             policy=policy_gradient(log_prob, minibatch.advantages),

@@ -1,4 +1,4 @@
-"""The `alg.args` block of each algorithm: names and defaults are Stable-Baselines3's. Loads no torch."""
+"""Dataclasses for `alg.args`; names and defaults follow Stable-Baselines3. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,41 +14,40 @@ from rl4lms_like.core.numbers import Count, NonNegative, Positive, Seed, Share
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyArguments:
-    """What all on-policy algorithms take.
+    """Arguments of all on-policy algorithms.
 
     Args:
-        learning_rate: of the policy. The default suits pretrained models of about 100M parameters.
-        critic_learning_rate: of the critic's parameters (with `critic: shared`, of its head); default: ten times
+        learning_rate: learning rate of the policy. The default suits pretrained models of about 100M parameters.
+        critic_learning_rate: learning rate of the critic (with `critic: shared`, of its head); default: ten times
             `learning_rate`.
         learning_rate_schedule: `constant`, or `linear` / `cosine` decay to 0 over the run.
-        n_steps: tokens per environment and rollout; a rollout gathers at least `n_steps * n_envs` tokens, in whole
+        n_steps: tokens per environment and rollout; a rollout collects at least `n_steps * n_envs` tokens, in whole
             episodes.
-        gamma: discount.
+        gamma: discount factor.
         gae_lambda: lambda of generalised advantage estimation (arXiv 1506.02438).
         bootstrap_truncated: add the critic's value after the last token of an episode that hit the length limit.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        max_grad_norm: clip the norm of the gradient: of actor and critic each by its own, with `critic: shared` of
-            both together; null clips nothing.
-        non_finite: what a NaN or an infinity in loss or gradient does: `stop` ends the run, `skip` leaves the step out
-            and ends the run once every step of an update was left out. The weights stay as they were.
-        micro_batch_size: tokens per forward pass; a minibatch is split so that memory stays bounded, its gradient
-            stays the same. Default: no split.
-        seed: of the rollouts and minibatches; the config's top-level `seed` if absent.
-        device: `auto`, `cpu`, `cuda`, `cuda:1` ...; the config's top-level `device` if absent.
+        max_grad_norm: maximum norm of the gradient; actor and critic are clipped separately, with `critic: shared`
+            together; null = no clipping.
+        non_finite: reaction to a NaN or an infinity in loss or gradient: `stop` ends the run, `skip` skips the step and
+            ends the run once every step of an update was skipped. The weights are not changed.
+        micro_batch_size: tokens per forward pass; a minibatch is split to limit the memory, its gradient does not
+            change. Default: no split.
+        seed: seed of the rollouts and minibatches; default: the config's top-level `seed`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` ...; default: the config's top-level `device`.
         verbose: 1 prints Stable-Baselines3's table after every iteration.
         tensorboard_log: folder for TensorBoard event files.
-        use_sde: Stable-Baselines3's; continuous actions only, must stay False.
-        sde_sample_freq: Stable-Baselines3's; without meaning here.
-        create_eval_env: accepted from old configs; without meaning.
+        use_sde: from Stable-Baselines3, for continuous actions only; must be False.
+        sde_sample_freq: from Stable-Baselines3; has no effect.
+        create_eval_env: accepted from old configs; has no effect.
     """
 
-    CRITIC_FACTOR: ClassVar[float] = 10.0
-    """The critic starts from nothing, the policy from a model that writes text already; measured in
-    `docs/hyperparameters.md`."""
+    CRITIC_FACTOR: ClassVar[float] = 10.0  # above 1: the critic is trained from scratch, the policy is pretrained
+    """Default ratio of the learning rates of critic and policy, measured in `docs/hyperparameters.md`."""
 
     needs_critic: ClassVar[bool] = True
-    """Whether the algorithm learns values. Without, its policy has no critic, and `Minibatch.old_values` are 0."""
+    """True if the algorithm learns values. If not, its policy has no critic, and `Minibatch.old_values` are 0."""
 
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
@@ -76,14 +75,14 @@ class PPOArguments(OnPolicyArguments):
     """Arguments of `ppo` (arXiv 1707.06347).
 
     Args:
-        batch_size: tokens per minibatch; whole episodes are packed up to about that many.
-        n_epochs: passes over a rollout.
+        batch_size: approximate number of tokens per minibatch; whole episodes are packed up to this number.
+        n_epochs: number of passes over a rollout.
         clip_range: epsilon of the clipped ratio.
-        clip_range_vf: clip new values to this distance from the old ones; default: no clipping.
+        clip_range_vf: maximum distance of new values from old ones (clipped); default: no clipping.
         normalize_advantage: `rollout`: once over the whole rollout. True: within each minibatch, as Stable-Baselines3;
             a minibatch of one episode then loses the difference between good and bad episodes. False: never.
-        target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this. Not the
-            KL controller's `target_kl`.
+        target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this value. Not
+            the KL controller's `target_kl`.
         length_sorted_minibatches: pack episodes of similar length together: less padding, more uneven minibatches.
     """
 
@@ -100,7 +99,7 @@ class PPOArguments(OnPolicyArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class NLPOArguments(PPOArguments):
-    """Arguments of `nlpo` (arXiv 2210.01241): those of `ppo`; what masks tokens are arguments of its policy."""
+    """Arguments of `nlpo` (arXiv 2210.01241): those of `ppo`. Its policy has the arguments of the masks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +108,8 @@ class A2CArguments(OnPolicyArguments):
 
     Args:
         rms_prop_eps: epsilon of RMSprop.
-        use_rms_prop: RMSprop (alpha 0.99); False for the policy's own optimizer, AdamW.
-        normalize_advantage: over the whole rollout.
+        use_rms_prop: use RMSprop (alpha 0.99); False = the policy's own optimizer, AdamW.
+        normalize_advantage: normalise advantages over the whole rollout.
     """
 
     learning_rate: Positive = 5e-5
@@ -126,24 +125,24 @@ class TRPOArguments(OnPolicyArguments):
     """Arguments of `trpo` (arXiv 1502.05477).
 
     Args:
-        learning_rate: of the critic; the policy's step is as long as the trust region allows.
-        critic_learning_rate: of the critic, instead of `learning_rate`.
-        batch_size: tokens per minibatch of the critic's updates; whole episodes are packed up to about that many.
+        learning_rate: learning rate of the critic; the trust region determines the size of the policy's step.
+        critic_learning_rate: learning rate of the critic, instead of `learning_rate`.
+        batch_size: approximate number of tokens per minibatch of the critic's updates; episodes are not split.
         ent_coef: weight of an entropy bonus in the surrogate objective.
         vf_coef: factor of the critic's loss.
-        max_grad_norm: clip the norm of the critic's gradient; null clips nothing.
+        max_grad_norm: maximum norm of the critic's gradient; null = no clipping.
         micro_batch_size: tokens per forward pass; default: as many as have logits in half of `logits_budget_mb`. If the
-            Fisher share of a rollout needs more than one pass, its graph is made anew in every product.
-        normalize_advantage: over the whole rollout.
+            episodes of the Fisher matrix need more than one pass, the graph is recomputed in every product.
+        normalize_advantage: normalise advantages over the whole rollout.
         target_kl: size of the trust region, mean KL from the rollout's policy to the new one in nats per token. Not
             the KL controller's `target_kl`.
-        cg_max_steps: steps of the conjugate gradient, each a product with the Fisher matrix.
-        cg_damping: added to the diagonal of the Fisher matrix.
-        line_search_shrinking_factor: each try of the line search is that much shorter than the one before.
-        line_search_max_iter: tries; if none is accepted, the policy stays as it is.
-        n_critic_updates: passes of the critic over a rollout.
-        sub_sampling_factor: the Fisher products see one episode in so many, drawn anew for each update; gradient and
-            line search see all.
+        cg_max_steps: maximum steps of the conjugate gradient, each one product with the Fisher matrix.
+        cg_damping: constant added to the diagonal of the Fisher matrix.
+        line_search_shrinking_factor: factor by which each try of the line search is shorter than the previous one.
+        line_search_max_iter: maximum number of tries; if none is accepted, the policy is not changed.
+        n_critic_updates: number of passes of the critic over a rollout.
+        sub_sampling_factor: the Fisher matrix uses one in this many episodes, resampled for each update; gradient and
+            line search use all.
     """
 
     CRITIC_FACTOR: ClassVar[float] = 1.0
@@ -164,29 +163,29 @@ class TRPOArguments(OnPolicyArguments):
 
 
 _OF_CRITICS = ("critic_learning_rate", "bootstrap_truncated", "vf_coef")
-"""Arguments that mean nothing to an algorithm without a critic."""
+"""Arguments without effect if the algorithm has no critic."""
 
 
 def value_mistakes(algorithm: Any, given: Mapping[str, Any], id: str) -> list[Mistake]:
-    """Return the arguments given to an algorithm without a critic that only a critic could use.
+    """Return mistakes for critic arguments that are given to an algorithm without a critic.
 
     Args:
-        algorithm: its arguments' class.
+        algorithm: class of its arguments.
         given: the `alg.args` block, or keyword arguments from Python.
-        id: what to call the algorithm.
+        id: name of the algorithm in messages.
     """
     if getattr(algorithm, "needs_critic", True):
         return []
-    return [Mistake(key, f"{id} learns no values and has no critic; drop it") for key in _OF_CRITICS if given.get(key)]
+    return [Mistake(key, f"{id} learns no values (no critic); remove it") for key in _OF_CRITICS if given.get(key)]
 
 
 def critic_mistakes(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[Mistake]:
-    """Return what is wrong with a policy's `critic` under an algorithm.
+    """Return mistakes in a policy's `critic` for an algorithm.
 
     Args:
-        algorithm: its arguments' class; of a class without `needs_critic`, a critic is expected.
+        algorithm: class of its arguments; a class without `needs_critic` counts as one that needs a critic.
         policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
-        id: what to call the algorithm.
+        id: name of the algorithm in messages.
     """
     needs, critic = getattr(algorithm, "needs_critic", True), policy_arguments.get("critic")
     if needs and critic == "none":
@@ -194,22 +193,22 @@ def critic_mistakes(algorithm: Any, policy_arguments: Mapping[str, Any], id: str
     if needs:
         return []
     keys = [key for key in ("critic", "critic_model") if policy_arguments.get(key) not in (None, "none")]
-    return [Mistake(key, f"{id} learns no values and has no critic; drop it") for key in keys]
+    return [Mistake(key, f"{id} learns no values (no critic); remove it") for key in keys]
 
 
 def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[Mistake]:
-    """What of a policy's arguments `trpo` cannot work with: its Fisher products are second derivatives of one network.
+    """Return mistakes for policy arguments that `trpo` does not support, since it needs second derivatives.
 
     Args:
         policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
 
     Returns:
-        Mistakes at the keys of the block, each with the way out.
+        Mistakes with paths relative to the block.
     """
     mistakes = []
     attention = policy_arguments.get("attn_implementation")
     if attention not in (None, "eager"):
-        message = f"{attention!r} has no second derivatives, which trpo needs; leave it out, or take eager"
+        message = f"{attention!r} has no second derivatives, which trpo needs; leave it out, or use eager"
         mistakes.append(Mistake("attn_implementation", message))
     if policy_arguments.get("compile"):
         message = "compiled networks have no second derivatives, which trpo needs; leave it out"

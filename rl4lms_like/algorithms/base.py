@@ -1,8 +1,8 @@
-"""What on-policy algorithms share: epochs over a rollout, minibatches, micro-batches, one optimizer step each.
+"""Base class of on-policy algorithms: epochs over a rollout, minibatches with one optimizer step each, micro-batches.
 
     rollout ─ epochs ─ minibatches of whole episodes ─ micro-batches for memory ─ loss(micro-batch)
 
-An algorithm is its `loss`; everything here is the same for all of them.
+An algorithm defines its `loss`. Everything else is implemented here.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from rl4lms_like.rollouts.kl import KLController
 from rl4lms_like.rollouts.progress import UpdateProgress
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
-"""First ratios further from 1 than this are warned of."""
+"""Distance from 1 above which the first probability ratio of an update causes a warning."""
 
 
 class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[misc]
-    """Base of the library's algorithms.
+    """Base class of the library's algorithms.
 
     Args:
-        policy: the policy's class.
+        policy: class of the policy.
         env: a `TextVecEnv`, or any vectorised environment of `TextGenEnv`s.
         policy_kwargs: arguments of the policy, see `PolicyArguments`.
-        kl_controller: what the KL to the reference costs; default: nothing.
+        kl_controller: controller of the KL coefficient; default: no penalty.
         norm_reward: see `RolloutCollector`.
         arguments: see the algorithm's `arguments_class`.
     """
@@ -59,9 +59,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     target_kl: float | None = None
     loss_aggregation: LossAggregation = "token_mean"
     loss_norm: float | None = None
-    """How the policy's loss is averaged over a minibatch, see `core.objective.action_weights`."""
+    """Averaging of the policy's loss over a minibatch, see `core.objective.action_weights`."""
     warns_of_ratio: bool = True
-    """Whether a first ratio off 1 is still to be warned of; False where a run's doctor tells."""
+    """Warn of a first ratio different from 1; False after the warning, or if the run doctor reports it."""
 
     def __init__(
         self,
@@ -108,29 +108,29 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         )
 
     def _policy_defaults(self) -> dict[str, Any]:
-        """Policy arguments that the algorithm brings along."""
+        """Return the algorithm's defaults for policy arguments."""
         return {} if self.arguments.needs_critic else {"critic": "none"}
 
     @abstractmethod
     def loss(self, minibatch: Minibatch) -> Objective:
-        """The algorithm: the terms of its loss on some whole episodes, one number per action."""
+        """Return the terms of the algorithm's loss on some whole episodes, one number per action."""
 
     # --- the update -----------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """One update on the rollout in the buffer, or the rest of one that was stopped."""
+        """Run one update on the rollout in the buffer, or the rest of an interrupted one."""
         start = time.perf_counter()
         with self._updating() as update:
             for minibatch in update.minibatches(self.rollout_buffer, self.n_epochs, self.batch_size, self._step_done):
                 if not self._step(minibatch, update.steps):
                     break
-        self.policy.optimizer.zero_grad()  # gradients need not lie in memory during the next rollout
+        self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
         self.guard.end_update(len(update.steps))
         self._log_update(update.steps, update.epoch, time.perf_counter() - start)
 
     @contextmanager
     def _updating(self) -> Iterator[UpdateProgress]:
-        """Prepares policy, learning rate and rollout for the steps of an update; tells how far it is."""
+        """Prepare policy, learning rate and rollout for an update; yield its progress."""
         if self.update is None or self.update.is_over:
             self.update = UpdateProgress()
         update = self.update
@@ -147,18 +147,18 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         update.is_over = True
 
     def _step_done(self) -> None:
-        """The weights are those after a whole number of steps: a run that is stopped here goes on from here."""
+        """Mark that the update can be resumed from the current weights, and call `on_step`."""
         assert self.update is not None
         self.update.can_go_on = True
         self.on_step()
 
     def _weights_change(self) -> None:
-        """From here to the end of a step there is nothing to go on from."""
+        """Mark that the update cannot be resumed until the end of the current step."""
         if self.update is not None:
             self.update.can_go_on = False
 
     def _step(self, minibatch: Minibatch, steps: list[dict[str, Tensor]]) -> bool:
-        """One optimizer step; False, and no step, once the policy is too far from the rollout's."""
+        """Take one optimizer step; skip it and return False if the KL to the rollout's policy exceeds its limit."""
         if self._normalization == "minibatch":
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
         if self.loss_aggregation != "token_mean":
@@ -178,14 +178,14 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return True
 
     def _micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
-        """Each micro-batch's part of the minibatch's loss, and its detached terms."""
+        """Yield each micro-batch's part of the minibatch's loss, and its detached terms."""
         for micro_batch in split(minibatch, micro_batch_size):
             objective = self.loss(micro_batch)
             share = len(micro_batch.actions) / len(minibatch.actions)
             yield share * self._total(objective, micro_batch.weights), objective.detach()
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:
-        """The loss that is minimised."""
+        """Return the loss to be minimised."""
         total = weighted_mean("policy", objective.policy, weights)
         if objective.value is not None:
             total = total + self.vf_coef * objective.value.mean()
@@ -194,7 +194,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return total if objective.kl is None else total + weighted_mean("kl", objective.kl, weights)
 
     def _summary(self, objective: Objective, weights: Tensor) -> dict[str, Tensor]:
-        """The means over a minibatch that are logged."""
+        """Return the logged means over a minibatch."""
         terms = {name: getattr(objective, name) for name in _TERMS}
         info = {name: weighted_mean(name, term, weights) for name, term in terms.items() if term is not None}
         ratio = objective.log_ratio
@@ -205,10 +205,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return info
 
     def _optimizer_step(self, info: dict[str, Tensor]) -> None:
-        """Clip the gradients and step; a step that is left out adds nothing to the logged means.
+        """Clip the gradients and step; a skipped step does not contribute to the logged means.
 
-        A separate critic is clipped by its own norm: with rewards of an unusual size its gradient would otherwise scale
-        the actor's down to nothing. With a shared critic both gradients meet in the trunk and are clipped together.
+        A separate critic is clipped by its own norm. Otherwise, with large rewards, its gradient would scale the
+        actor's gradient down to almost 0. With a shared critic, both share the trunk and are clipped together.
         """
         for name, parameters in self._clipped_together():
             info[name] = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
@@ -221,7 +221,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             info |= {name: torch.full_like(info[name], math.nan) for name in info.keys() - {"ratio_gap"}}
 
     def _clipped_together(self) -> list[tuple[str, Iterable[torch.nn.Parameter]]]:
-        """The name of each logged gradient norm, and the parameters that it is taken over."""
+        """Return the name of each logged gradient norm, and the parameters over which it is computed."""
         if self.policy.arguments.critic != "separate":
             return [("grad_norm", self.policy.parameters())]
         return [("grad_norm", self._parameters_of("actor")), ("critic_grad_norm", self._parameters_of("critic"))]
@@ -231,16 +231,16 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return [parameter for group in groups if group["role"] == role for parameter in group["params"]]
 
     def _is_accepted(self, info: Mapping[str, Tensor]) -> bool:
-        """Whether a step may be taken: loss and gradient are finite. See `StepGuard`."""
+        """Return whether the step may be taken, that is, loss and gradient are finite; see `StepGuard`."""
         loss, grad_norm = info["loss"], info["grad_norm"] + info.get("critic_grad_norm", 0.0)
         finite = bool(torch.isfinite(loss + grad_norm))
         found = "" if finite else f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
-        way_out = "Lower alg.args.learning_rate, or see what the reward pays"
+        way_out = "Lower alg.args.learning_rate, or check the rewards"
         return self.guard.accepts(finite, f"{found}{self._n_updates + 1}", way_out)
 
     @property
     def _normalization(self) -> str | None:
-        """Over what advantages are normalised: `minibatch`, `rollout` or None."""
+        """Scope of the normalisation of advantages: `minibatch`, `rollout` or None."""
         choice = getattr(self.arguments, "normalize_advantage", False)
         return "minibatch" if choice is True else choice or None
 
@@ -249,18 +249,18 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return float(getattr(self.arguments, "clip_range", math.inf))
 
     def training_state(self) -> dict[str, Any]:
-        """As of every algorithm, and the steps that were left out."""
+        """Return the state of every algorithm, and the number of skipped steps."""
         return {**super().training_state(), "left_out": self.guard.state_dict()}
 
     def load_training_state(self, state: dict[str, Any]) -> None:
-        """Takes over what `training_state` gave."""
+        """Restore the state returned by `training_state`."""
         super().load_training_state(state)
         self.guard.load_state_dict(state["left_out"])
 
     # --- learning rates and log -------------------------------------------------------------------------------------
 
     def _update_learning_rate(self, optimizers: Any) -> None:
-        """Stable-Baselines3's, with the critic's own rate."""
+        """Set the learning rates as Stable-Baselines3 does, with a separate rate for the critic."""
         learning_rate = self.lr_schedule(self._current_progress_remaining)
         self.logger.record("train/learning_rate", learning_rate)
         options = self.arguments
@@ -276,13 +276,13 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         self._log_fit(float(steps[0]["ratio_gap"]), seconds)
 
     def _record_means(self, steps: list[dict[str, Tensor]], names: Iterable[str]) -> None:
-        """Means over the update's steps but those that were left out, whose numbers are NaN."""
+        """Log means over the update's steps without the skipped ones, whose numbers are NaN."""
         for name in names:
             values = [step[name] for step in steps if name in step]
             self.logger.record(_KEYS[name], float(torch.stack(values).nanmean()) if values else math.nan)
 
     def _log_fit(self, gap: float, seconds: float) -> None:
-        """What every update tells: how the critic fits, whether the update started where the rollout ended."""
+        """Log the critic's explained variance, and the gap between the log-probs of rollout and first minibatch."""
         if self.policy.has_critic:
             values, returns = torch.as_tensor(self.rollout_buffer.values), torch.as_tensor(self.rollout_buffer.returns)
             self.logger.record("ppo/explained_variance", explained_variance(values, returns))
@@ -294,20 +294,20 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         if self.warns_of_ratio and gap > RATIO_TOLERANCE[self.policy.arguments.dtype]:
             self.warns_of_ratio = False
             warnings.warn(
-                f"the first minibatch's ratio is off 1 by {gap:.2g}: the update starts from other log-probs than the "
-                f"rollout's. Likely cause: {self.likely_ratio_cause}. Said once",
+                f"the first minibatch's ratio differs from 1 by {gap:.2g}: its log-probs are not those of the rollout. "
+                f"Likely cause: {self.likely_ratio_cause}. This warning is shown once",
                 stacklevel=2,
             )
 
     @property
     def likely_ratio_cause(self) -> str:
-        """Why an update's first ratio would be off 1."""
+        """Likely reason for a first ratio different from 1."""
         options = self.policy.arguments
         if options.dropout:
-            return "dropout is on in updates (policy.args.dropout)"
+            return "dropout is active in updates (policy.args.dropout)"
         if options.dtype != "float32":
-            return f"{options.dtype} rounds differently at other padded widths; try dtype: float32"
-        return "the model's forward depends on its batch; try attn_implementation: eager or compile: false"
+            return f"{options.dtype} rounding depends on the padded width; try dtype: float32"
+        return "the model's outputs depend on the batch; try attn_implementation: eager or compile: false"
 
 
 _TERMS = ("policy", "value", "entropy", "kl")
@@ -326,16 +326,16 @@ _KEYS = {
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, and defaults for what was not, or was left at None."""
+    """Return the given arguments, with defaults for those that are missing or None."""
     return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
 
 
 def split(minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[Minibatch]:
-    """A minibatch in parts of about `micro_batch_size` tokens, whole episodes each.
+    """Split a minibatch into micro-batches of about `micro_batch_size` tokens, each of whole episodes.
 
     Args:
         minibatch: whole episodes and their flat fields.
-        micro_batch_size: tokens; None = one part.
+        micro_batch_size: number of tokens; None = no split.
     """
     episodes = minibatch.observations
     if micro_batch_size is None or int(episodes.response_lengths.sum()) <= micro_batch_size:

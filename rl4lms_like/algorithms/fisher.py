@@ -1,13 +1,13 @@
-"""The Fisher matrix of a language model, as products with it (arXiv 1502.05477, App. C.1).
+"""Products with the Fisher matrix of a language model (arXiv 1502.05477, App. C.1).
 
     F v = 1/n Σ Jᵀ (diag p - p pᵀ) J v        J = ∂ logits / ∂ parameters, p = softmax(logits), over n tokens
 
-That is the curvature of the mean KL where it is 0. J v comes from a second derivative: Jᵀu is linear in u, so its
+F is the curvature of the mean KL at KL 0. J v is computed by a second derivative: Jᵀu is linear in u, so that its
 gradient with respect to u, weighted with v, is J v. A product then costs one pass over the graph of Jᵀu and one over
-the model's, all parameters at once, and touches nothing that vanishes at KL 0.
+the model's graph, for all parameters at once. It never differentiates the KL, whose gradient is 0 there.
 
-Of a batch, the graph and one matrix `[tokens, vocab]` are kept, p. One batch is kept over all products; several are
-read anew in every product, so that memory never grows beyond that of one.
+The graph and the matrix p `[tokens, vocab]` are stored for one batch at a time. A single batch is reused for all
+products; several batches are recomputed in every product, so that memory is limited to that of one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FlatParameters:
     """Some parameters as one vector `[n]`.
 
     Args:
-        parameters: in the order that they have in the vector.
+        parameters: parameters in the order of the vector.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -36,23 +36,23 @@ class FlatParameters:
 
     @torch.no_grad()
     def vector(self) -> Tensor:
-        """A copy of their values."""
+        """Return a copy of the values."""
         return torch.cat([parameter.reshape(-1) for parameter in self.parameters])
 
     @torch.no_grad()
     def load(self, vector: Tensor) -> None:
-        """Takes over the values of a vector."""
+        """Set the parameters to the values of a vector."""
         for parameter, values in zip(self.parameters, self.views(vector), strict=True):
             parameter.copy_(values)
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """The parts of a vector, in the shapes of the parameters."""
+        """Return views of a vector in the shapes of the parameters."""
         parts = vector.split([parameter.numel() for parameter in self.parameters])
         return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
 
     @contextmanager
     def standing_at(self, vector: Tensor) -> Iterator[None]:
-        """The parameters read their values from a vector meanwhile; their own are not touched."""
+        """Temporarily replace the values of the parameters by those of a vector, and restore them afterwards."""
         own = [parameter.data for parameter in self.parameters]
         try:
             for parameter, values in zip(self.parameters, self.views(vector), strict=True):
@@ -63,22 +63,22 @@ class FlatParameters:
                 parameter.data = values
 
     def gradient(self, outputs: Any, weights: Any = None, **options: Any) -> list[Tensor | None]:
-        """Gradients of (weighted) outputs with respect to all parameters at once; None where one has no influence."""
+        """Compute gradients of (weighted) outputs with respect to all parameters; None for unused parameters."""
         return list(torch.autograd.grad(outputs, self.parameters, weights, allow_unused=True, **options))
 
     def flat(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Gradients as one vector, 0 where there is None."""
+        """Concatenate gradients into one vector, with 0 in place of None."""
         pairs = zip(gradients, self.parameters, strict=True)
         return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
 
 
 class FisherMatrix:
-    """`fisher @ vector`, over the tokens of some episodes.
+    """Fisher matrix over the tokens of some episodes, used as `fisher @ vector`.
 
     Args:
-        logits_of: logits `[n_tokens, vocab]` of the actions of some episodes, twice differentiable.
-        batches: the episodes; what is read in one forward pass is one batch.
-        parameters: those that the matrix has rows for.
+        logits_of: returns logits `[n_tokens, vocab]` of the actions of some episodes, twice differentiable.
+        batches: the episodes, one batch per forward pass.
+        parameters: parameters that correspond to the rows of the matrix.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class FisherMatrix:
         return total
 
     def _read(self, batch: EpisodeBatch) -> Callable[[Tensor], Tensor]:
-        """The product over one batch, whose graph lives as long as what is returned."""
+        """Return the product over one batch as a function, which holds a reference to the batch's graph."""
         parameters = self._parameters
         logits = self._logits_of(batch)
         probs = logits.detach().softmax(dim=-1)
@@ -107,7 +107,7 @@ class FisherMatrix:
         transposed = parameters.gradient(logits, u, create_graph=True)  # Jᵀu
         in_use = [i for i, part in enumerate(transposed) if part is not None]
         outputs = [part for part in transposed if part is not None]
-        edge = get_gradient_edge(logits)  # instead of the logits themselves, which need not be kept
+        edge = get_gradient_edge(logits)  # replaces the logits, so that they can be freed
         scale = 1 / self.n_tokens
 
         def product(vector: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ from rl4lms_like.policies.masked import MaskablePolicy
 
 
 class NLPO(PPO):
-    """PPO in which sampling, ratio and entropy see only the tokens that a mask model allows.
+    """PPO whose sampling, ratio and entropy are restricted to the tokens that a mask model allows.
 
-    The mask model is a copy of the policy that is refreshed every `target_update_iterations` iterations, after the
-    update. The KL in the reward is that of the whole distributions.
+    The mask model is a copy of the policy that is updated every `target_update_iterations` iterations, after the
+    policy's update. The KL in the reward is computed from the full distributions.
 
     Attributes:
-        n_iterations: completed updates; with it the refreshes go on where they were.
+        n_iterations: number of completed updates; saved, so that mask updates keep their interval in resumed runs.
     """
 
     arguments_class = NLPOArguments
@@ -28,19 +28,19 @@ class NLPO(PPO):
     def __init__(self, policy: Any, env: Any, **arguments: Any) -> None:
         if isinstance(policy, type) and not issubclass(policy, MaskablePolicy):
             raise ModelError(
-                f"NLPO needs a maskable policy, got {policy.__name__}: take MaskableCausalLMActorCriticPolicy or "
+                f"NLPO needs a maskable policy, got {policy.__name__}: use MaskableCausalLMActorCriticPolicy or "
                 f"MaskableSeq2SeqLMActorCriticPolicy"
             )
         self.n_iterations = 0
         super().__init__(policy, env, **arguments)
 
     def _setup_model(self) -> None:
-        if self.env is not None:  # loaded without one, the saved arguments have them
+        if self.env is not None:  # without an environment, the loaded arguments contain them
             self.policy_kwargs.setdefault("special_token_ids", special_tokens(self.env))
         super()._setup_model()
 
     def train(self) -> None:
-        """PPO's update; then, when it is time, the mask model takes over the policy."""
+        """Run PPO's update, then copy the policy to the mask model if an interval is complete."""
         super().train()
         self.n_iterations += 1
         interval = self.policy.arguments.target_update_iterations
@@ -50,16 +50,16 @@ class NLPO(PPO):
         self.logger.record("nlpo/mask_updates", self.n_iterations // interval)
 
     def training_state(self) -> dict[str, Any]:
-        """As of every algorithm, and how many updates count towards the next refresh."""
+        """Return the state of every algorithm, and the number of completed updates."""
         return {**super().training_state(), "n_iterations": self.n_iterations}
 
     def load_training_state(self, state: dict[str, Any]) -> None:
-        """Takes over what `training_state` gave."""
+        """Restore the state returned by `training_state`."""
         super().load_training_state(state)
         self.n_iterations = state["n_iterations"]
 
 
 def special_tokens(env: VecEnv) -> list[int]:
-    """The special tokens of an environment's tokenizer, and what ends its episodes."""
+    """Return the special tokens of an environment's tokenizer and the tokens that end its episodes."""
     tokenizer = env.get_attr("layout", [0])[0].tokenizer
     return sorted({*tokenizer.all_special_ids, *env.get_attr("eos_token_ids", [0])[0]})

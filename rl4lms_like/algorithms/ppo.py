@@ -14,7 +14,7 @@ from rl4lms_like.rollouts.buffer import Minibatch
 class PPO(OnPolicyTextAlgorithm):
     """PPO on whole episodes; its arguments are those of `PPOArguments`.
 
-    On the same rollouts it takes Stable-Baselines3's steps, parameter for parameter.
+    On the same rollouts its steps are equal to those of Stable-Baselines3's PPO.
     """
 
     arguments_class = PPOArguments
@@ -27,7 +27,7 @@ class PPO(OnPolicyTextAlgorithm):
         self.target_kl = self.arguments.target_kl
 
     def loss(self, minibatch: Minibatch) -> Objective:
-        """The clipped surrogate, the critic's error and the entropy."""
+        """Return the clipped surrogate, the critic's error and the negative entropy."""
         values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
         log_ratio = log_prob - minibatch.old_log_prob
         return Objective(

@@ -1,4 +1,4 @@
-"""Learning rates over a run; the progress that remains falls from 1 to 0.
+"""Learning-rate schedules as functions of the remaining progress, which decreases from 1 to 0.
 
 constant    ▔▔▔▔      linear    ▔╲__      cosine    ▔╲_▁      as Stable-Baselines3's `Schedule`
 """
@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 
 def learning_rate_schedule(learning_rate: float, name: str) -> float | Schedule:
-    """A Stable-Baselines3 schedule: `constant`, or `linear` / `cosine` decay to 0."""
+    """Return a Stable-Baselines3 schedule: `constant`, or `linear` / `cosine` decay to 0."""
     if name == "linear":
         return LinearSchedule(learning_rate, 0.0, 1.0)
     if name == "cosine":
@@ -21,7 +21,7 @@ def learning_rate_schedule(learning_rate: float, name: str) -> float | Schedule:
 
 
 class CosineSchedule:
-    """Half a cosine from `initial` to 0 over the remaining progress 1 ... 0."""
+    """Half a cosine from `initial` at remaining progress 1 to 0 at remaining progress 0."""
 
     def __init__(self, initial: float) -> None:
         self.initial = initial

@@ -1,7 +1,7 @@
-"""What happens to an optimizer step whose loss or gradient is not finite. The weights never see it.
+"""Handling of optimizer steps whose loss or gradient is not finite. Such a step never changes the weights.
 
-stop    the run ends with an error that says what was found
-skip    the step is left out and counted; the run ends once every step of an update was left out
+stop    the run ends with an error that reports the loss and gradient
+skip    the step is skipped and counted; the run ends once every step of an update was skipped
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, Literal
 from rl4lms_like.core.errors import ModelError
 
 FEWEST = 2
-"""Left-out steps in a row that may end a run: of an update with one step, one may be left out."""
+"""Minimum number of consecutive skipped steps that end a run: an update of one step may be skipped once."""
 
 
 class StepGuard:
-    """Lets steps through, or not.
+    """Guard that accepts only finite optimizer steps, and counts the skipped ones.
 
     Args:
-        non_finite: what to do with a step whose loss or gradient is not finite.
+        non_finite: action for a step whose loss or gradient is not finite.
     """
 
     def __init__(self, non_finite: Literal["stop", "skip"] = "stop") -> None:
@@ -28,44 +28,43 @@ class StepGuard:
         self.last_found = ""
 
     def accepts(self, finite: bool, found: str, way_out: str) -> bool:
-        """Whether the step may be taken.
+        """Return whether the step may be taken.
 
         Args:
-            finite: whether loss, gradient and step are.
-            found: what is not, where: `the loss is nan in update 7`.
-            way_out: what to change.
+            finite: whether loss, gradient and step are finite.
+            found: what is not finite and where: `the loss is nan in update 7`.
+            way_out: advice for the message.
 
         Raises:
-            ModelError: it is not finite, and such steps end the run.
+            ModelError: the step is not finite, and `non_finite` is `stop`.
         """
         if finite:
             self.in_a_row = 0
             return True
         if self.non_finite == "stop":
-            raise ModelError(f"{found}: the weights are left as they are. {way_out}")
+            raise ModelError(f"{found}: the weights were not changed. {way_out}")
         self.skipped += 1
         self.in_a_row += 1
         self.last_found = found
         return False
 
     def end_update(self, n_steps: int) -> None:
-        """An update of `n_steps` steps is over.
+        """Check the skipped steps after an update of `n_steps` steps.
 
         Raises:
-            ModelError: every one of them was left out.
+            ModelError: every step of the update was skipped.
         """
         if self.in_a_row >= max(n_steps, FEWEST):
             raise ModelError(
-                f"the last {self.in_a_row} steps were left out, all of the update; in the last {self.last_found}. "
-                f"Nothing is learned any more, the weights are as they were. Lower alg.args.learning_rate, or see "
-                f"what the reward pays"
+                f"the last {self.in_a_row} steps were skipped, including all of this update; in the last one, "
+                f"{self.last_found}. The weights no longer change. Lower alg.args.learning_rate, or check the rewards"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes during a run."""
+        """Return the state that changes during a run."""
         return {"skipped": self.skipped, "in_a_row": self.in_a_row, "last_found": self.last_found}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         self.skipped, self.in_a_row = int(state["skipped"]), int(state["in_a_row"])
         self.last_found = str(state["last_found"])

@@ -1,10 +1,10 @@
 """Trust region policy optimisation (Schulman et al., arXiv 1502.05477).
 
-    policy    one step per rollout: as far along F⁻¹g as the mean KL to the rollout's policy allows
-    critic    gradient steps of its own; with `critic: shared` on its head alone, since the trunk is the policy's
+    policy    one step per rollout along F⁻¹g, limited by the mean KL to the rollout's policy
+    critic    separate gradient steps; with `critic: shared` only of its head, since the trunk belongs to the policy
 
-The optimizer never steps the policy. g is the gradient of the surrogate mean(ratio A) over the whole rollout, F the
-Fisher matrix over whole episodes of it. Old and new distributions are compared batch by batch, and never kept.
+The optimizer only updates the critic. g is the gradient of the surrogate mean(ratio A) over the whole rollout, F the
+Fisher matrix over whole episodes of it. Old and new distributions are compared batch by batch, and not stored.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from rl4lms_like.rollouts.buffer import Minibatch
 class TRPO(OnPolicyTextAlgorithm):
     """TRPO on whole episodes; its arguments are those of `TRPOArguments`.
 
-    On the same rollouts it takes the steps of SB3-contrib's, but for the noise that its conjugate gradient starts from.
+    On the same rollouts its steps equal those of SB3-contrib's TRPO, except for the random start of the latter's
+    conjugate gradient.
 
     Raises:
-        ConfigError: the policy's arguments ask for what has no second derivatives.
+        ConfigError: the policy's arguments select something without second derivatives.
     """
 
     arguments_class = TRPOArguments
@@ -66,7 +67,7 @@ class TRPO(OnPolicyTextAlgorithm):
         self.share_seeds = SeedStream(self.sampling_seed, "fisher share")
 
     def loss(self, minibatch: Minibatch) -> Objective:
-        """The surrogate and the entropy, with gradients; the critic's error in the rollout, without."""
+        """Return surrogate and negative entropy with gradients, and the critic's error in the rollout without."""
         scores = self.policy.action_scores(minibatch.observations)
         log_ratio = scores.log_prob - minibatch.old_log_prob
         return Objective(
@@ -77,7 +78,7 @@ class TRPO(OnPolicyTextAlgorithm):
         )
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:
-        """The policy's part: the critic has steps of its own."""
+        """Return the loss without the critic's part, since the critic has separate steps."""
         return super()._total(objective._replace(value=None), weights)
 
     @property
@@ -87,7 +88,7 @@ class TRPO(OnPolicyTextAlgorithm):
     # --- the update -----------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """One step of the policy, then the critic's, on the rollout in the buffer; or the rest of them."""
+        """Take one step of the policy, then the critic's steps on the rollout in the buffer; or the remaining ones."""
         start = time.perf_counter()
         with self._updating() as update:
             if not update.steps:
@@ -108,7 +109,7 @@ class TRPO(OnPolicyTextAlgorithm):
         self._log_fit(float(policy_step["ratio_gap"]), time.perf_counter() - start)
 
     def _policy_step(self, rollout: Minibatch) -> dict[str, Tensor]:
-        """A step of the trust region; returns what is logged of it."""
+        """Take a trust-region step and return its logged scalars."""
         actor = FlatParameters(self._parameters_of("actor"))
         gradient, info = self._gradient(rollout, actor)
         if not self._is_accepted(info):
@@ -122,7 +123,7 @@ class TRPO(OnPolicyTextAlgorithm):
         return info | self._line_search(rollout, actor, step, info["loss"])
 
     def _gradient(self, rollout: Minibatch, actor: FlatParameters) -> tuple[Tensor, dict[str, Tensor]]:
-        """The surrogate's gradient over the whole rollout `[n]`, to ascend, and its loss terms."""
+        """Return the gradient `[n]` of the maximised surrogate over the whole rollout, and its logged scalars."""
         gradient = torch.zeros_like(actor.vector())
         parts: list[Objective] = []
         for loss, objective in self._micro_losses(rollout, self._tokens_per_pass):
@@ -133,12 +134,12 @@ class TRPO(OnPolicyTextAlgorithm):
         return gradient, info
 
     def _no_step(self, info: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is logged where the policy's step is left out."""
+        """Return the logged scalars of a skipped policy step."""
         zero = torch.zeros(())
         return {"ratio_gap": info["ratio_gap"], "cg_residual": zero, **dict.fromkeys(_OF_A_STEP, zero)}
 
     def _direction(self, rollout: Minibatch, actor: FlatParameters, gradient: Tensor) -> Solution:
-        """F⁻¹g, with damping."""
+        """Solve for F⁻¹g with damping."""
         damping = self.arguments.cg_damping
         fisher = FisherMatrix(self.policy.action_logits, self._fisher_batches(rollout), actor)
         return conjugate_gradient(
@@ -147,7 +148,7 @@ class TRPO(OnPolicyTextAlgorithm):
 
     @torch.no_grad()
     def _line_search(self, rollout: Minibatch, actor: FlatParameters, step: Tensor, loss: Tensor) -> dict[str, Tensor]:
-        """Takes the longest tried part of the step that improves the surrogate within the trust region, or none."""
+        """Take the longest tried fraction of the step that improves the surrogate in the trust region, or no step."""
         options = self.arguments
         start = actor.vector()
         shares = backtracking(options.line_search_shrinking_factor, options.line_search_max_iter)
@@ -164,7 +165,7 @@ class TRPO(OnPolicyTextAlgorithm):
         return dict.fromkeys((*_OF_A_STEP, "approx_kl"), torch.zeros(()))
 
     def _compared(self, rollout: Minibatch, actor: FlatParameters, there: Tensor) -> dict[str, Tensor]:
-        """The loss at other parameters, and how far those are from the present ones; means over the rollout."""
+        """Return the mean loss at other parameters, and their mean KL to the current ones, over the rollout."""
         names = ("policy", "entropy", "kl", "approx_kl")
         means = torch.zeros(len(names), device=there.device)
         for batch in split(rollout, self._tokens_per_pass):
@@ -181,7 +182,7 @@ class TRPO(OnPolicyTextAlgorithm):
         return found | {"loss": found["policy"] + self.ent_coef * found["entropy"]}
 
     def _fisher_batches(self, rollout: Minibatch) -> list[EpisodeBatch]:
-        """The episodes that the Fisher products see, whole, as many as are read at once in each batch."""
+        """Return the episodes of the Fisher matrix, in batches of one forward pass."""
         episodes = rollout.observations
         rng = np.random.default_rng(self.share_seeds.next())
         wanted = math.ceil(episodes.n_episodes / self.arguments.sub_sampling_factor)
@@ -191,12 +192,12 @@ class TRPO(OnPolicyTextAlgorithm):
 
     @property
     def _tokens_per_pass(self) -> int:
-        """So that a few matrices `[tokens, vocab]` fill the policy's budget of logits about twice."""
+        """Tokens per pass, such that a few matrices `[tokens, vocab]` take about twice the policy's logits budget."""
         budget = int(self.policy.arguments.logits_budget_mb * 2**20 / 8) // self.policy.vocab_size
         return max(min(budget, self.arguments.micro_batch_size or budget), 1)
 
     def _critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """A gradient step of the critic; the policy's parameters have no gradients, so the optimizer skips them."""
+        """Take a gradient step of the critic; the optimizer skips the policy's parameters, which have no gradients."""
         self.policy.optimizer.zero_grad()
         error = torch.zeros_like(minibatch.returns[0])
         for batch in split(minibatch, self.arguments.micro_batch_size):
@@ -210,11 +211,11 @@ class TRPO(OnPolicyTextAlgorithm):
         return info
 
     def training_state(self) -> dict[str, Any]:
-        """As of every algorithm, and which episodes the next Fisher products see."""
+        """Return the state of every algorithm, and the seeds that select the episodes of the Fisher matrix."""
         return {**super().training_state(), "share_seeds": self.share_seeds.state_dict()}
 
     def load_training_state(self, state: dict[str, Any]) -> None:
-        """Takes over what `training_state` gave."""
+        """Restore the state returned by `training_state`."""
         super().load_training_state(state)
         self.share_seeds.load_state_dict(state["share_seeds"])
 

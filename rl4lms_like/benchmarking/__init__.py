@@ -1,1 +1,1 @@
-"""Many runs side by side, and what they say together: seeds, tables, intervals, learning curves."""
+"""Benchmarks of many runs and seeds: tables, confidence intervals and learning curves."""

@@ -1,7 +1,7 @@
-"""Which of two is better, and how sure one can be.
+"""Statistical comparison of two labels or two benchmarks.
 
     RESULTS/ppo  RESULTS/a2c      two labels of a benchmark
-    RESULTS_1    RESULTS_2        two benchmarks: every label that both have
+    RESULTS_1    RESULTS_2        two benchmarks: all labels that both have
 
     test:sentiment/compound
            seeds       mean ± std    IQM  95 % interval of the IQM
@@ -9,8 +9,8 @@
       a2c     10    0.624 ± 0.052   0.62  [0.59, 0.65]
       difference of the means 0.088 [0.05, 0.12];  P(ppo > a2c) = 0.93 [0.81, 1]
 
-Whether higher is better is the metric's affair. Where an interval of P holds 0.5, the seeds do not tell. Below five
-seeds there are ranges instead of intervals.
+Whether higher is better depends on the metric. If the interval of P contains 0.5, the seeds do not show which one is
+better. With fewer than five seeds, ranges replace the intervals.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rl4lms_like.tracking.charts import format_number
 
 
 def compare(a: str | Path, b: str | Path, *, metrics: Sequence[str] = (), split: str = "test") -> str:
-    """Compares the finished runs of two labels, or of all labels that two benchmarks share.
+    """Compare the finished runs of two labels, or of all labels that two benchmarks have in common.
 
     Args:
         a: `RESULTS/LABEL`, or a benchmark's results folder.
-        b: the same.
-        metrics: keys; `val:KEY` takes another split. Default: all of the split that both have.
-        split: of metrics that name none.
+        b: the other label or folder.
+        metrics: keys; `val:KEY` selects another split. Default: all metrics of the split that both have.
+        split: split of metrics without one in their key.
 
     Returns:
-        Text for people.
+        Formatted text.
 
     Raises:
         RL4LMsLikeError: one of them has no finished run, or they have no metric in common.
@@ -53,7 +53,7 @@ def compare(a: str | Path, b: str | Path, *, metrics: Sequence[str] = (), split:
 
 
 def comparison_text(key: str, names: tuple[str, str], compared: Comparison) -> str:
-    """One metric as lines."""
+    """Format the comparison of one metric."""
     width = max(len(name) for name in names)
     head = f"  {'':{width}}  {'seeds':>5}  {'mean ± std':>18}  {'IQM':>8}  95 % interval of the IQM"
     rows = [_row(name, summary, width) for name, summary in zip(names, (compared.a, compared.b), strict=True)]
@@ -61,20 +61,20 @@ def comparison_text(key: str, names: tuple[str, str], compared: Comparison) -> s
     improvement = f"{format_number(compared.improvement)} {interval_text(compared.improvement_interval)}".strip()
     verdict = f"  difference of the means {difference};  P({names[0]} > {names[1]}) = {improvement}"
     if min(compared.a.n, compared.b.n) == 1:
-        verdict += "\n  One seed has no spread: no intervals, and nothing can be said of another seed."
+        verdict += "\n  With one seed there are no intervals, and no conclusion about other seeds is possible."
     elif compared.difference_interval is None:
-        verdict += f"\n  {FEW_SEEDS}; P counts the pairs of these seeds alone."
+        verdict += f"\n  {FEW_SEEDS}; P is the fraction of pairs among these seeds only."
     return "\n".join([key, head, *rows, verdict, ""])
 
 
 def results_of(folder: Path) -> list[Result]:
-    """The finished runs in a label's folder, by seed."""
+    """Read the results of the finished runs in a label's folder, ordered by seed."""
     results = [read_result(file.parent) for file in folder.glob(f"seed_*/{RESULT_FILE}")]
     return sorted(results, key=lambda result: result.seed)
 
 
 def _labels(path: Path) -> dict[str, list[Result]]:
-    """Label -> results of a benchmark; under the empty label those of `RESULTS/LABEL` or `RESULTS/runs/LABEL`."""
+    """Return label -> results of a benchmark. The label is empty for `RESULTS/LABEL` and `RESULTS/runs/LABEL`."""
     if (path / RUNS).is_dir():
         found = {folder.name: results for folder in sorted((path / RUNS).iterdir()) if (results := results_of(folder))}
     else:
@@ -90,8 +90,8 @@ def _said(path: str | Path, labels: dict[str, list[Result]]) -> str:
 
 
 def _names(a: Path, b: Path) -> tuple[str, str]:
-    """Short names; with their folders where they would be the same."""
-    short = a.resolve().name, b.resolve().name  # of `.` too
+    """Return the names of the folders, or their paths if the names are equal."""
+    short = a.resolve().name, b.resolve().name  # also for `.`
     return short if short[0] != short[1] else (str(a), str(b))
 
 
@@ -102,10 +102,10 @@ def _compared(
     asked = [key if ":" in key else f"{split}:{key}" for key in metrics]
     unknown = [key for key in asked if key not in there]
     if unknown:
-        raise RL4LMsLikeError(f"{', '.join(unknown)}: not a metric of both; they have {', '.join(there) or 'none'}")
+        raise RL4LMsLikeError(f"{', '.join(unknown)}: not a metric of both; both have {', '.join(there) or 'none'}")
     keys = asked or [key for key in there if key.startswith(f"{split}:") and scores_of(a, key)]
     if not keys:
-        raise RL4LMsLikeError(f"no metric on the split {split!r} is in both; they have {', '.join(there) or 'none'}")
+        raise RL4LMsLikeError(f"no common metric on the split {split!r}; both have {', '.join(there) or 'none'}")
     return "\n".join(comparison_text(key, names, compare_scores(scores_of(a, key), scores_of(b, key))) for key in keys)
 
 

@@ -1,9 +1,9 @@
 """Learning curves over seeds.
 
-    run folders ──key──► one polyline a seed ──on common points──► [n_seeds, n_points] ──► IQM, band
+    run folders ──key──► one polyline per seed ──on common points──► [n_seeds, n_points] ──► IQM, band
 
-Along iterations the points are the iterations that every seed has. Tokens and seconds differ from seed to seed, so
-there the polylines are read off wherever one of them has a point, in the range that all of them cover.
+On the axis `iterations`, the points are the iterations that all seeds have. Tokens and seconds differ between seeds.
+There the polylines are interpolated at the points of all seeds, within the range that all of them cover.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rl4lms_like.tracking.curves import CURVES
 from rl4lms_like.tracking.record import RunRecord, number, read_run
 
 N_POINTS = 400
-"""Most points of a curve whose seeds have different ones."""
+"""Largest number of points of a curve along tokens or seconds."""
 
 DEFAULT_KEYS = ("rollout_info/ep_rew", "rollout_info/kl_div_mean")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One label's curve.
+    """Curve of one label.
 
     Args:
-        label: of the runs.
-        n_seeds: behind it.
-        x: `[n_points]`.
+        label: label of the runs.
+        n_seeds: number of seeds.
+        x: positions on the axis, `[n_points]`.
         center: interquartile mean over the seeds, `[n_points]`.
-        band: lower and upper end of its 95 % bootstrap interval, below `MIN_SEEDS` of the range; None for one seed.
+        band: ends of its 95 % bootstrap interval, or of the range below `MIN_SEEDS` seeds; None for one seed.
     """
 
     label: str
@@ -49,14 +49,14 @@ class Line:
 
 @dataclass(frozen=True)
 class LearningCurves:
-    """One plot.
+    """Plot of learning curves.
 
     Args:
-        spec: what was asked for.
-        title: over it.
-        unit: what the vertical axis shows.
-        axis: what the horizontal axis shows.
-        lines: of the labels that have numbers.
+        spec: entry of the benchmark's `curves`.
+        title: title of the plot.
+        unit: label of the vertical axis.
+        axis: quantity of the horizontal axis.
+        lines: curves of the labels that have values.
     """
 
     spec: CurveSpec
@@ -67,7 +67,7 @@ class LearningCurves:
 
 
 def learning_curves(found: Results) -> list[LearningCurves]:
-    """The plots that the spec asks for; those that no run has numbers for have no lines."""
+    """Return the plots of the spec. A plot whose key no run has logged has no lines."""
     records = {label: [read_run(folder) for folder in found.folders(label)] for label in found.labels}
     curves = []
     for spec in found.benchmark.spec.curves or _default_curves(found):
@@ -79,7 +79,7 @@ def learning_curves(found: Results) -> list[LearningCurves]:
 
 
 def names_of(key: str) -> tuple[str, str]:
-    """Title and unit of a key: the run report's, where it draws the key too."""
+    """Return title and unit of a key, as in the run report if it plots the key."""
     for curve in CURVES:
         if any(key in keys for keys in curve.lines.values()):
             return curve.title, curve.note.partition(";")[0]
@@ -88,7 +88,7 @@ def names_of(key: str) -> tuple[str, str]:
 
 
 def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float, float]]:
-    """Iteration (supervised runs: optimizer step) -> (place on the axis, value), of the values that are finite."""
+    """Return iteration (in supervised runs: optimizer step) -> (position on the axis, value) of finite values."""
     split, colon, metric = key.partition(":")
     values: Mapping[float, Any]
     if colon:
@@ -102,13 +102,13 @@ def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float
 
 
 def _iterations_per_epoch(record: RunRecord) -> float:
-    """An epoch of reinforcement learning is an iteration; one of a supervised run is a pass over the examples."""
+    """Return the optimizer steps per epoch of a supervised run, or 1 for RL, where an epoch is an iteration."""
     passes = [(line["iteration"], line["supervised/epoch"]) for line in record.iterations if "supervised/epoch" in line]
     return passes[-1][0] / passes[-1][1] if passes and passes[-1][1] else 1.0
 
 
 def _places(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[float]:
-    """Where on the axis iterations stand; 0 is before training."""
+    """Return the positions of iterations on the axis; 0 is before training."""
     if axis == "iterations":
         return [float(iteration) for iteration in iterations]
     logged = [0, *(line["iteration"] for line in record.iterations)]
@@ -121,7 +121,7 @@ def _places(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[
 
 
 def _seconds(line: Mapping[str, Any], n_steps: int) -> float:
-    """Of rollout and update; of the optimizer steps since the line before, in a supervised run."""
+    """Return the seconds of an iteration, or in a supervised run of the optimizer steps since the previous line."""
     if rate := number(line.get("time/steps_per_s")):
         return n_steps / rate
     return number(line.get("time/iteration_s")) or 0.0
@@ -142,7 +142,7 @@ def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Lin
 def _on_common_points(
     seeds: Sequence[Mapping[float, tuple[float, float]]], axis: Axis
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places `[n_points]` and values `[n_seeds, n_points]`."""
+    """Return the positions `[n_points]` and the values `[n_seeds, n_points]`."""
     if axis == "iterations":
         common = sorted(set.intersection(*(set(points) for points in seeds)))
         return np.array(common, float), np.array([[points[i][1] for i in common] for points in seeds])
@@ -161,12 +161,12 @@ def _default_curves(found: Results) -> list[CurveSpec]:
 
 
 def file_name(key: str) -> str:
-    """A key as a file's name."""
+    """Convert a key to a file name."""
     return "".join(letter if letter.isalnum() else "_" for letter in key).strip("_")
 
 
 def figures_folder(results: Path) -> Path:
-    """Where the plots go; made if it is not there."""
+    """Return the folder of the plots, and create it if it does not exist."""
     folder = results / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

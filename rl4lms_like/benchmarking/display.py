@@ -1,10 +1,10 @@
-"""What a person sees while a benchmark goes on.
+"""Progress display of a running benchmark.
 
-    on a terminal                                            elsewhere, one line a run
+    on a terminal                                            otherwise, one line per run
       benchmark  ━━━━━━━━━━╸━━━━━━━  12/40  0:09:12 left       12/40  ppo, seed 3: done in 0:41   0:09:12 left
       running: ppo, seed 4 · a2c, seed 4
 
-A run that fails is shown with the end of what it printed and the file with the rest.
+A failed run is shown with the end of its output and the path of the complete output.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rl4lms_like.tracking.console import RunConsole, duration
 
 
 class Display:
-    """Shows progress.
+    """Shows the progress of a benchmark.
 
     Args:
-        name: of the benchmark.
-        console: where to; default: standard output.
+        name: name of the benchmark.
+        console: console to print to; default: standard output.
     """
 
     def __init__(self, name: str, console: Console | None = None) -> None:
@@ -45,14 +45,14 @@ class Display:
         self._n_jobs, self._n_over, self._processes = 0, 0, 1
 
     def start(self, n_jobs: int, states: Sequence[State], processes: int) -> None:
-        """The benchmark begins."""
+        """Show the number of runs and their states, and start the progress bar."""
         counts: Counter[str] = Counter(states)
         self._n_jobs, self._n_over, self._processes = n_jobs, counts["done"], processes
         words = {
-            "done": "done already",
-            "changed": "with another config before",
-            "stopped": "going on",
-            "unfinished": "begun before",
+            "done": "already done",
+            "changed": "with a changed config",
+            "stopped": "to resume",
+            "unfinished": "to restart",
         }
         known = [f"{counts[state]} {text}" for state, text in words.items() if counts[state]]
         what = ", ".join([f"{n_jobs} run{'s' if n_jobs != 1 else ''}", *known, f"{processes} at a time"])
@@ -63,11 +63,11 @@ class Display:
             self._live.start()
 
     def started(self, job: Job) -> None:
-        """A run begins."""
+        """Show that a run has started."""
         self._running[job.name] = time.monotonic()
 
     def ended(self, job: Job, failed: int | None, seconds: float) -> None:
-        """A run is over; `failed` is its exit status if it left no result."""
+        """Show that a run has ended; `failed` is its exit status if it has no result."""
         del self._running[job.name]
         self._n_over += 1
         if failed is None:
@@ -81,24 +81,24 @@ class Display:
             self.show(f"{head}  {job.name}: done in {duration(seconds)}; {self.left()} left")
 
     def interrupted(self, n_running: int) -> None:
-        """Ctrl-C came."""
+        """Show that Ctrl-C was received."""
         self.stop()
         if n_running:
-            going = "1 run saves what it has" if n_running == 1 else f"{n_running} runs save what they have"
-            self.show(f"interrupted: {going}; Ctrl-C once more ends at once")
+            going = "saving the state of 1 run" if n_running == 1 else f"saving the states of {n_running} runs"
+            self.show(f"interrupted: {going}; press Ctrl-C again to stop immediately")
 
     def stop(self) -> None:
-        """Gives the terminal its cursor back."""
+        """Stop the live display, which restores the cursor."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def show(self, text: str, style: str = "") -> None:
-        """Prints lines above the live display, unbroken."""
+        """Print lines above the live display, without wrapping."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def left(self) -> str:
-        """How long it takes yet, from the runs that ended; `-` before the first."""
+        """Estimate the remaining time from the runs that have ended; `-` before the first."""
         if not self._seconds:
             return "-"
         mean = sum(self._seconds) / len(self._seconds)
@@ -109,7 +109,7 @@ class Display:
         self.show(f"{job.name}: FAILED with status {status}", "bold red")
         for line in last_lines(job.folder):
             self.show(f"    {line}", "red")
-        self.show(f"    all of it: {job.folder / OUTPUT_FILE}")
+        self.show(f"    full output: {job.folder / OUTPUT_FILE}")
 
     def _frame(self) -> Group:
         names = " · ".join(self._running) or "nothing"

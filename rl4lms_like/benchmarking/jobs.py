@@ -1,13 +1,13 @@
-"""One run of a benchmark: a label, a seed, a config and a folder. What is done is read from the folders alone.
+"""Jobs of a benchmark: a label, a seed, a config and a folder. Their state is read from the folders only.
 
     <results>/runs/<label>/seed_<k>/
-        job.json       what shall be run; written before the run starts
-        output.txt     what its processes printed
-        config.json, log.txt, *.jsonl, report.html, model/ ...     the run folder as of `train`
-        result.json    what came out; written last, so a folder with it is a run that ended well
+        job.json       label, seed and config; written before the run starts
+        output.txt     output of its processes
+        config.json, log.txt, *.jsonl, report.html, model/ ...     the run folder, as for `train`
+        result.json    scores and costs; written last, so that its presence means success
 
-A run is done if its folder has a result for the config that the benchmark asks for today. One of that config that was
-stopped goes on from its newest checkpoint. Anything else is run from its start.
+A run is done if its folder has a result for the current config of the benchmark. A stopped run of the same config is
+resumed from its newest checkpoint. All other runs are started from the beginning.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ RUNS, REPLACED = "runs", "replaced"
 JOB_FILE, OUTPUT_FILE, RESULT_FILE = "job.json", "output.txt", "result.json"
 LOCK_FILE = ".lock"
 GRACE_S = 60.0
-"""How long a run may take to save its model when it is asked to end."""
+"""Seconds that a run has to save its model when it is asked to end."""
 
 State = Literal["done", "changed", "stopped", "unfinished", "new"]
-"""`stopped`: unfinished, and can go on."""
+"""`stopped`: unfinished, and can be resumed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """Run of a benchmark.
 
     Args:
-        label: of its cell.
-        seed: of this run.
-        config: plain data, complete.
-        folder: its run folder.
+        label: label of its cell.
+        seed: seed of the run.
+        config: complete config as plain data.
+        folder: run folder.
     """
 
     label: str
@@ -61,27 +61,27 @@ class Job:
 
     @property
     def name(self) -> str:
-        """`label, seed k`, for people."""
+        """Display name, `label, seed k`."""
         return f"{self.label}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of one run; `result.json`.
+    """Result of one run, saved as `result.json`.
 
     Args:
-        label: of its cell.
-        seed: of the run.
+        label: label of its cell.
+        seed: seed of the run.
         scores: `split:metric` -> corpus score of the last evaluation.
-        iterations: that were done.
-        tokens: generated in training.
-        seconds: wall time of the process, from its start to the last file; None if the run was stopped and went on,
-            for nobody knows how long a process took that was killed.
-        peak_memory_mb: largest resident memory of its last process, MiB; None where the system does not tell.
-        peak_gpu_memory_mb: largest memory allocated on the GPU, MiB; None without one.
-        model_mb: files of the saved model, MiB; None if none was saved.
+        iterations: number of completed iterations.
+        tokens: number of tokens generated in training.
+        seconds: wall time of the process, from its start to the last file; None if the run was resumed, because the
+            time of a killed process is unknown.
+        peak_memory_mb: largest resident memory of its last process, MiB; None if the system does not report it.
+        peak_gpu_memory_mb: largest memory allocated on the GPU, MiB; None without a GPU.
+        model_mb: size of the saved model's files, MiB; None if none was saved.
         versions: package -> version.
-        resumed: how often the run went on after it was stopped.
+        resumed: number of times the run was resumed.
     """
 
     label: str
@@ -101,30 +101,30 @@ _COUNTS = ("seed", "iterations", "tokens", "seconds", "peak_memory_mb", "peak_gp
 
 
 def said(state: State) -> str:
-    """A state in words."""
+    """Describe a state in words."""
     words = {
         "done": "done",
-        "changed": "has a result of another config",
-        "stopped": "did not end well, and goes on when the benchmark is started again",
-        "unfinished": "did not end well",
+        "changed": "has a result of a different config",
+        "stopped": "did not finish, and is resumed when the benchmark is started again",
+        "unfinished": "did not finish",
     }
     return words.get(state, "was not started")
 
 
 def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
-    """All runs, seed by seed, so that a benchmark that is cut short has something of every label.
+    """Return all jobs, ordered by seed, so that an interrupted benchmark has results of every label.
 
     Args:
         benchmark: the spec.
         only: labels; default: all.
 
     Raises:
-        ConfigError: `only` names a label that is not there.
+        ConfigError: `only` names a label that does not exist.
     """
     labels = [cell.label for cell in benchmark.cells]
     unknown = [label for label in only if label not in labels]
     if unknown:
-        message = f"no run is called {', '.join(unknown)}; there are {'; '.join(labels)}"
+        message = f"no run has the label {', '.join(unknown)}; available: {'; '.join(labels)}"
         raise ConfigError([Mistake("--only", message)], f"the command line, for the benchmark {benchmark.name}")
     return [
         Job(cell.label, seed, _plain(cell.with_seed(seed).to_dict()), folder_of(benchmark.results, cell.label, seed))
@@ -135,15 +135,15 @@ def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
 
 
 def folder_of(results: Path, label: str, seed: int) -> Path:
-    """Where a run keeps its files."""
+    """Return the folder of a run."""
     return results / RUNS / label / f"seed_{seed}"
 
 
 def state_of(job: Job) -> State:
-    """Whether a job has to be run: the one place that decides it.
+    """Return the state of a job, which decides whether it is run.
 
-    A config written by an earlier version of the library lacks keys that came later. It is completed with today's
-    defaults before it is compared, so that a new key does not make old results void, and a changed default does.
+    A config written by an earlier version of the library may lack newer keys. It is completed with the current defaults
+    before the comparison. A new key then does not invalidate old results, but a changed default does.
     """
     if not job.folder.is_dir():
         return "new"
@@ -160,7 +160,7 @@ def state_of(job: Job) -> State:
 
 
 def _can_go_on(folder: Path) -> bool:
-    """Whether there is something to go on from: a checkpoint, or a run whose result alone is missing."""
+    """Return True if there is a checkpoint to resume from, or a finished run that lacks only its result."""
     try:
         return (folder / FINISHED_FILE).exists() or newest_checkpoint(folder).is_dir()
     except CheckpointError:
@@ -168,12 +168,12 @@ def _can_go_on(folder: Path) -> bool:
 
 
 def prepare_folder(job: Job) -> None:
-    """The folder with `job.json`: that of a run that goes on, or a fresh one.
+    """Prepare the folder with `job.json`: that of a run to resume, or a new one.
 
-    A finished run of another config is set aside, an unfinished one that cannot go on is removed.
+    A finished run of another config is moved to `replaced/`. An unfinished run that cannot be resumed is removed.
 
     Raises:
-        RL4LMsLikeError: a run of a benchmark that was killed is still at work there, and does not end.
+        RL4LMsLikeError: a run of a killed benchmark still writes to the folder and does not end.
     """
     _wait_for_its_end(job.folder)
     state = state_of(job)
@@ -194,39 +194,39 @@ def prepare_folder(job: Job) -> None:
 
 
 def _resumed(folder: Path) -> int:
-    """How often a run went on so far."""
+    """Return how many times a run was resumed so far."""
     return int(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")).get("resumed", 0))
 
 
 @contextmanager
 def claimed(results: Path) -> Iterator[None]:
-    """Keeps a second benchmark out of a results folder while one runs there, on systems that have `flock`.
+    """Lock a results folder against other benchmarks, on systems with `flock`.
 
     Raises:
-        RL4LMsLikeError: another process has claimed it.
+        RL4LMsLikeError: another process holds the lock.
     """
     results.mkdir(parents=True, exist_ok=True)
     refuse_links([results / LOCK_FILE])
     with (results / LOCK_FILE).open("w") as file:
         if not _lock(file):
-            raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or name other --results")
+            raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or choose another --results")
         yield
 
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
-    """Keeps a later benchmark out of a run's folder until the run is over, should its own benchmark be killed."""
+    """Lock the folder of a run until it ends, in case its benchmark is killed and started again."""
     with (folder / JOB_FILE).open("r+") as file:
         _lock(file)
         yield
 
 
 def _wait_for_its_end(folder: Path) -> None:
-    """Waits for a run that saves what it has after its benchmark was killed."""
+    """Wait for a run that is still saving its state after its benchmark was killed."""
     deadline = time.monotonic() + GRACE_S
     while (folder / JOB_FILE).is_file() and not _is_free(folder / JOB_FILE):
         if time.monotonic() > deadline:
-            raise RL4LMsLikeError(f"{folder}: a run of an earlier benchmark is at work there and does not end; end it")
+            raise RL4LMsLikeError(f"{folder}: a run of an earlier benchmark is still active there; end its process")
         time.sleep(0.1)
 
 
@@ -236,7 +236,7 @@ def _is_free(file: Path) -> bool:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Locks a file until it is closed, and says whether nobody else had; always true where there is no `flock`."""
+    """Lock a file until it is closed; return False if another process holds the lock. Without `flock`, return True."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -249,15 +249,15 @@ def _lock(file: IO[str]) -> bool:
 
 
 def write_result(folder: Path, result: Result) -> None:
-    """Writes `result.json`, all of it or nothing."""
+    """Write `result.json` atomically."""
     write_whole(folder / RESULT_FILE, json.dumps(to_json(asdict(result)), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_result(folder: Path) -> Result:
-    """A run's result.
+    """Read the result of a run.
 
     Raises:
-        RL4LMsLikeError: there is none, or it is not what a benchmark wrote.
+        RL4LMsLikeError: the file is missing, or was not written by a benchmark.
     """
     try:
         result = Result(**_object_in(folder / RESULT_FILE))
@@ -268,30 +268,30 @@ def read_result(folder: Path) -> Result:
         if not isinstance(result.versions, dict):
             raise TypeError(f"versions is {shown(result.versions)}")
     except FileNotFoundError as error:
-        raise RL4LMsLikeError(f"{folder} has no {RESULT_FILE}: the run did not end") from error
+        raise RL4LMsLikeError(f"{folder} has no {RESULT_FILE}: the run did not finish") from error
     except (TypeError, ValueError) as error:
-        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not what a benchmark wrote: {error}") from error
+        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {error}") from error
     return result
 
 
 def _object_in(file: Path) -> dict[str, Any]:
-    """A file of JSON, which another process, a crash or somebody else may have written.
+    """Read a JSON object from a file that may be incomplete or edited.
 
     Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it holds something else than an object.
+        FileNotFoundError: the file does not exist.
+        ValueError: it does not contain a JSON object.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError(str(error)) from error
     if not isinstance(content, dict):
-        raise ValueError(f"it holds {shown(content)}")
+        raise ValueError(f"it contains {shown(content)}")
     return content
 
 
 def last_lines(folder: Path, n_lines: int = 5) -> list[str]:
-    """The end of what a run's process printed."""
+    """Return the last lines of the output of a run's process."""
     file = folder / OUTPUT_FILE
     if not file.is_file():
         return []
@@ -300,7 +300,7 @@ def last_lines(folder: Path, n_lines: int = 5) -> list[str]:
 
 
 def _plain(config: Mapping[str, Any]) -> Any:
-    """As it comes back from `job.json`."""
+    """Convert a config to plain data, as read from `job.json`."""
     return json.loads(json.dumps(config, default=str))
 
 

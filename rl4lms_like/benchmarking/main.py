@@ -1,6 +1,6 @@
-"""`rl4lms-like benchmark`: from a spec to its report.
+"""Implementation of `rl4lms-like benchmark`, from the spec to the report.
 
-spec ──check──► jobs ──run what is not done──► run folders ──collect──► tables, plots, report.html
+spec ──check──► jobs ──run unfinished ones──► run folders ──collect──► tables, plots, report.html
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ def benchmark(
     results: str | Path | None = None,
     report_only: bool = False,
 ) -> int:
-    """Runs what is not done of a benchmark, and reports what is there.
+    """Run the unfinished jobs of a benchmark and write its report.
 
     Args:
-        spec_path: the spec.
-        processes: side by side, instead of the spec's.
-        seeds: how many or which, instead of the spec's.
-        only: labels to run; the report has all.
-        results: folder, instead of the spec's.
-        report_only: run nothing.
+        spec_path: YAML file of the spec.
+        processes: number of parallel runs, overrides the spec.
+        seeds: number of seeds or list of seeds, overrides the spec.
+        only: labels to run; the report contains all labels.
+        results: results folder, overrides the spec.
+        report_only: write the report without running jobs.
 
     Returns:
-        Exit status: 0 all that was asked for is done, 1 a run failed, 130 interrupted.
+        Exit status: 0 if all selected jobs are done, 1 if a run failed, 130 if interrupted.
 
     Raises:
-        ConfigError: mistakes in the spec or in a config; nothing was started.
+        ConfigError: the spec or a config has mistakes; nothing was started.
         MissingExtraError: scipy or matplotlib is not installed; nothing was started.
-        RL4LMsLikeError: the results folder cannot be written, or another benchmark runs in it.
+        RL4LMsLikeError: the results folder cannot be written, or another benchmark is running in it.
     """
     asked = load_benchmark(spec_path, seeds=seeds, results=results)
     jobs = jobs_of(asked, only)
@@ -58,17 +58,17 @@ def benchmark(
             with claimed(asked.results):
                 outcome = run_jobs(jobs, processes or asked.spec.processes, threads=asked.spec.threads, display=display)
         _report(collect(asked), display)
-    except BrokenPipeError:  # not the folder's: nobody reads what is printed
+    except BrokenPipeError:  # standard output was closed; not an error of the results folder
         raise
     except OSError as error:
-        raise RL4LMsLikeError(f"cannot keep results in {asked.results}: {error}") from error
+        raise RL4LMsLikeError(f"cannot write results to {asked.results}: {error}") from error
     if outcome.interrupted:
         return INTERRUPTED
     return 1 if outcome.failed else 0
 
 
 def _report(found: Results, display: Display) -> None:
-    """Writes tables, plots and page, and shows the tables."""
+    """Write tables, plots and `report.html`, and print the tables."""
     write_tables(found)
     display.show("\n" + as_markdown(found))
     curves = learning_curves(found)
@@ -78,11 +78,11 @@ def _report(found: Results, display: Display) -> None:
 
 
 def _without_numbers(found: Results, curves: Sequence[LearningCurves]) -> Iterator[str]:
-    """What the spec names and no run has: most likely a misspelt key."""
+    """Yield warnings about keys of the spec that no run has, most likely because they are misspelled."""
     if not found.results:
         return
     there = dict.fromkeys(key for result in found.results.values() for key in result.scores)
     for key in [key for key in found.metrics if not any(key in found.summaries[label] for label in found.labels)]:
-        yield f"metrics: no run has a number for {key}; there are {', '.join(there)}"
+        yield f"metrics: no run has a value for {key}; available: {', '.join(there)}"
     for key in [curve.spec.key for curve in curves if not curve.lines and found.benchmark.spec.curves]:
-        yield f"curves: no run has a number for {key}; see a run's rollout_info.jsonl, and {', '.join(there)}"
+        yield f"curves: no run has a value for {key}; available: keys in rollout_info.jsonl, and {', '.join(there)}"

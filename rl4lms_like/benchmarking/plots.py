@@ -1,7 +1,7 @@
-"""Learning curves and score intervals as PNG, for paper and screen.
+"""Plots of learning curves and score intervals as PNG.
 
-Colours are Okabe and Ito's, which people with any colour vision can tell apart; after eight, lines are dashed as well.
-A line's name stands at its end, in its colour, so that no legend has to be looked up.
+The colours are the colour-blind safe palette of Okabe and Ito; after eight lines, dashes are added. Each line is
+labelled at its end, in its colour, instead of in a legend.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ STYLE = {
 
 
 def plot_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> Path:
-    """Draws one plot of learning curves; a label has the same colour in every plot.
+    """Plot learning curves. A label has the same colour in every plot.
 
     Args:
-        curves: what to draw.
-        labels: of the whole benchmark, in order; they own the colours.
-        file: where to.
+        curves: the curves to plot.
+        labels: all labels of the benchmark, in order; they determine the colours.
+        file: PNG file to write.
     """
     with _style():
         return _draw_curves(curves, labels, file)
@@ -60,15 +60,15 @@ def plot_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> Pa
 def plot_scores(
     title: str, summaries: Sequence[tuple[str, Summary, Sequence[float]]], labels: Sequence[str], file: Path
 ) -> Path:
-    """Draws a metric's scores: a point for each seed, a stroke for the interquartile mean, a bar for the interval.
+    """Plot a metric's scores: a point for each seed, a stroke for the interquartile mean, a bar for the interval.
 
-    Below `MIN_SEEDS` the bar is the range.
+    With fewer than `MIN_SEEDS` seeds the bar is the range.
 
     Args:
-        title: the metric.
+        title: name of the metric.
         summaries: label, summary and scores of each label.
-        labels: of the whole benchmark, in order.
-        file: where to.
+        labels: all labels of the benchmark, in order.
+        file: PNG file to write.
     """
     with _style():
         return _draw_scores(title, summaries, labels, file)
@@ -107,7 +107,7 @@ def _draw_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> P
 
 
 def _draw_line(axes: Any, line: Line, seen: np.ndarray, colour: str, dashes: Any) -> None:
-    """One label's curve and band, at the points that are to be seen."""
+    """Draw the curve and band of one label at the visible points."""
     if line.band is not None:
         axes.fill_between(line.x, *line.band, where=seen, color=colour, alpha=0.15, linewidth=0)
     center = np.where(seen, line.center, np.nan)
@@ -138,14 +138,14 @@ def _draw_scores(
 
 
 def _new(width: float, height: float) -> tuple[Any, Any]:
-    """A figure and its axes; made without pyplot, which would keep both and ask for a screen."""
+    """Create a figure and its axes without pyplot, which would keep them in memory and may need a display."""
     figures = import_extra("matplotlib.figure", extra="benchmark", needed_by="a plot")
     figure = figures.Figure(figsize=(width, height), dpi=DPI)
     return figure, figure.add_subplot()
 
 
 def _style() -> AbstractContextManager[None]:
-    """Our settings, for as long as a plot is made."""
+    """Return a context manager that applies our matplotlib settings."""
     matplotlib = import_extra("matplotlib", extra="benchmark", needed_by="a plot")
     style: AbstractContextManager[None] = matplotlib.rc_context(STYLE)
     return style
@@ -162,13 +162,13 @@ def _look(position: int) -> tuple[str, Any]:
 
 
 def _short_numbers(axis: Any) -> None:
-    """`120k` instead of `1.2` and `1e5` in a corner."""
+    """Format ticks as `120k` instead of `1.2` with an offset of `1e5`."""
     ticker = import_extra("matplotlib.ticker", extra="benchmark", needed_by="a plot")
     axis.set_major_formatter(ticker.EngFormatter(sep=""))
 
 
 def _name_ends(figure: Any, axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Writes names right of the lines' ends, moved apart where they would overlap, in pixels."""
+    """Label the lines at their right ends. Labels that would overlap are moved apart."""
     figure.draw_without_rendering()
     bottom, top = axes.bbox.y0, axes.bbox.y1
     height = 10.5 / 72 * figure.dpi
@@ -181,8 +181,8 @@ def _name_ends(figure: Any, axes: Any, ends: Sequence[tuple[float, str, str]]) -
 
 
 def _apart(places: Sequence[float], distance: float, low: float, high: float) -> list[float]:
-    """Rising places at least `distance` apart, each as near as can be to where it wants to be."""
-    groups: list[list[float]] = []  # [sum of the wanted places, members]
+    """Move sorted positions at least `distance` apart, with the smallest squared shifts (isotonic regression)."""
+    groups: list[list[float]] = []  # [sum of the wanted positions, number of members]
     for position in places:
         groups.append([position, 1.0])
         while len(groups) > 1 and _start(groups[-2], distance) + groups[-2][1] * distance > _start(
@@ -198,13 +198,13 @@ def _apart(places: Sequence[float], distance: float, low: float, high: float) ->
 
 
 def _start(group: Sequence[float], distance: float) -> float:
-    """Where the first of a group stands, so that the group's mean is what its members want."""
+    """Return the first position of a group whose mean equals the mean of the wanted positions."""
     total, n = group
     return total / n - (n - 1) / 2 * distance
 
 
 def _jitter(n: int) -> np.ndarray:
-    """Small fixed shifts, so that equal scores can be told apart."""
+    """Return small fixed offsets that separate equal scores."""
     return np.linspace(-0.12, 0.12, n) if n > 1 else np.zeros(n)
 
 
@@ -215,7 +215,7 @@ def _seeds_text(counts: Sequence[int]) -> str:
 
 
 def _extent(counts: Sequence[int]) -> str:
-    """Return what bars and bands show of so many seeds."""
+    """Describe what bars and bands show for these numbers of seeds."""
     if max(counts) < MIN_SEEDS:
         return "lowest to highest"
     few = f", below {MIN_SEEDS} seeds lowest to highest" if min(counts) < MIN_SEEDS else ""
@@ -223,6 +223,6 @@ def _extent(counts: Sequence[int]) -> str:
 
 
 def _caption(axes: Any, text: str) -> None:
-    """Small text under the plot, at its right end."""
+    """Add a small right-aligned text below the plot."""
     place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
     axes.annotate(text, (1, 0), (0, -25), fontsize=8, color=SOFT, annotation_clip=False, **place)

@@ -1,6 +1,6 @@
-"""`report.html`: what a benchmark found, in one file without network or script.
+"""Report of a benchmark, `report.html`: one file that needs neither network nor scripts.
 
-Results ──► tables, PNGs in figures/ ──report.html.j2──► report.html      the PNGs stand in the page itself
+Results ──► tables, PNGs in figures/ ──report.html.j2──► report.html      the PNGs are embedded in the page
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
 from rl4lms_like.training.config.yaml_file import dump_yaml
 
 MAX_COMPARED = 8
-"""Labels up to which every pair is compared."""
+"""Largest number of labels for which all pairs are compared."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot in the page.
+    """Plot in the page.
 
     Args:
-        title: for those who do not see it.
-        data: `data:` address of the PNG.
+        title: alternative text of the image.
+        data: `data:` URL of the PNG.
     """
 
     title: str
@@ -49,12 +49,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One metric.
+    """Section of one metric.
 
     Args:
-        title: its key.
-        picture: its scores.
-        rows: of its table.
+        title: key of the metric.
+        picture: plot of the scores.
+        rows: rows of the table.
         compared: label -> for each label the probability of improvement over it, and its interval.
     """
 
@@ -65,7 +65,7 @@ class Section:
 
 
 def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
-    """Writes the plots and the page; returns the page's path."""
+    """Write the plots and the page, and return the path of the page."""
     from jinja2 import Environment, PackageLoader
 
     benchmark = found.benchmark
@@ -124,7 +124,7 @@ def _section(found: Results, key: str) -> Section:
 
 
 def _pairs(scores: Sequence[tuple[str, list[float]]]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Who beats whom, how probably; nothing for one label or too many."""
+    """Return the probability of improvement of all pairs of labels; empty for one label or more than `MAX_COMPARED`."""
     n = len(scores)
     if not 2 <= n <= MAX_COMPARED:
         return []
@@ -156,7 +156,7 @@ def _picture(title: str, file: Path) -> Picture:
 
 
 def _runs(found: Results) -> list[tuple[list[str], str]]:
-    """Every run's numbers, and where its own report is, seen from the page."""
+    """Return the table row of each run, and the relative path of its own report."""
     rows = []
     for job in found.jobs:
         result = found.results.get((job.label, job.seed))
@@ -172,7 +172,7 @@ def _as_yaml(changes: Mapping[str, Any]) -> str:
 
 
 def _versions(found: Results) -> list[tuple[str, str]]:
-    """Package -> the versions that runs were made with; more than one if the results are of several days."""
+    """Return package -> the versions used by the runs."""
     versions: dict[str, set[str]] = {}
     for result in found.results.values():
         for package, version in result.versions.items():

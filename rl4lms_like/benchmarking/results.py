@@ -1,8 +1,8 @@
-"""Everything that a benchmark's folder knows by now: results, summaries, and what is missing.
+"""Results of a benchmark read from its folder: results, summaries and missing runs.
 
     runs/<label>/seed_<k>/result.json  ──►  Results ──►  results.json, table.csv, table.md
 
-Read from the folders alone, so that a report can be made while runs go on, or long after.
+Only the folders are read, so a report can be written while runs are active, or later.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FEW_SEEDS = f"Fewer than {MIN_SEEDS} seeds: their range (lowest to highest score
 
 @dataclass(frozen=True)
 class Results:
-    """What is there.
+    """Results of a benchmark so far.
 
     Args:
         benchmark: the spec.
-        jobs: all of them.
-        results: (label, seed) -> result, of those that are done.
+        jobs: all jobs.
+        results: (label, seed) -> result, of the jobs that are done.
         metrics: keys to tabulate, `split:metric`.
         summaries: label -> key -> summary, without keys that no run has.
     """
@@ -47,29 +47,29 @@ class Results:
 
     @property
     def labels(self) -> list[str]:
-        """In the order of the spec."""
+        """Labels in the order of the spec."""
         return [cell.label for cell in self.benchmark.cells]
 
     def of(self, label: str) -> list[Result]:
-        """A label's results, by seed."""
+        """Return the results of a label, ordered by seed."""
         return [result for (owner, _), result in sorted(self.results.items()) if owner == label]
 
     def folders(self, label: str) -> list[Path]:
-        """The run folders of a label that are done, by seed."""
+        """Return the folders of a label's finished runs, ordered by seed."""
         return [job.folder for job in self.jobs if job.label == label and (label, job.seed) in self.results]
 
     def missing(self) -> list[Job]:
-        """The runs that did not end well, or were not started yet."""
+        """Return the jobs that failed or were not started yet."""
         return [job for job in self.jobs if (job.label, job.seed) not in self.results]
 
     def cost(self, label: str, name: str) -> float | None:
-        """The mean over the seeds of a field of `Result`."""
+        """Return the mean of a field of `Result` over the seeds."""
         values = [value for result in self.of(label) if (value := getattr(result, name)) is not None]
         return sum(values) / len(values) if values else None
 
 
 def collect(benchmark: Benchmark) -> Results:
-    """Reads the results that are there."""
+    """Read the results that exist."""
     jobs = tuple(jobs_of(benchmark))
     results = {(job.label, job.seed): read_result(job.folder) for job in jobs if state_of(job) == "done"}
     metrics = _metrics(benchmark, list(results.values()))
@@ -81,18 +81,18 @@ def collect(benchmark: Benchmark) -> Results:
 
 
 def summaries_of(results: Sequence[Result], metrics: Sequence[str]) -> dict[str, Summary]:
-    """Metric -> summary over the results that have a number for it."""
+    """Return metric -> summary over the results that have a value for it."""
     values = {key: scores_of(results, key) for key in metrics}
     return {key: summarize(scores) for key, scores in values.items() if scores}
 
 
 def scores_of(results: Sequence[Result], key: str) -> list[float]:
-    """The numbers of a metric, `split:metric`."""
+    """Return the values of a metric, `split:metric`."""
     return [score for result in results if (score := result.scores.get(key)) is not None]
 
 
 def write_tables(found: Results) -> None:
-    """Writes `results.json`, `table.csv` and `table.md` into the benchmark's folder."""
+    """Write `results.json`, `table.csv` and `table.md` into the benchmark's folder."""
     folder = found.benchmark.results
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "results.json", json.dumps(_as_data(found), indent=2, ensure_ascii=False) + "\n")
@@ -101,24 +101,24 @@ def write_tables(found: Results) -> None:
 
 
 def heading(found: Results, key: str) -> str:
-    """A metric's name in tables: without the split that the whole table is about."""
+    """Return the name of a metric in tables, without the split of the benchmark."""
     return key.removeprefix(f"{found.benchmark.spec.split}:")
 
 
 def mean_text(summary: Summary) -> str:
-    """`0.839 ± 0.045`: two digits of the standard deviation, and as many decimals of the mean."""
+    """Format as `0.839 ± 0.045`: two significant digits of the standard deviation, the same decimals of the mean."""
     decimals = _decimals(summary)
     mean = _with_decimals(summary.mean, decimals)
     return mean if summary.std is None else f"{mean} ± {_with_decimals(summary.std, decimals)}"
 
 
 def iqm_text(summary: Summary) -> str:
-    """The interquartile mean, with the decimals of the mean."""
+    """Format the interquartile mean with the decimals of the mean."""
     return _with_decimals(summary.iqm, _decimals(summary))
 
 
 def iqm_interval_text(summary: Summary) -> str:
-    """Its interval, or of few seeds their range, with the same decimals; nothing of one seed."""
+    """Format the interval of the IQM, or the range for few seeds, with the same decimals; empty for one seed."""
     decimals = _decimals(summary)
     if summary.iqm_interval is not None or summary.n == 1:
         return interval_text(summary.iqm_interval, decimals)
@@ -126,12 +126,12 @@ def iqm_interval_text(summary: Summary) -> str:
 
 
 def interval_text(interval: Interval | None, decimals: int | None = None) -> str:
-    """`[0.12, 0.34]`; nothing where there is none."""
+    """Format as `[0.12, 0.34]`; empty for None."""
     return "" if interval is None else f"[{', '.join(_with_decimals(end, decimals) for end in interval)}]"
 
 
 def _decimals(summary: Summary) -> int | None:
-    """How many show two digits of the standard deviation; None where the numbers are better shown each by itself."""
+    """Return the decimals that show two digits of the standard deviation; None to format each number separately."""
     if not summary.std or abs(summary.mean) >= 1e4:
         return None
     decimals = 1 - math.floor(math.log10(summary.std))
@@ -143,7 +143,7 @@ def _with_decimals(value: float, decimals: int | None) -> str:
 
 
 def rows_of(found: Results, key: str) -> list[list[str]]:
-    """A metric's table: label, seeds, mean ± std, IQM, its interval."""
+    """Return the rows of a metric's table: label, seeds, mean ± std, IQM, its interval."""
     rows = []
     for label in found.labels:
         summary = found.summaries[label].get(key)
@@ -166,7 +166,7 @@ HEADINGS = ("run", "seeds", "mean ± std", "IQM", "95 % interval of the IQM")
 
 
 def cost_rows(found: Results) -> tuple[list[str], list[list[str]]]:
-    """What a run costs, means over seeds: the heads of the columns that have numbers, and the rows."""
+    """Return headings and rows of the cost table, means over seeds, without columns that have no values."""
     there = [name for name in COSTS if any(found.cost(label, name) is not None for label in found.labels)]
     words = {
         "tokens": "tokens",
@@ -183,7 +183,7 @@ def cost_rows(found: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def as_markdown(found: Results) -> str:
-    """All tables for people."""
+    """Format all tables as Markdown."""
     parts = [f"# {found.benchmark.name}\n"]
     for key in found.metrics:
         parts += [f"## {heading(found, key)}\n", _markdown_table(HEADINGS, rows_of(found, key))]
@@ -222,7 +222,7 @@ def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _as_csv(found: Results) -> str:
-    """One line for each label and metric, numbers in full."""
+    """Format the summaries as CSV: one line for each label and metric, with unrounded numbers."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     ends = ["mean_low", "mean_high", "iqm_low", "iqm_high", "lowest", "highest"]

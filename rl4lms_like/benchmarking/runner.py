@@ -1,10 +1,10 @@
-"""Runs jobs in processes of their own, so many side by side, and survives what they do.
+"""Execution of jobs in separate processes, several in parallel.
 
     jobs ──state_of──► to do ──► [process] [process] ──► done | failed
                                      ▲ stdin: a pipe; closing it asks the run to end
 
-A run that fails is named, and the others go on. Ctrl-C starts nothing more and lets the runs that go on save what they
-have; a second one ends them at once.
+A failed run is reported, and the other runs continue. After Ctrl-C no more runs are started, and the active ones save
+their state. A second Ctrl-C kills them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _WORKER = (
     "import sys; sys.path[:] = [place for place in sys.path if place] + sys.argv[2:]; "
     "from rl4lms_like.benchmarking.worker import start; start(sys.argv[1])"
 )
-"""A process that looks for modules where packages are, not in the current folder, as `-m` would."""
+"""Start of a worker without the current folder in `sys.path`, where `python -m` would also look for modules."""
 
 
 @dataclass
 class Outcome:
-    """What became of the jobs.
+    """Outcome of the jobs.
 
     Args:
-        done: ended well, now or before.
-        failed: ended with another status.
-        interrupted: whether Ctrl-C cut the benchmark short.
+        done: jobs that finished, now or earlier.
+        failed: jobs whose process ended without a result.
+        interrupted: whether the benchmark was interrupted by Ctrl-C.
     """
 
     done: list[Job] = field(default_factory=list)
@@ -48,13 +48,13 @@ class Outcome:
 
 
 def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Display) -> Outcome:
-    """Runs the jobs that are not done.
+    """Run the jobs that are not done.
 
     Args:
-        jobs: in the order they shall start.
-        processes: side by side.
-        threads: of each.
-        display: hears what happens.
+        jobs: jobs in the order in which they are started.
+        processes: number of parallel processes.
+        threads: number of threads per process.
+        display: progress display.
     """
     states = {job.name: state_of(job) for job in jobs}
     outcome = Outcome(done=[job for job in jobs if states[job.name] == "done"])
@@ -85,7 +85,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Disp
 
 
 def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
-    """Starts a job's process, in a fresh folder or where the job was stopped."""
+    """Start the process of a job, in a new folder or in that of the stopped run."""
     prepare_folder(job)
     number = str(threads)
     environment = {**os.environ, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number, "PYTHONUNBUFFERED": "1"}
@@ -97,12 +97,12 @@ def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches the runner alone, and the runner ends the runs
+            start_new_session=True,  # Ctrl-C is sent only to the runner, which ends the runs
         )
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Asks the runs to end, waits for them to save what they have, and ends those that do not."""
+    """Ask the runs to end, wait until they have saved their state, and kill those that do not end in time."""
     for process in processes:
         _hang_up(process)
     deadline = time.monotonic() + GRACE_S
@@ -110,7 +110,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in processes:
             process.wait(max(0.0, deadline - time.monotonic()))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass  # whatever is left is ended below
+        pass  # remaining processes are killed below
     finally:
         for process in processes:
             if process.poll() is None:
@@ -123,9 +123,9 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and those it started."""
+    """Kill a process and its child processes."""
     if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)  # the process leads a session of its own
+        os.killpg(process.pid, signal.SIGKILL)  # the process is the leader of its own session
     else:
         process.kill()
     process.wait()

@@ -1,14 +1,14 @@
-"""A benchmark, as data: which configs, with which changes, for which seeds, and what to show of them.
+"""Specification of a benchmark: configs, changes to them, seeds, and the contents of the report.
 
     base    {train_evaluation.n_iters: 50}                  changes to every config
-    runs    {ppo: {config: ppo.yml}, a2c: {config: ...}}    label -> config and changes of its own
-    grid    {alg.args.learning_rate: [1e-4, 1e-3]}          every run with every combination
-    seeds   3                                               every run with every seed
+    runs    {ppo: {config: ppo.yml}, a2c: {config: ...}}    label -> config and its changes
+    grid    {alg.args.learning_rate: [1e-4, 1e-3]}          each run with every combination
+    seeds   3                                               each run with every seed
 
     2 runs x 2 values x 3 seeds = 12 jobs; labels `ppo,learning_rate=0.0001` ...
 
-`load_benchmark` checks the file and every config with all its changes, and raises one `ConfigError` with every mistake
-before anything starts. No torch is imported.
+`load_benchmark` checks the file and every config with all its changes before anything starts, and reports all mistakes
+in one `ConfigError`. It does not import torch.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from rl4lms_like.training.config.yaml_file import read_yaml
 LABEL = re.compile(r"\w[\w.,=+ -]*")
 SPLITS = ("train", "val", "test")
 MAX_TOLD = 3
-"""Labels that are named where more have the same mistake."""
+"""Largest number of labels that are listed for the same mistake."""
 Axis = Literal["iterations", "tokens", "seconds"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One entry of `runs`.
+    """Entry of `runs`.
 
     Args:
         config: YAML file of the run; default: the benchmark's `config`.
-        set: changes to this config, as `alg.args.learning_rate: 1e-3`; they come after `base`.
+        set: changes to this config, such as `alg.args.learning_rate: 1e-3`; applied after `base`.
     """
 
     config: str | None = None
@@ -53,13 +53,13 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveSpec:
-    """One entry of `curves`; a text is its `key`.
+    """Entry of `curves`. A plain string is its `key`.
 
     Args:
-        key: what is drawn: a key of `metrics_explained`, or `val:METRIC`, a metric on a split.
-        title: over the plot; default: the key.
-        lines: label -> value, drawn as dashed lines: a target, a threshold, the best that can be reached.
-        log: logarithmic axis.
+        key: key to plot: a logged key (see metrics_explained), or `val:METRIC`, a metric on a split.
+        title: title of the plot; default: the key.
+        lines: label -> value of horizontal dashed lines, such as a target or the best possible value.
+        log: whether the vertical axis is logarithmic.
     """
 
     key: str
@@ -70,23 +70,23 @@ class CurveSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkSpec:
-    """A spec file.
+    """Contents of a spec file.
 
     Args:
-        name: heading of the report and last folder of the results; default: the file's name.
-        config: YAML file of the runs that name none.
-        base: changes to the configs of all runs, as `train_evaluation.n_iters: 50`.
-        runs: label -> `config` and `set`.
-        grid: changes with several values each, as `alg.args.gamma: [0.9, 1.0]`; every run is done with every
+        name: title of the report and name of the results folder; default: the name of the file.
+        config: YAML file of the runs without a `config` of their own.
+        base: changes to the configs of all runs, such as `train_evaluation.n_iters: 50`.
+        runs: label -> `config` and `set` of the run.
+        grid: changes with several values each, such as `alg.args.gamma: [0.9, 1.0]`; each run is repeated with every
             combination.
-        seeds: how many (0, 1, 2 ...), or a list of them.
-        processes: runs that go on side by side.
-        threads: of each run; also `n_threads` where its config says `auto`.
-        results: folder; default: `benchmark_results/<name>` in the current folder.
-        split: on which `metrics` are tabulated, after training.
-        metrics: keys to tabulate; default: all metrics of the configs. `val:METRIC` takes another split.
-        curves: what is drawn; default: reward, KL and the tabulated metrics on `val`.
-        x: axis of the curves.
+        seeds: number of seeds (0, 1, 2 ...), or a list of seeds.
+        processes: number of parallel runs.
+        threads: threads per run; also the value of `n_threads` if the config has `auto`.
+        results: results folder; default: `benchmark_results/<name>` in the current folder.
+        split: split on which `metrics` are tabulated, after training.
+        metrics: keys to tabulate; default: all metrics of the configs. `val:METRIC` selects another split.
+        curves: plots of learning curves; default: reward, KL and the tabulated metrics on `val`.
+        x: horizontal axis of the curves.
     """
 
     name: str | None = None
@@ -106,13 +106,13 @@ class BenchmarkSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of the benchmark, for any seed.
+    """Run of the benchmark, for all seeds.
 
     Args:
-        label: its name in tables, plots and folders.
-        config_path: the file it came from.
-        changes: what was changed in it.
-        config: checked; its seed is a placeholder.
+        label: name in tables, plots and folders.
+        config_path: file of the config.
+        changes: changes applied to the config.
+        config: validated config; its seed is a placeholder.
     """
 
     label: str
@@ -121,21 +121,21 @@ class Cell:
     config: AnyConfig
 
     def with_seed(self, seed: int) -> AnyConfig:
-        """The config of one job."""
+        """Return the config of one job."""
         return dataclasses.replace(self.config, seed=seed)
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A spec that was checked.
+    """Validated spec.
 
     Args:
-        name: of the benchmark.
-        text: the spec file as it is.
-        spec: its keys.
+        name: name of the benchmark.
+        text: content of the spec file.
+        spec: parsed keys.
         cells: the runs, in the order of the file.
-        seeds: each cell's.
-        results: the folder.
+        seeds: seeds of each cell.
+        results: results folder.
     """
 
     name: str
@@ -149,15 +149,15 @@ class Benchmark:
 def load_benchmark(
     path: str | Path, *, seeds: int | list[int] | None = None, results: str | Path | None = None
 ) -> Benchmark:
-    """Reads and checks a spec and all its configs.
+    """Read and validate a spec and all its configs.
 
     Args:
-        path: the spec; paths in it are relative to its folder.
-        seeds: instead of the spec's.
-        results: instead of the spec's, relative to the current folder.
+        path: spec file; paths in it are relative to its folder.
+        seeds: seeds that override those of the spec.
+        results: folder that overrides that of the spec, relative to the current folder.
 
     Raises:
-        ConfigError: with every mistake of the spec and of every config with its changes.
+        ConfigError: lists every mistake of the spec and of each config with its changes.
     """
     path = Path(path)
     mapping, mistakes = read_yaml(path, keys="runs, config, seeds")
@@ -182,7 +182,7 @@ def load_benchmark(
 
 
 def _with_plain_curves(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A text in `curves` is the key of a curve."""
+    """Replace strings in `curves` by entries with that key."""
     curves = mapping.get("curves")
     if not isinstance(curves, list):
         return dict(mapping)
@@ -194,7 +194,7 @@ def _runs(entries: Mapping[str, Any]) -> tuple[dict[str, RunSpec], list[Mistake]
     mistakes: list[Mistake] = []
     for label, entry in entries.items():
         if not LABEL.fullmatch(str(label)):
-            mistakes.append(Mistake(f"runs.{label}", "a label is a folder's name: letters, digits and _ . , = + -"))
+            mistakes.append(Mistake(f"runs.{label}", "expected a name of letters, digits, spaces and _ . , = + -"))
         run, wrong = check_value(entry, RunSpec, f"runs.{label}")
         mistakes += wrong
         if not wrong:
@@ -203,11 +203,11 @@ def _runs(entries: Mapping[str, Any]) -> tuple[dict[str, RunSpec], list[Mistake]
 
 
 def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Iterator[Mistake]:
-    """What types do not say."""
+    """Yield the mistakes that the types do not cover."""
     if "runs" in fields and not fields["runs"]:
         yield Mistake("runs", "expected at least one, as in {ppo: {config: ppo.yml}}")
     if fields.get("name") and not LABEL.fullmatch(fields["name"]):
-        yield Mistake("name", "names a folder: letters, digits and _ . , = + -")
+        yield Mistake("name", "expected a name of letters, digits, spaces and _ . , = + -")
     yield from _wrong_seeds(fields.get("seeds"), "seeds")
     for path, values in fields.get("grid", {}).items():
         if not values:
@@ -215,7 +215,7 @@ def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Ite
     changes = {"base": fields.get("base", {}), "grid": fields.get("grid", {})}
     for place, values in {**changes, **{f"runs.{label}.set": run.set for label, run in runs.items()}}.items():
         if "seed" in values:
-            yield Mistake(f"{place}.seed", "each run gets its seed from `seeds`")
+            yield Mistake(f"{place}.seed", "set the seeds of the runs with `seeds`")
     for name in fields.get("metrics") or []:
         yield from _wrong_split(name, "metrics")
     for curve in fields.get("curves") or []:
@@ -224,7 +224,7 @@ def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Ite
 
 def _wrong_seeds(seeds: int | list[int] | None, where: str) -> Iterator[Mistake]:
     if isinstance(seeds, list) and (not seeds or len(set(seeds)) < len(seeds)):
-        yield Mistake(where, f"expected different numbers, at least one, got {shown(seeds)}")
+        yield Mistake(where, f"expected one or more different numbers, got {shown(seeds)}")
 
 
 def _wrong_split(key: str, where: str) -> Iterator[Mistake]:
@@ -234,13 +234,13 @@ def _wrong_split(key: str, where: str) -> Iterator[Mistake]:
 
 
 def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -> tuple[list[Cell], list[Mistake]]:
-    """The runs with every combination of the grid; a mistake that several share is told once, with their labels."""
+    """Return the runs with every combination of the grid. A mistake shared by several is reported once."""
     cells: dict[str, Cell] = {}
     told: dict[Mistake, list[str]] = {}
     for label, run in runs.items():
         file = run.config or fields.get("config")
         if file is None:
-            told.setdefault(Mistake("", "names no config, and the benchmark has none for all"), []).append(label)
+            told.setdefault(Mistake("", "has no config, and the benchmark has no default config"), []).append(label)
             continue
         for suffix, point in grid_points({path: values for path, values in fields.get("grid", {}).items() if values}):
             changes = {**fields.get("base", {}), **run.set, **point}
@@ -259,13 +259,13 @@ def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -
 
 
 def _places(labels: list[str]) -> str:
-    """Where a mistake is; of a large grid not every label."""
+    """Return the location of a mistake, with at most `MAX_TOLD` labels."""
     more = f" and {len(labels) - MAX_TOLD} more" if len(labels) > MAX_TOLD else ""
     return ", ".join(f"runs.{label}" for label in labels[:MAX_TOLD]) + more
 
 
 def grid_points(grid: Mapping[str, list[Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Every combination of a grid's values, with what it adds to a label: `,learning_rate=0.001,gamma=1`."""
+    """Return all combinations of a grid's values, with their label suffixes such as `,learning_rate=0.001,gamma=1`."""
     names = _short_names(list(grid))
     points = []
     for values in itertools.product(*grid.values()):
@@ -275,7 +275,7 @@ def grid_points(grid: Mapping[str, list[Any]]) -> list[tuple[str, dict[str, Any]
 
 
 def _short_names(paths: list[str]) -> dict[str, str]:
-    """The last word of each path, or more where two would be the same."""
+    """Return the last part of each path, or more parts if two would be equal."""
     names = {}
     for path in paths:
         words = path.split(".")

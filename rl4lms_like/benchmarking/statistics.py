@@ -1,15 +1,16 @@
-"""What a few seeds say: means, interquartile means, bootstrap intervals, probability of improvement.
+"""Statistics over seeds: means, interquartile means, bootstrap intervals, probability of improvement.
 
     scores [n_seeds] ──► n, mean, std, range, IQM, 95 % interval of the IQM
-    a [n], b [m]     ──► P(a > b) = share of pairs that a wins, a tie is half; with its 95 % interval
+    a [n], b [m]     ──► P(a > b) = fraction of pairs with a > b, a tie counts half; with its 95 % interval
 
-As Agarwal et al. recommend (arXiv 2108.13264). The bootstrap is stratified: each sample is drawn anew by itself. Its
-intervals are percentiles, as in the paper; it is seeded, so that a report can be made again, number for number. Below
-five seeds there are no intervals: resampled, they reach no further than the range, and look like more than that.
+The statistics follow Agarwal et al. (arXiv 2108.13264). The bootstrap is stratified: each sample is resampled
+separately. Its intervals are percentiles, as in the paper, and it is seeded, so that reports are reproducible. With
+fewer than five seeds there are no intervals, because they would lie within the range of the scores and suggest too
+much certainty.
 
-scipy does the work (`stats.bootstrap`, `stats.trim_mean`). The authors' own package `rliable` does not: its release 1.2
-needs `arch` 7.2, which cannot be imported beside pandas 3, and it brings seaborn and absl for four short formulas.
-The figures of both agree (`tests/benchmarking/test_statistics.py`).
+The implementation uses scipy (`stats.bootstrap`, `stats.trim_mean`) instead of the authors' package `rliable`, whose
+release 1.2 needs `arch` 7.2, which cannot be imported together with pandas 3, and which also depends on seaborn and
+absl. The numbers of both agree (`tests/benchmarking/test_statistics.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ CONFIDENCE = 0.95
 N_RESAMPLES = 10_000
 N_BAND_RESAMPLES = 2_000
 BAND_CHUNK = 256
-"""Points of a curve that are drawn together, so that memory does not grow with the curve."""
+"""Number of curve points that are resampled together, which limits the memory."""
 
 SEED = 0
 MIN_SEEDS = 5
-"""Seeds below which the range of the scores is reported instead of an interval."""
+"""Number of seeds below which the range of the scores is reported instead of an interval."""
 
 Interval = tuple[float, float]
 Statistic = Callable[..., Any]
@@ -38,16 +39,16 @@ Statistic = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric of one label over its seeds.
+    """Summary of one metric of one label over its seeds.
 
     Args:
-        n: seeds.
-        mean: of the scores.
-        std: of the scores, with n - 1; None for one seed.
+        n: number of seeds.
+        mean: mean score.
+        std: sample standard deviation (divisor n - 1); None for one seed.
         range: lowest and highest score.
         iqm: interquartile mean: the mean without the lowest and the highest quarter.
         iqm_interval: 95 % bootstrap interval of the IQM; None below `MIN_SEEDS`.
-        mean_interval: of the mean.
+        mean_interval: 95 % bootstrap interval of the mean; None below `MIN_SEEDS`.
     """
 
     n: int
@@ -61,15 +62,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of two labels.
+    """Comparison of one metric between two labels.
 
     Args:
-        a: summary of the first.
-        b: summary of the second.
-        difference: of the means, a - b.
-        difference_interval: its 95 % bootstrap interval; None where a side has fewer than `MIN_SEEDS`.
-        improvement: probability that a run of a scores higher than a run of b; a tie is half.
-        improvement_interval: its 95 % bootstrap interval.
+        a: summary of the first label.
+        b: summary of the second label.
+        difference: difference of the means, a - b.
+        difference_interval: its 95 % bootstrap interval; None if a label has fewer than `MIN_SEEDS`.
+        improvement: probability that a run of a scores higher than a run of b; a tie counts half.
+        improvement_interval: its 95 % bootstrap interval; None if a label has fewer than `MIN_SEEDS`.
     """
 
     a: Summary
@@ -81,7 +82,7 @@ class Comparison:
 
 
 def summarize(scores: Sequence[float] | np.ndarray) -> Summary:
-    """The summary of at least one score."""
+    """Summarize one or more scores."""
     values = np.asarray(scores, dtype=float)
     return Summary(
         n=len(values),
@@ -95,7 +96,7 @@ def summarize(scores: Sequence[float] | np.ndarray) -> Summary:
 
 
 def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
-    """Two samples of scores, of any lengths; their seeds are not paired."""
+    """Compare two samples of scores. They may have different sizes, and seeds are not paired."""
     first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     return Comparison(
         a=summarize(first),
@@ -108,23 +109,23 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
 
 
 def interquartile_mean(scores: Any, axis: int = -1) -> Any:
-    """The mean without the lowest and the highest quarter, each rounded down; of fewer than four scores the mean.
+    """Compute the mean without the lowest and highest quarters, rounded down; the mean for fewer than four scores.
 
     Args:
         scores: `[..., n]`.
-        axis: of the scores.
+        axis: axis of the scores.
     """
     stats = import_extra("scipy.stats", extra="benchmark", needed_by="the interquartile mean")
     return stats.trim_mean(scores, 0.25, axis=axis)
 
 
 def probability_of_improvement(a: Any, b: Any, axis: int = -1) -> Any:
-    """P(a > b) + P(a = b) / 2 over all pairs: the Mann-Whitney statistic divided by the number of pairs.
+    """Compute P(a > b) + P(a = b) / 2 over all pairs, the Mann-Whitney statistic divided by the number of pairs.
 
     Args:
         a: `[..., n]`.
         b: `[..., m]`.
-        axis: of the scores.
+        axis: axis of the scores.
     """
     first = np.moveaxis(np.asarray(a), axis, -1)[..., :, None]
     second = np.moveaxis(np.asarray(b), axis, -1)[..., None, :]
@@ -132,20 +133,20 @@ def probability_of_improvement(a: Any, b: Any, axis: int = -1) -> Any:
 
 
 def interval_over_seeds(statistic: Statistic, *samples: Any) -> Interval | None:
-    """`bootstrap_interval` of scores by seed; None if a sample has fewer than `MIN_SEEDS`."""
+    """Compute `bootstrap_interval` of scores over seeds; None if a sample has fewer than `MIN_SEEDS`."""
     return None if min(map(len, samples)) < MIN_SEEDS else bootstrap_interval(statistic, *samples)
 
 
 def bootstrap_interval(statistic: Statistic, *samples: Any, n_resamples: int = N_RESAMPLES) -> Interval | None:
-    """The 95 % interval of a statistic under the stratified percentile bootstrap.
+    """Compute the 95 % interval of a statistic with the stratified percentile bootstrap.
 
     Args:
-        statistic: takes the samples and `axis`.
-        samples: `[n]` each; each is drawn anew, with replacement, by itself.
-        n_resamples: how often.
+        statistic: function of the samples and `axis`.
+        samples: `[n]` each; each is resampled separately, with replacement.
+        n_resamples: number of resamples.
 
     Returns:
-        Its ends; None if a sample has fewer than two scores.
+        Ends of the interval; None if a sample has fewer than two scores.
     """
     if any(len(sample) < 2 for sample in samples):
         return None
@@ -164,14 +165,14 @@ def bootstrap_interval(statistic: Statistic, *samples: Any, n_resamples: int = N
 
 
 def bootstrap_band(scores: Any, statistic: Statistic = interquartile_mean) -> tuple[np.ndarray, np.ndarray] | None:
-    """The interval at every point of a curve; whole runs are drawn anew, so that points of one run stay together.
+    """Compute the interval at every point of a curve. Whole runs are resampled, so that their points stay together.
 
     Args:
         scores: `[n_seeds, n_points]`.
-        statistic: takes scores and `axis`.
+        statistic: function of the scores and `axis`.
 
     Returns:
-        Lower and upper end, `[n_points]` each; None for one seed.
+        Lower and upper ends, `[n_points]` each; None for one seed.
     """
     values = np.asarray(scores, dtype=float)
     if len(values) < 2:

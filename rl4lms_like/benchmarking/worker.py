@@ -1,9 +1,9 @@
-"""The process of one run: `start(RUN_FOLDER)`, called in a fresh Python by the runner.
+"""Process of one run. The runner calls `start(RUN_FOLDER)` in a new Python interpreter.
 
     job.json ──parse──► config ──train──► run folder ──► result.json
 
-Its standard input is a pipe to the runner. When that closes, because the runner was interrupted or has died, the run
-is interrupted as by Ctrl-C: it saves its model and ends. So no run outlives its benchmark, however that ended.
+Standard input is a pipe from the runner. When it closes, because the runner was interrupted or killed, the run is
+interrupted as by Ctrl-C: it saves its state and ends. No run therefore continues after its benchmark has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIB = 2**20
 
 
 def main(folder: Path) -> int:
-    """Runs the job of a folder; returns the exit status, as of `rl4lms-like train`."""
+    """Run the job of a folder and return the exit status, as for `rl4lms-like train`."""
     with at_work(folder):
         return _run(Path(os.path.abspath(folder)))  # a component may change the current folder
 
@@ -74,13 +74,13 @@ def _run(folder: Path) -> int:
 
 
 def _train(folder: Path, job: dict) -> None:
-    """Trains, or goes on; from an older checkpoint or from the start, and says so, if the newest one is damaged."""
+    """Train or resume. If the newest checkpoint is damaged, use an older one or start over, and print a message."""
     from rl4lms_like.training.config.remote_code import trusting
     from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, older_intact
     from rl4lms_like.training.run import resume
 
     config = parse_config(job["config"], source=str(folder / JOB_FILE))
-    if (folder / FINISHED_FILE).exists():  # its process ended before it could write the result
+    if (folder / FINISHED_FILE).exists():  # only the result was not written before the process ended
         return
     try:
         _train_in(folder, config)
@@ -90,10 +90,10 @@ def _train(folder: Path, job: dict) -> None:
         try:
             if older is None:
                 raise
-            _say(f"going on from {older}")
+            _say(f"resuming from {older}")
             resume(older, trust_remote_code=any(trusting(job["config"])))
         except CheckpointError:
-            _say("no checkpoint is intact: the run starts over")
+            _say("no checkpoint is intact: the run is restarted from the beginning")
             _empty(folder)
             _train_in(folder, config)
 
@@ -108,11 +108,11 @@ def _train_in(folder: Path, config: AnyConfig) -> None:
         experiment_name=folder.name,
     )
     if taken != folder:
-        raise RL4LMsLikeError(f"{folder} holds a run already; this one went to {taken}")
+        raise RL4LMsLikeError(f"{folder} already contains a run; this one was written to {taken}")
 
 
 def _empty(folder: Path) -> None:
-    """Removes a run, but for what its benchmark wrote."""
+    """Remove the files of a run, except those of its benchmark."""
     for path in folder.iterdir():
         if path.name not in (JOB_FILE, OUTPUT_FILE):
             take_away(path)
@@ -123,18 +123,18 @@ def _say(text: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that results depend on most."""
+    """Return the versions of Python and of the packages with the largest effect on results."""
     found = {"python": sys.version.split()[0]}
     for package in PACKAGES:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # a source tree that was not installed
+        except PackageNotFoundError:  # the package is used from source without being installed
             found[package] = "unknown"
     return found
 
 
 def peak_memory_mb() -> float | None:
-    """Largest resident memory of this process so far, MiB; None where the system does not tell."""
+    """Return the largest resident memory of this process so far, MiB; None if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -155,22 +155,22 @@ def _size_mb(folder: Path) -> float | None:
 
 
 def end_with_the_runner() -> None:
-    """Interrupts the main thread when standard input closes."""
+    """Interrupt the main thread when standard input closes."""
 
     def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # unbuffered: Python's own reader holds a lock when the process ends
+        while os.read(sys.stdin.fileno(), 1):  # unbuffered: sys.stdin.read would hold a lock at interpreter exit
             pass
         if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it where it waits
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # also interrupts blocking calls
         else:
             _thread.interrupt_main()
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
     threading.Thread(target=wait, name="runner", daemon=True).start()
 
 
 def start(folder: str) -> None:
-    """The whole process."""
+    """Run the job of a folder and exit with its status."""
     end_with_the_runner()
     try:
         status = main(Path(folder))

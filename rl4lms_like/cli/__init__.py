@@ -1,12 +1,12 @@
-"""`rl4lms-like`: what people type.
+"""Command-line interface `rl4lms-like`.
 
     train CONFIG           check CONFIG          quickstart
     evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
     list rewards           show ID
     benchmark SPEC         compare A B
 
-Exit status: 0 done, 1 a run failed for a reason that the message names, 2 mistakes in the config or the command line,
-130 interrupted. Everything heavy is imported by the command that needs it.
+Exit status: 0 success, 1 a run failed (the message gives the reason), 2 mistakes in the config or the command line,
+130 interrupted. Commands import heavy modules when they run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rl4lms_like.rewards.time_limit import TimeIsUp
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit status."""
+    """Run a command line and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # a program of its own, whose errors nobody catches
+    if argv is None:  # started as a program, so no caller catches errors
         for stream in ("stdout", "stderr"):
-            if getattr(sys, stream) is None:  # closed: a file that is opened later would stand in its place
+            if getattr(sys, stream) is None:  # closed: a file opened later would get its descriptor
                 setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the program runs)
             take_any_letter(getattr(sys, stream))
         sys.excepthook = lambda kind, error, place: _say("".join(traceback.format_exception(kind, error, place)))
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError as error:
         if not _is_stdout_gone():
             return _unexpected(error, options)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has closed the pipe
         return status
     except Exception as error:
         if _is_ours(error):
@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str) -> None:
-    """Prints what went wrong, without secrets, and without what would steer the terminal, to whoever is there.
+    """Print a message to standard error, without secrets and terminal control characters.
 
-    Nobody is where Ctrl-C ended `| tee` too; the exit status counts all the same.
+    If the stream is closed (Ctrl-C also ends `| tee`), output is discarded, so that the exit status is kept.
     """
     try:
         sys.stderr.write(printable(without_secrets(message)))
@@ -91,14 +91,14 @@ def _say(message: str) -> None:
 
 
 def _end_at_once_by_another() -> None:
-    """From here on there is nothing to save: another signal ends the program with the status of the first."""
+    """Exit at once with status 130 on another signal, because nothing is left to save."""
     for each in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, lambda number, frame: os._exit(130))
 
 
 def _end_despite_threads() -> None:
-    """Ends the program where a reward's threads hang, as those of a `ThreadPoolExecutor`; Python waits for them."""
+    """Exit without waiting for a reward's hanging threads (`ThreadPoolExecutor`), which Python would join."""
     if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
@@ -107,18 +107,18 @@ def _end_despite_threads() -> None:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether it is a mistake of this library, which is shown in full: whoever reports it has all of it."""
+    """Return True for a bug of this library, whose traceback is shown in full for a bug report."""
     place = traceback.extract_tb(error.__traceback__)[-1].filename
     return not isinstance(error, OSError | MemoryError) and Path(__file__).parents[1] in Path(place).parents
 
 
 def _unexpected(error: Exception, options: argparse.Namespace) -> int:
-    """Says what a library or the system raised, and nobody has said by name."""
+    """Report an unexpected error of another library or the system; return the exit status."""
     said = reason(error) if isinstance(error, OSError) else error
     if is_denied(error) and not options.traceback:
         _say(f"{said}\n")
         return 1
-    where = "where it came from: the log.txt of its run, or the same command with --traceback"
+    where = "for a traceback, see log.txt of the run, or use the same command with --traceback"
     _say(traceback.format_exc() if options.traceback else f"{type(error).__name__}: {said}\n{where}\n")
     return 1
 
@@ -130,14 +130,14 @@ def _is_stdout_gone() -> bool:
         return True
     with suppress(io.UnsupportedOperation, AttributeError):  # Windows has no `poll`
         poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)  # asked for nothing, it tells of errors; unbuffered, nothing was flushed
+        poll.register(sys.stdout.fileno(), 0)  # mask 0 reports errors only; needed for unbuffered output
         return any(event & select.POLLERR for _, event in poll.poll(0))
     return False
 
 
 @contextmanager
 def _cancelled_as_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM, which ends a job that is cancelled, does what Ctrl-C does."""
+    """Handle SIGTERM, sent to cancelled jobs, like Ctrl-C within the context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

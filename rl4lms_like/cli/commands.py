@@ -1,4 +1,4 @@
-"""What each command does. Everything heavy is imported here, by the command that needs it."""
+"""Implementation of the commands. Each command imports heavy modules when it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _train(options: argparse.Namespace) -> int:
         )
         return 0
     if options.trust_remote_code:
-        said = "it is for a run's folder (--resume); a config that you name says so itself, where it names the model"
+        said = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
         raise ConfigError([Mistake("--trust_remote_code", said)], "the command line")
     from rl4lms_like.training.run import train
 
@@ -44,13 +44,13 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _refuse_another_place(options: argparse.Namespace) -> None:
-    """A run goes on in its own folder; what would name another one is not passed over in silence."""
+    """Raise if options that name another folder are given with --resume, because they would be ignored."""
     parser = argparse.ArgumentParser()
     add_run_options(parser)
     places = ("project_name", "experiment_name", "base_path_to_store_results")
     given = [name for name in (*places, "new") if getattr(options, name) != parser.get_default(name)]
     if given:
-        said = "a run goes on in its own folder; leave it out, or copy the folder and resume the copy"
+        said = "a run resumes in its own folder; remove the option, or copy the folder and resume the copy"
         raise ConfigError([Mistake(f"--{name}", said) for name in given], "the command line")
 
 
@@ -115,10 +115,10 @@ def _prompts(options: argparse.Namespace) -> list[str]:
         elif options.file is not None:
             found = options.file.read_text(encoding="utf-8").splitlines()
         elif sys.stdin is None:
-            raise RL4LMsLikeError("there are no prompts: none is given, nor --file, and standard input is closed")
+            raise RL4LMsLikeError("no prompts: give them as arguments or with --file, since standard input is closed")
         else:
             found = sys.stdin.read().splitlines()
-        "".join(found).encode()  # bytes that are no text come as halves of surrogate pairs, which no tokenizer takes
+        "".join(found).encode()  # raises for undecodable bytes (lone surrogates), which tokenizers reject
     except OSError as error:
         raise RL4LMsLikeError(f"cannot read the prompts in {place}: {error.strerror}") from error
     except UnicodeError as error:
@@ -186,4 +186,4 @@ COMMANDS = {
     "benchmark": _benchmark,
     "compare": _compare,
 }
-"""Name -> what it does with its options; returns the exit status."""
+"""Name -> function of the parsed options that returns the exit status."""

@@ -1,5 +1,5 @@
-"""Data and pure functions. Knows no model, no environment and no config.
+"""Data types and pure functions, independent of models, environments and configs.
 
-`errors`, `registry`, `schema`, `sample` and `observation` load no torch; `episodes`, `advantages`, `losses` and
-`token_scores` are tensors.
+`errors`, `registry`, `schema`, `sample` and `observation` do not import torch. `episodes`, `advantages`, `losses` and
+`token_scores` work on tensors.
 """

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 ROUNDING_UNITS = 8
-"""Standard deviations up to this multiple of the dtype's epsilon (times the size of the numbers) are rounding error."""
+"""A standard deviation up to this multiple of the dtype's epsilon times the largest magnitude is a rounding error."""
 
 
 def generalized_advantages(
@@ -18,13 +18,13 @@ def generalized_advantages(
     gae_lambda: float,
     last_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438) within each row.
+    """Compute generalised advantage estimates (arXiv 1506.02438) within each row.
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t = delta_t + gamma lambda A_{t+1}
         returns = A + V
 
-    Tokens outside the mask are no time steps: they are skipped, wherever they stand.
+    Tokens outside the mask are not time steps. They are skipped at any position.
 
     Args:
         rewards: `[n, length]`.
@@ -32,10 +32,16 @@ def generalized_advantages(
         mask: `[n, length]`, True = an action of the policy.
         gamma: discount.
         gae_lambda: lambda.
-        last_values: `[n]`, the value after each row's last token; default 0, the episode ended there.
+        last_values: `[n]`, the value after each row's last token; default: 0, for episodes that ended there.
 
     Returns:
         Advantages and returns `[n, length]`, 0 outside the mask.
+
+    Example:
+        >>> rewards, mask = torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[True, False, True]])
+        >>> advantages, returns = generalized_advantages(rewards, torch.zeros(1, 3), mask, gamma=0.5, gae_lambda=1.0)
+        >>> advantages.tolist()
+        [[0.5, 0.0, 1.0]]
     """
     mask = mask.bool()
     advantages, returns = torch.zeros_like(rewards), torch.zeros_like(rewards)
@@ -54,17 +60,23 @@ def generalized_advantages(
 def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1e-8) -> Tensor:
     """Return advantages with mean 0 and standard deviation 1, as Stable-Baselines3 computes them.
 
-    `(A - mean) / (std + eps)` with the unbiased std. A single advantage is returned as it is: it has no spread.
+    This is `(A - mean) / (std + eps)` with the unbiased standard deviation. A single advantage is returned unchanged.
 
-    Advantages that differ by rounding errors only (one episode with gamma = lambda = 1 and a constant value, or a
+    Advantages that differ only by rounding errors (one episode with gamma = lambda = 1 and a constant value, or a
     rollout in which all rewards are equal) carry no information. Dividing by their std would turn rounding errors into
     advantages of size 1, so zeros are returned instead.
 
     Args:
         advantages: `[n_actions]`.
         returns: `[n_actions]`, `advantages + values`. Where values are much larger than advantages, the rounding error
-            of the difference is that of the larger numbers.
-        eps: added to the std.
+            of the advantages has the size of the values' rounding error.
+        eps: added to the standard deviation.
+
+    Example:
+        >>> normalized(torch.tensor([1.0, 2.0, 3.0])).tolist()
+        [-1.0, 0.0, 1.0]
+        >>> normalized(torch.tensor([2.0, 2.0])).tolist()
+        [0.0, 0.0]
     """
     if advantages.numel() < 2:
         return advantages
@@ -75,13 +87,17 @@ def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1
 
 
 def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool = True) -> Tensor:
-    """`(x - mean) / sqrt(var + eps)` over the mask; 0 outside of it.
+    """Return `(x - mean) / sqrt(var + eps)` with the statistics of the masked entries; 0 outside the mask.
 
     Args:
         values: any shape.
-        mask: of the same shape.
+        mask: same shape as `values`.
         eps: added to the variance.
-        unbiased: divide the squares by n - 1.
+        unbiased: divide the sum of squares by n - 1 instead of n.
+
+    Example:
+        >>> whitened(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([True, True, False]), unbiased=False).tolist()
+        [-1.0, 1.0, 0.0]
     """
     chosen = values[mask.bool()]
     variance = chosen.var(unbiased=unbiased) if chosen.numel() > 1 else chosen.new_zeros(())

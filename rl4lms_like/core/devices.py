@@ -1,4 +1,4 @@
-"""Where a model runs and in which precision, as a config says it; torch is loaded when a device is looked up.
+"""Devices and dtypes as a config names them. torch is imported only when a device is looked up.
 
 device    auto (a GPU if there is one), cpu, cuda, cuda:1, mps
 dtype     float32, bfloat16, float16
@@ -17,7 +17,7 @@ _DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:\d+)?")
 
 
 def is_device(name: str) -> bool:
-    """Whether a text is the name of a device, here or on another machine."""
+    """Return whether a string is a valid device name, on this machine or on another one."""
     return _DEVICE.fullmatch(name) is not None
 
 
@@ -26,10 +26,10 @@ Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
 def existing_device(name: str) -> str:
-    """The device itself, `auto` resolved.
+    """Return the name of a device of this machine, with `auto` resolved.
 
     Raises:
-        ValueError: no such device, or none on this machine.
+        ValueError: the name is invalid, or this machine has no such device.
     """
     if not is_device(name):
         raise ValueError(f"unknown device {name!r}; expected 'auto', 'cpu', 'cuda', 'cuda:1' ... or 'mps'")
@@ -42,5 +42,5 @@ def existing_device(name: str) -> str:
     kind, _, index = name.partition(":")
     n_devices = torch.get_device_module(kind).device_count()
     if int(index or 0) >= n_devices:
-        raise ValueError(f"there is no device {name!r} here; of the kind {kind!r} there are {n_devices}")
+        raise ValueError(f"there is no device {name!r} on this machine, which has {n_devices} {kind!r} devices")
     return name

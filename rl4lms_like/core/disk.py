@@ -1,7 +1,7 @@
-"""What to say of a file that cannot be written: which one, why, and the way out where the disk is full.
+"""Safe file operations, and messages for files that cannot be written: which one, why, and what to do about it.
 
-And whether it is a file at all: a folder may come from somebody else, and a link in it may lead anywhere. And where
-`~` leads, which may be nowhere.
+A folder may come from another user, and a link in it may point anywhere: `refuse_links` checks files before they are
+written. `with_home` expands `~` without raising.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rl4lms_like.core.errors import RL4LMsLikeError
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SAID = re.compile(r"os error (\d+)")
-"""How libraries in Rust, safetensors and tokenizers, give an error's number."""
+"""Format in which libraries written in Rust (safetensors, tokenizers) report the error number."""
 
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Puts the file's name into an `OSError` that has none, as those of `write` have none.
+    """Add the file's name to an `OSError` that has none, such as those of `write`.
 
     Raises:
-        OSError: as within, with the name.
+        OSError: raised in the block, with the name added.
     """
     try:
         yield
@@ -38,21 +38,21 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """Why a file could not be read or written, and what to do about it."""
+    """Return why a file could not be read or written, and what to do about it."""
     if is_full(error):
-        return f"{error}. Make room there, then give the same command again"
+        return f"{error}. Free some space there, then run the same command again"
     if is_denied(error):
-        return f"{error}. It is read-only, or another user's: change its permissions, or take a copy or another folder"
+        return f"{error}. It is read-only or another user's: change its permissions, or use a copy or another folder"
     return str(error)
 
 
 def is_denied(error: BaseException) -> bool:
-    """Return whether an error says that this process has no permission, or that a disk is read-only."""
+    """Return whether an error means that this process lacks permission, or that the disk is read-only."""
     return isinstance(error, OSError) and error.errno in _DENIED
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk, a quota or a limit on files is exhausted."""
+    """Return whether an error means that the disk is full, or that a quota or a file-size limit is reached."""
     number = getattr(error, "errno", None)
     if number is None and (found := _SAID.search(str(error))):
         number = int(found[1])
@@ -60,41 +60,41 @@ def is_full(error: BaseException) -> bool:
 
 
 def with_home(path: str | Path) -> Path:
-    """A path with the home that `~` or `~name` stands for; as it is where there is no such home, as a shell leaves it.
+    """Return a path with `~` or `~name` expanded; unchanged where there is no such home folder, as in a shell.
 
-    `Path.expanduser` raises a `RuntimeError` instead, also for `~` of a user whom a container does not know.
+    `Path.expanduser` raises a `RuntimeError` instead, also for `~` of a user without an entry in a container.
     """
     return Path(os.path.expanduser(path))
 
 
 def share(folder: Path) -> None:
-    """Lets those read the weights in a folder who may read the folder: safetensors keeps them for the user alone."""
+    """Give the weights in a folder the folder's permissions; safetensors makes files readable only by their owner."""
     mode = folder.stat().st_mode & 0o666
     for file in folder.rglob("*.safetensors"):
-        with suppress(OSError):  # a disk without such modes
+        with suppress(OSError):  # a file system without such permissions
             file.chmod(mode)
 
 
 def refuse_links(files: Iterable[Path]) -> None:
-    """Looks at files that are about to be written to: through a link something else would be, a pipe waits for ever.
+    """Check files before they are written: a link would redirect the write to another file, a pipe would block.
 
     Raises:
-        RL4LMsLikeError: one of them is a link, has another name elsewhere (a hard link), or is no file.
+        RL4LMsLikeError: one of them is a symbolic link, a hard link or not a regular file.
     """
     for file in files:
         if file.is_symlink():
-            what = "a link to something else"
+            what = "a symbolic link"
         elif file.is_file() and file.stat().st_nlink > 1:
-            what = "a hard link: the same file has another name elsewhere"
+            what = "a hard link (the file has another name elsewhere)"
         elif file.exists() and not file.is_file():
-            what = "no file"
+            what = "not a regular file"
         else:
             continue
-        raise RL4LMsLikeError(f"{file} is {what}, and would be written to; put a copy in its place, or remove it")
+        raise RL4LMsLikeError(f"{file} is {what} and will not be written to; replace it with a copy, or remove it")
 
 
 def take_away(path: Path) -> None:
-    """Removes a file or a folder, if it is there; of a link the link alone."""
+    """Remove a file or folder if it exists; of a symbolic link, remove only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -102,7 +102,7 @@ def take_away(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk; where folders cannot be opened, not for them."""
+    """Flush a file, or the entries of a folder, to disk; skip what cannot be opened, such as folders on Windows."""
     is_folder = path.is_dir()
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -111,7 +111,7 @@ def flush(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError:
-        if not is_folder:  # some network disks flush files only
+        if not is_folder:  # some network file systems can flush only files
             raise
     finally:
         os.close(handle)

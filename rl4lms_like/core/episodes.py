@@ -1,9 +1,9 @@
 """Whole episodes as tensors. Padded matrices are for models; flat vectors are for losses.
 
 prompt_ids    [n, prompt_len]    padded on `prompt_side`
-response_ids  [n, response_len]  right-padded; tokens of the environment among the policy's where `observed`
+response_ids  [n, response_len]  right-padded; tokens where `observed` come from the environment, not the policy
 flat field    [n_tokens]         the actions of episode 0, then those of episode 1, ...
-allowed       [n_tokens, bytes]  flat too: the tokens each action was chosen from, where they were not all
+allowed       [n_tokens, bytes]  flat too: the tokens each action was chosen from, unless it was the whole vocabulary
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """`n` finished episodes.
+    """Batch of `n` finished episodes.
 
     Args:
         prompt_ids: `[n, prompt_len]`, int64.
         prompt_mask: `[n, prompt_len]`, bool, True = real token.
-        response_ids: `[n, response_len]`, int64; what stands where `response_mask` is False is never looked at.
-        response_mask: `[n, response_len]`, bool, True = real token; a run from the left of each row.
-        terminated: `[n]`, bool; True = ended by an end-of-text token, False = cut by the length limit.
-        prompt_side: the side that prompts are padded on, `left` for causal and `right` for seq2seq models.
-        allowed: `[n_tokens, ceil(vocab / 8)]`, uint8, the tokens that each action could be (`core.token_masks`); None
-            = every token of the vocabulary.
-        observed: `[n, response_len]`, bool, True = a token of the environment (the output of a tool, the next turn):
-            the model reads it, and it is no action. Every episode has an action. None = all tokens are actions.
-        group_ids: `[n]`, int64, the same for episodes whose rewards are compared with each other.
-        prompt_rows: `[n]`, int64, the same for episodes with the same prompt.
+        response_ids: `[n, response_len]`, int64; entries where `response_mask` is False are ignored.
+        response_mask: `[n, response_len]`, bool, True = real token; the real tokens are contiguous from the left.
+        terminated: `[n]`, bool; True = ended by an end-of-text token, False = truncated by the length limit.
+        prompt_side: padding side of the prompts, `left` for causal and `right` for seq2seq models.
+        allowed: `[n_tokens, ceil(vocab / 8)]`, uint8, the tokens that each action was chosen from
+            (`core.token_masks`); None = every token of the vocabulary.
+        observed: `[n, response_len]`, bool, True = a token of the environment (the output of a tool, the next turn).
+            The model reads it, but it is not an action. Every episode has an action. None = all tokens are actions.
+        group_ids: `[n]`, int64, equal for episodes whose rewards are compared with each other.
+        prompt_rows: `[n]`, int64, equal for episodes with the same prompt.
         behavior_log_prob: `[n_tokens]`, log-prob of each action under the distribution that it was sampled from
-            (temperature, top-k ... included).
+            (including temperature, top-k ...).
     """
 
     prompt_ids: Tensor
@@ -51,43 +51,43 @@ class EpisodeBatch:
 
     @property
     def n_episodes(self) -> int:
-        """The number of episodes."""
+        """Number of episodes."""
         return self.response_ids.shape[0]
 
     @property
     def action_mask(self) -> Tensor:
-        """Which tokens of the responses are actions of the policy `[n, response_len]`."""
+        """Mask `[n, response_len]`, True where a response token is an action of the policy."""
         return self.response_mask if self.observed is None else self.response_mask & ~self.observed
 
     @property
     def lengths(self) -> Tensor:
-        """Actions of each episode `[n]`."""
+        """Number of actions of each episode `[n]`."""
         return self.action_mask.sum(dim=1)
 
     @property
     def response_lengths(self) -> Tensor:
-        """Tokens of each response `[n]`: actions and what was observed between them."""
+        """Number of tokens of each response `[n]`: actions and observed tokens."""
         return self.response_mask.sum(dim=1)
 
     @property
     def n_tokens(self) -> int:
-        """Actions in all episodes together."""
+        """Total number of actions."""
         return int(self.action_mask.sum())
 
     @property
     def actions(self) -> Tensor:
-        """The token ids taken, flat `[n_tokens]`."""
+        """Token ids of all actions, flat `[n_tokens]`."""
         return self.response_ids[self.action_mask]
 
     def pad(self, flat: Tensor, fill: float = 0.0) -> Tensor:
-        """A flat field `[n_tokens]` as a matrix `[n, response_len]`."""
+        """Return a flat field `[n_tokens]` as a padded matrix `[n, response_len]`."""
         mask = self.action_mask
         padded = flat.new_full(mask.shape, fill)
         padded[mask] = flat
         return padded
 
     def token_index(self, episodes: Tensor) -> Tensor:
-        """Where the tokens of some episodes lie in a flat field, in the order of `episodes` `[k]`."""
+        """Return the positions in a flat field of the tokens of some episodes, in the order of `episodes` `[k]`."""
         lengths = self.lengths
         starts = lengths.cumsum(0) - lengths
         chosen = lengths[episodes]
@@ -95,7 +95,7 @@ class EpisodeBatch:
         return first + torch.arange(int(chosen.sum()), device=first.device)
 
     def select(self, episodes: Tensor) -> EpisodeBatch:
-        """Some of the episodes, in the order of the index `[k]`, without columns that none of them uses."""
+        """Return some of the episodes, in the order of the index `[k]`, without columns that none of them uses."""
         chosen = {name: field[episodes] for name, field in self._given(_ROWS).items()}
         flat = self._given(_FLAT)
         if flat:
@@ -104,7 +104,7 @@ class EpisodeBatch:
         return replace(self, **chosen).trimmed()
 
     def trimmed(self) -> EpisodeBatch:
-        """The same episodes without columns that hold padding only."""
+        """Return the same episodes without columns that contain only padding."""
         prompt_len = max(int(self.prompt_mask.sum(dim=1).max()), 1)
         response_len = max(int(self.response_lengths.max()), 1)
         columns = slice(-prompt_len, None) if self.prompt_side == "left" else slice(prompt_len)
@@ -118,7 +118,7 @@ class EpisodeBatch:
         )
 
     def widened(self, prompt_len: int, response_len: int) -> EpisodeBatch:
-        """The same episodes padded to at least these widths."""
+        """Return the same episodes padded to at least these widths."""
 
         def pad_to(matrix: Tensor, width: int, side: str) -> Tensor:
             missing = max(width - matrix.shape[1], 0)
@@ -134,22 +134,22 @@ class EpisodeBatch:
         )
 
     def to(self, device: torch.device | str) -> EpisodeBatch:
-        """The same episodes on another device."""
+        """Return the same episodes on another device."""
         return replace(self, **{name: field.to(device) for name, field in self._given(_ROWS + _FLAT).items()})
 
     def _given(self, names: Sequence[str]) -> dict[str, Any]:
-        """Those of the fields that are not None."""
+        """Return the fields that are not None."""
         return {name: field for name in names if (field := getattr(self, name)) is not None}
 
     @staticmethod
     def concatenated(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
-        """Several batches as one, padded to the widest.
+        """Return several batches as one, padded to the widest.
 
-        Groups and prompts of different batches stay apart: their numbers are counted on. A batch without `observed`
-        joins one with it as all actions.
+        Group ids and prompt rows are renumbered, so that those of different batches stay distinct. If only some
+        batches have `observed`, all response tokens of the others count as actions.
 
         Raises:
-            ValueError: some have masks, groups, prompt rows or log-probs, and some have not.
+            ValueError: only some of the batches have masks, groups, prompt rows or log-probs.
         """
         if len(batches) == 1:
             return batches[0]
@@ -171,15 +171,15 @@ class EpisodeBatch:
 
 
 _FLAT = ("allowed", "behavior_log_prob")
-"""Fields with one row for each action."""
+"""Fields with one row per action."""
 _NUMBERS = ("group_ids", "prompt_rows")
-"""Numbers that mean something within their batch only."""
+"""Fields whose numbers are only meaningful within their batch."""
 _ROWS = tuple(field.name for field in fields(EpisodeBatch) if field.name not in ("prompt_side", *_FLAT))
-"""Fields with one row for each episode."""
+"""Fields with one row per episode."""
 
 
 def _counted_on(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The numbers of each batch, from above those of the batches before."""
+    """Return the numbers of each batch, shifted above those of the previous batches."""
     counted: list[Tensor] = []
     for part in parts:
         counted.append(part if not counted else part - part.min() + counted[-1].max() + 1)
@@ -187,16 +187,21 @@ def _counted_on(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which generated tokens are actions: everything up to and including the first end-of-text token.
+    """Compute the mask of generated tokens up to and including the first end-of-text token.
 
-    The pad token cannot tell: it may be the end-of-text token, and it may be sampled.
+    The pad token is not used for this, since it may be the end-of-text token, and it may be sampled.
 
     Args:
-        response_ids: `[n, response_len]` as generated, padded behind the ends.
+        response_ids: `[n, response_len]` as generated, padded after the end of each response.
         eos_token_ids: the tokens that end an episode; none = every episode has full length.
 
     Returns:
         `response_mask` `[n, response_len]` and `terminated` `[n]`, bool.
+
+    Example:
+        >>> mask, terminated = response_mask_until_end(torch.tensor([[5, 2, 2], [5, 6, 7]]), eos_token_ids=[2])
+        >>> mask.tolist(), terminated.tolist()
+        ([[True, True, False], [True, True, True]], [True, False])
     """
     ends = torch.isin(response_ids, torch.tensor(list(eos_token_ids), device=response_ids.device, dtype=torch.int64))
     ended_before = ends.cumsum(dim=1) - ends.long() > 0
@@ -204,18 +209,22 @@ def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) 
 
 
 def pack_episodes(lengths: Sequence[int], order: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Groups whole episodes into minibatches of about `batch_size` tokens.
+    """Group whole episodes into minibatches of about `batch_size` tokens.
 
-    Goes through `order` and closes a minibatch before it would exceed `batch_size`; an episode longer than that is a
-    minibatch of its own.
+    Episodes are added in the given order. A new minibatch is started where the current one would exceed `batch_size`;
+    an episode longer than that is a minibatch of its own.
 
     Args:
-        lengths: tokens of each episode.
+        lengths: number of tokens of each episode.
         order: episode indices, in the order in which they are packed.
-        batch_size: tokens.
+        batch_size: number of tokens.
 
     Returns:
         A partition of `order`.
+
+    Example:
+        >>> pack_episodes([3, 2, 4, 9], order=[0, 1, 2, 3], batch_size=6)
+        [[0, 1], [2], [3]]
     """
     groups: list[list[int]] = []
     filled = 0

@@ -1,15 +1,15 @@
-"""Everything this library raises on purpose.
+"""Exceptions of this library.
 
 RL4LMsLikeError
-├── ConfigError             mistakes in a config, all of them at once; exit status 2
-├── MissingExtraError       an optional dependency is needed; names the extra to install
-├── MissingResourceError    a word list, program or model file is needed; has the command, and the way without a network
-├── NotReadyError           several of a run's components lack something; all of it at once
-├── CheckpointError         a checkpoint is damaged, or of another run
+├── ConfigError             a config is invalid; lists all mistakes at once; exit status 2
+├── MissingExtraError       an optional dependency is missing; names the extra to install
+├── MissingResourceError    a word list, program or model file is missing; gives the command, and the offline way
+├── NotReadyError           several components of a run cannot be built; lists all of them at once
+├── CheckpointError         a checkpoint is damaged, or belongs to another run
 ├── ModelError              a model or tokenizer cannot be loaded or used
-│   ├── OutOfMemoryError    says in which part of a run
+│   ├── OutOfMemoryError    names the part of the run that ran out of memory
 │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
-└── ComponentError          a user's component failed; says which, chained from the original exception
+└── ComponentError          a user's component failed; names it, chained from the original exception
     ├── DataPoolError
     ├── RewardError
     └── MetricError
@@ -31,7 +31,7 @@ class RL4LMsLikeError(Exception):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing wrong in a config: where (`alg.args.clip_range`) and what, with the way out."""
+    """One mistake in a config: where it is (`alg.args.clip_range`), what is wrong and how to correct it."""
 
     path: str
     message: str
@@ -40,12 +40,12 @@ class Mistake:
         return f"{self.path}: {self.message}" if self.path else self.message
 
     def below(self, path: str) -> Mistake:
-        """The same, its path relative to `path`."""
+        """Return the same mistake with `path` prepended to its path."""
         return Mistake(".".join(filter(None, (path, self.path))), self.message)
 
 
 class ConfigError(RL4LMsLikeError):
-    """A config cannot be used. Carries every mistake found, not only the first."""
+    """A config is invalid. The error lists every mistake found, not only the first."""
 
     def __init__(self, mistakes: Sequence[Mistake], source: str = "the config") -> None:
         self.mistakes = list(mistakes)
@@ -56,7 +56,7 @@ class ConfigError(RL4LMsLikeError):
 
 
 class MissingExtraError(RL4LMsLikeError, ImportError):
-    """A component needs a package that the core installation does not bring."""
+    """A component needs a package that is not part of the core installation."""
 
     def __init__(self, package: str, extra: str, needed_by: str) -> None:
         self.package = package
@@ -66,10 +66,10 @@ class MissingExtraError(RL4LMsLikeError, ImportError):
 
 
 class MissingResourceError(RL4LMsLikeError):
-    """A component needs something that no Python package brings: NLTK's data, Java, a checkpoint of another project.
+    """A component needs something outside Python packages: NLTK's data, Java, a checkpoint of another project.
 
     Args:
-        resource: what, in words.
+        resource: description of what is missing.
         needed_by: the component.
         command: the one command that installs it.
         offline: what to do on a machine without a network.
@@ -78,7 +78,7 @@ class MissingResourceError(RL4LMsLikeError):
     def __init__(self, resource: str, *, needed_by: str, command: str, offline: str) -> None:
         self.resource = resource
         self.command = command
-        self.what = f"{resource}, which is not here: {command}. Without a network: {offline}"
+        self.what = f"{resource}, which is missing: {command}. Without a network: {offline}"
         super().__init__(f"{needed_by} needs {self.what}")
 
 
@@ -86,7 +86,7 @@ class NotReadyError(RL4LMsLikeError):
     """Several components of a run cannot be built.
 
     Args:
-        errors: where in the config -> why.
+        errors: path in the config -> error.
     """
 
     def __init__(self, errors: Mapping[str, RL4LMsLikeError]) -> None:
@@ -104,7 +104,7 @@ class NotReadyError(RL4LMsLikeError):
 
 
 class CheckpointError(RL4LMsLikeError):
-    """A run cannot go on from a checkpoint; says why, and what can be done instead."""
+    """A run cannot be resumed from a checkpoint. The message says why, and what can be done instead."""
 
 
 class ModelError(RL4LMsLikeError):
@@ -116,8 +116,8 @@ class OutOfMemoryError(ModelError):
 
     Args:
         part: `generation`, `update` ...; see `core.out_of_memory`.
-        said: by the allocator.
-        advice: what needs less, one line each.
+        said: the allocator's message.
+        advice: ways to use less memory, one line each.
     """
 
     def __init__(self, part: str, said: str, advice: Sequence[str] = ()) -> None:
@@ -127,14 +127,14 @@ class OutOfMemoryError(ModelError):
 
 
 class ParityError(ModelError):
-    """The policy's teacher-forced log-probs are not the ones its own `generate` samples with."""
+    """The policy's teacher-forced log-probs differ from the ones that its `generate` samples with."""
 
 
 class ComponentError(RL4LMsLikeError):
     """A component given by the user failed; the original exception is chained as the cause.
 
     Attributes:
-        texts: what it was to score, one mapping a text, in JSON's types: a run keeps them in a file.
+        texts: inputs of the failed call, one JSON-serialisable mapping per text. A run writes them to a file.
     """
 
     texts: Sequence[Mapping[str, Any]] = ()
@@ -153,20 +153,20 @@ class MetricError(ComponentError):
 
 
 def require_extra(module: str, *, extra: str, needed_by: str) -> None:
-    """Looks for an optional dependency without importing it.
+    """Check that an optional dependency is installed, without importing it.
 
     Raises:
-        MissingExtraError: if it is not installed.
+        MissingExtraError: it is not installed.
     """
     if importlib.util.find_spec(module) is None:
         raise MissingExtraError(module, extra, needed_by)
 
 
 def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
-    """Imports an optional dependency where it is used.
+    """Import an optional dependency where it is used.
 
     Raises:
-        MissingExtraError: if it is not installed; the message has the command that installs it.
+        MissingExtraError: it is not installed; the message contains the command that installs it.
     """
     try:
         return importlib.import_module(module)

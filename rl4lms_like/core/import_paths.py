@@ -1,12 +1,12 @@
-"""Import paths `package.module:Name` of a config, and where the code that they name may lie.
+"""Import paths `package.module:Name` of a config, and the locations from which code may be imported.
 
-    this library, installed packages      yes, editable ones too
-    what is imported already, __main__    yes: the program that uses the library chose it
+    this library, installed packages      yes, including editable ones
+    modules already imported, __main__    yes: the program that uses the library chose them
     folders that the user names           yes: --code DIR, `use_code_from`, $RL4LMS_LIKE_CODE, $PYTHONPATH
-    the current folder                    only where it is named
-    Python's standard library             never: it has no components, and starts programs
+    the current folder                    only if it is named
+    Python's standard library             never: it has no components, and can start programs
 
-A config may come from somebody else. It chooses among the code that its user trusts already, and brings none.
+A config may come from another user. It can select code that the user of the config already trusts, but not add code.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
 
 CODE_VARIABLE = "RL4LMS_LIKE_CODE"
-"""Environment variable with the folders that the user names; processes that a run starts inherit it."""
+"""Environment variable with the folders named by the user; processes started by a run inherit it."""
 
 _LIBRARY = __name__.partition(".")[0]
 
 
 class RefusedImportError(ImportError):
-    """An import path leads to code that a config may not choose; says why, and the way out."""
+    """An import path refers to code that a config may not use. The message says why, and what to do instead."""
 
 
 def use_code_from(*folders: str | Path) -> None:
-    """Names folders with modules of one's own, which configs may then name: what `--code DIR` does.
+    """Allow configs to import modules from these folders, like `--code DIR`.
 
-    Installed packages come first where names are the same. Processes that are started from now on know the folders too.
+    If names are equal, installed packages take precedence. Processes that are started later inherit the folders.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: a folder does not exist.
     """
     known = [str(folder) for folder in code_folders()]
     for folder in folders:
@@ -66,21 +66,21 @@ def use_code_from(*folders: str | Path) -> None:
 
 
 def code_folders() -> list[Path]:
-    """The folders that the user has named for code, in order."""
+    """Return the code folders named by the user, in order."""
     return [Path(os.path.abspath(folder)) for folder in os.environ.get(CODE_VARIABLE, "").split(os.pathsep) if folder]
 
 
 def code_options() -> str:
-    """What a command line needs to name the same folders: ` --code /my/project`, or nothing."""
+    """Return the command-line options that name the same folders: ` --code /my/project`, or an empty string."""
     return "".join(f" --code {shlex.quote(str(folder))}" for folder in code_folders())
 
 
 def imported(path: str) -> Any:
-    """The object at an import path of a config.
+    """Return the object at an import path of a config.
 
     Raises:
-        RefusedImportError: its code is not among what a config may choose.
-        Exception: whatever importing its module raises; that runs the user's code.
+        RefusedImportError: a config may not use its code.
+        Exception: anything that importing its module raises, since this runs the user's code.
     """
     module, _, name = path.partition(":")
     _put_on_path()
@@ -95,16 +95,16 @@ def imported(path: str) -> Any:
 
 
 def importable(path: str) -> str:
-    """The import path, if it leads somewhere; a text without a colon is left to the component's own checks.
+    """Return the import path if it can be imported. A text without a colon is left to the component's own checks.
 
     Raises:
-        ValueError: it leads nowhere, or to code that a config may not choose.
+        ValueError: it cannot be imported, or a config may not use its code.
     """
     if ":" not in path:
         return path
     try:
         imported(path)
-    except MissingExtraError:  # building the component says what to install
+    except MissingExtraError:  # building the component reports what to install
         return path
     except RefusedImportError as error:
         raise ValueError(f"{path!r} is refused: {error}") from error
@@ -114,16 +114,16 @@ def importable(path: str) -> str:
 
 
 ImportPath: TypeAlias = Annotated[str, AfterValidator(importable)]
-"""The import path of a function; looked up when a config is checked."""
+"""Import path of a function; it is imported when a config is checked."""
 
 
 def _put_on_path() -> None:
-    """Behind everything else, so that a folder's `datasets.py` never stands in for the package of that name."""
+    """Append the code folders to `sys.path`, so that their `datasets.py` never shadows the package of that name."""
     sys.path += [str(folder) for folder in code_folders() if str(folder) not in sys.path]
 
 
 def _require_place(module: str) -> None:
-    """Nothing, or the reason why this module may not be named; imports its parent packages at most."""
+    """Raise `RefusedImportError` if a config may not name this module; import at most its parent packages."""
     _refuse_standard_library(module)
     if module.partition(".")[0] == _LIBRARY or module in sys.modules:
         return
@@ -131,7 +131,7 @@ def _require_place(module: str) -> None:
     for depth in range(1, len(names) + 1):
         name = ".".join(names[:depth])
         if getattr(sys.modules.get(name), "__file__", None) is not None:
-            return  # a package that is imported already, or was found in a good place just now
+            return  # already imported, by the program or as a parent that was checked in this loop
         if name in sys.modules:
             continue
         spec = find_spec(name)
@@ -155,7 +155,7 @@ def _require_allowed(spec: ModuleSpec) -> None:
         return
     levels = spec.name.count(".") + (2 if spec.submodule_search_locations is not None else 1)
     root = Path(spec.origin).absolute().parents[levels - 1]
-    if any(_is_same(root, folder) for folder in _named_folders()):  # what lies deeper is of another name there
+    if any(_is_same(root, folder) for folder in _named_folders()):  # deeper, the module has another name
         return
     if not any(_is_below(spec.origin, folder) for folder in _installed_folders()):
         raise RefusedImportError(_unnamed(spec.name, root))
@@ -165,19 +165,19 @@ def _unnamed(name: str, folder: Path) -> str:
     place = "the current folder" if folder == Path.cwd() else str(folder)
     option = "." if folder == Path.cwd() else shlex.quote(str(folder))
     return (
-        f"the module {name!r} lies in {place}, which is no place of installed packages. If the code there is yours, "
-        f"name the folder: --code {option}; in Python, import the module before, or call use_code_from({str(folder)!r})"
+        f"the module {name!r} is in {place}, not in an installed package. If you trust the code there, name the "
+        f"folder: --code {option}; in Python, import the module first, or call use_code_from({str(folder)!r})"
     )
 
 
 def _refuse_standard_library(module: str, *, known: bool = False) -> None:
     top = module.partition(".")[0]
     if known or top in sys.stdlib_module_names or top in sys.builtin_module_names:
-        raise RefusedImportError(f"{top!r} is part of Python's standard library, which a config cannot call")
+        raise RefusedImportError(f"{top!r} is part of Python's standard library, which a config may not use")
 
 
 def _require_home(found: Any, path: str) -> None:
-    """Refuses what a good module has only imported from the standard library: `my_rewards:Popen`."""
+    """Refuse objects that an allowed module has imported from the standard library: `my_rewards:Popen`."""
     while isinstance(found, functools.partial):
         found = found.func
     if not (inspect.isclass(found) or inspect.isroutine(found)):
@@ -185,20 +185,20 @@ def _require_home(found: Any, path: str) -> None:
     home = getattr(found, "__module__", None) or "builtins"
     if home.partition(".")[0] in sys.stdlib_module_names:
         name = getattr(found, "__qualname__", str(found))
-        raise RefusedImportError(f"{path!r} is {home}.{name} of Python's standard library, which a config cannot call")
+        raise RefusedImportError(f"{path!r} is {home}.{name} of Python's standard library, which a config may not use")
 
 
 def _named_folders() -> Iterator[Path]:
     yield from code_folders()
     if not sys.flags.ignore_environment:
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-            if entry:  # an empty one means the current folder, mostly by accident
+            if entry:  # an empty entry means the current folder, mostly by accident
                 yield Path(os.path.abspath(entry))
 
 
 @functools.cache
 def _installed_folders() -> tuple[Path, ...]:
-    """Where installed packages lie, the sources of editable ones included."""
+    """Return the folders of installed packages, including the sources of editable ones."""
     found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         found.append(site.getusersitepackages())
@@ -222,10 +222,10 @@ def _path_files(place: Path) -> Iterator[Path]:
 
 
 def _is_same(folder: Path, other: Path) -> bool:
-    """Whether two paths are of one folder, as both are written or with symbolic links followed."""
+    """Return whether two paths are the same folder, as written or after resolving symbolic links."""
     return folder == other or os.path.realpath(folder) == os.path.realpath(other)
 
 
 def _is_below(origin: str, folder: Path) -> bool:
-    """Whether a file lies in a folder, as both are written or with symbolic links followed."""
+    """Return whether a file is in a folder, as written or after resolving symbolic links."""
     return any(Path(form(origin)).is_relative_to(form(folder)) for form in (os.path.abspath, os.path.realpath))

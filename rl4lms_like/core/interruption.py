@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM, kept until a run can stop without loss.
+"""Handling of Ctrl-C and SIGTERM: a signal is deferred until a run can stop without losing work.
 
     signal    in a rollout, an evaluation     in a minibatch, a checkpoint, a log
-    first     stops it at once                stops the run once that is done
-    second    stops it at once, and nothing more is saved
+    first     stops immediately               stops once that is finished
+    second    stops immediately, and nothing more is saved
 
-To stop is to raise `KeyboardInterrupt`, as Python does; whoever runs the loop saves and passes it on.
+A run stops with `KeyboardInterrupt`, as usual in Python. The function that runs the loop saves the run and re-raises.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Listens to SIGINT and SIGTERM while it is entered, in the main thread; elsewhere it never hears anything.
+    """Context manager that handles SIGINT and SIGTERM in the main thread; in other threads it has no effect.
 
     A signal that is ignored, as in a shell's background jobs, stays ignored.
 
     Attributes:
-        requests: signals so far.
+        requests: number of signals received so far.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Interruption:
         if threading.current_thread() is threading.main_thread():
             for each in _SIGNALS:
                 before = signal.getsignal(each)
-                if before not in (signal.SIG_IGN, None):  # None: a handler that Python does not know
+                if before not in (signal.SIG_IGN, None):  # None: a handler not installed from Python
                     self._before[each] = before
                     signal.signal(each, self._heard)
         return self
@@ -53,10 +53,10 @@ class Interruption:
 
     @contextmanager
     def at_any_moment(self) -> Iterator[None]:
-        """Within, a first signal stops at once: what is lost is done again from what was before.
+        """Let the first signal stop this block immediately; the lost work is recomputed from the state before it.
 
         Raises:
-            KeyboardInterrupt: there was one already, or there is one.
+            KeyboardInterrupt: a signal arrived before or within the block.
         """
         self._at_any_moment = True
         try:
@@ -67,7 +67,7 @@ class Interruption:
 
     @contextmanager
     def finishing(self, task: str) -> Iterator[None]:
-        """Within, who asks is told that `task` is finished first: `this minibatch`."""
+        """Name the task (`this minibatch`) that the message for a first signal announces to finish."""
         before, self._task = self._task, task
         try:
             yield
@@ -75,10 +75,10 @@ class Interruption:
             self._task = before
 
     def check(self) -> None:
-        """Here the run may stop.
+        """Stop here if a signal has arrived.
 
         Raises:
-            KeyboardInterrupt: there was a signal.
+            KeyboardInterrupt: a signal has arrived.
         """
         if self.requests:
             raise KeyboardInterrupt
@@ -87,6 +87,6 @@ class Interruption:
         self.requests += 1
         if self._at_any_moment or self.requests > 1:
             raise KeyboardInterrupt
-        said = f"\nstopping once {self._task} is done; another Ctrl-C stops at once, and saves nothing\n"
-        with suppress(OSError):  # nobody is there to read it, as where Ctrl-C ended `| tee` too
-            os.write(_STDERR, said.encode())  # a stream may be in the midst of a write
+        said = f"\nstopping once {self._task} is done; press Ctrl-C again to stop immediately without saving\n"
+        with suppress(OSError):  # stderr may be closed: the same Ctrl-C also ends `| tee`
+            os.write(_STDERR, said.encode())  # not sys.stderr: the signal may have interrupted one of its writes

@@ -1,11 +1,11 @@
-"""Loading of models whose checkpoints have all weights; transformers draws those at random that a checkpoint lacks.
+"""Load models only from complete checkpoints; transformers initialises weights at random that a checkpoint lacks.
 
-missing      the model has it, the checkpoint does not                   refused, unless the role does not use it
-mismatched   it has another shape in the checkpoint                      refused
-cut off      the checkpoint has it, for a layer that is not built        refused
-unused       the checkpoint has it, the model has no such part           logged
+missing      in the model, not in the checkpoint                              error, unless the role does not use it
+mismatched   with another shape in the checkpoint                             error
+cut off      in the checkpoint, for a layer that the config does not build    error
+unused       in the checkpoint, the model has no such module                  logged
 
-Tied weights, and names that a model's class ignores (`_keys_to_ignore_on_load_missing`), are not missing.
+Tied weights, and names that a model's class ignores (`_keys_to_ignore_on_load_missing`), do not count as missing.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _N_NAMED = 6
 
 Unused = Callable[[Any], Collection[str]]
-"""Modules of a model that its role does not use, by name: their weights may be missing."""
+"""Function that returns the names of the modules that a role does not use. Their weights may be missing."""
 
 
 def pooler(model: Any) -> Collection[str]:
-    """Return the module that reads hidden states to the end, where only the hidden states are used."""
+    """Return the name of the pooler, which is not used where only the hidden states are needed."""
     return ("pooler",)
 
 
 def output_layer(model: Any) -> Collection[str]:
-    """Return the module that makes logits, where only the hidden states are used."""
+    """Return the name of the output layer, which is not used where only the hidden states are needed."""
     head = model.get_output_embeddings()
     return [name for name, module in model.named_modules() if module is head]
 
@@ -44,19 +44,19 @@ def output_layer(model: Any) -> Collection[str]:
 def load_complete(
     auto_class: Any, place: str | None, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
 ) -> Any:
-    """Load a model by transformers' `from_pretrained`; no random number is used up.
+    """Load a model with transformers' `from_pretrained`, without changing the state of random number generators.
 
     Args:
-        auto_class: class of transformers that loads it.
-        place: hub id or path of a folder; None where `options` have the weights.
-        role: what it is for, in messages.
-        model_name: what to call it in messages.
+        auto_class: class of transformers that loads the model.
+        place: hub id or path of a folder; None where `options` contain the weights.
+        role: the model's role, for messages.
+        model_name: the model's name, for messages.
         unused: modules that the role does not use.
-        **options: of `from_pretrained`.
+        **options: arguments of `from_pretrained`.
 
     Raises:
         ModelError: weights are missing, have another shape, or belong to layers that the config does not build; the
-            message names them. Or transformers cannot load it.
+            message names them. Also raised if transformers cannot load the model.
         Exception: there is too little memory; see `core.out_of_memory.is_out_of_memory`.
     """
     with _named(role, model_name):
@@ -74,15 +74,15 @@ def check_complete(
     """Compare the names and shapes of a folder's weights with those of its model; no weight is read.
 
     Args:
-        auto_class: see `load_complete`, as the others.
+        auto_class: see `load_complete`.
         place: hub id or path of a folder.
         role: see `load_complete`.
         model_name: see `load_complete`.
         unused: see `load_complete`.
-        **options: of `from_pretrained`.
+        **options: arguments of `from_pretrained`.
 
     Returns:
-        Whether they could be compared: those of a hub id are compared when they are loaded.
+        Whether they could be compared. The weights of a hub id are compared when they are loaded.
 
     Raises:
         ModelError: see `load_complete`.
@@ -92,7 +92,7 @@ def check_complete(
     with _named(role, model_name):
         try:
             _load(auto_class, place, role, model_name, unused, options | {"device_map": "meta"})
-        except RuntimeError:  # the class computes with values, which the meta device does not have
+        except RuntimeError:  # the class computes with weights, which have no values on the meta device
             return False
     return True
 
@@ -130,13 +130,13 @@ def _require_complete(
     if wrong:
         kind = type(model).__name__
         raise ModelError(
-            f"the {role} {model_name!r} does not fit {kind}: {'; '.join(wrong)}. Copy the whole checkpoint again, "
+            f"the {role} {model_name!r} does not fit {kind}: {'; '.join(wrong)}. Copy the complete checkpoint again, "
             f"correct its config.json, or name a checkpoint that was saved as a {kind}"
         )
 
 
 def _of_layers_not_built(unexpected: Iterable[str], built: Iterable[str]) -> list[str]:
-    """Return the names whose like the model has for layers of other numbers only."""
+    """Return the names of weights that the model has only in layers with other numbers."""
     by_pattern: dict[str, list[str]] = {}
     for name in built:
         by_pattern.setdefault(_NUMBER.sub("*", name), []).append(name)
@@ -150,12 +150,12 @@ def _of_layers_not_built(unexpected: Iterable[str], built: Iterable[str]) -> lis
 
 
 def _one_ends_with(one: str, other: str) -> bool:
-    """Return whether both are one name, apart from what is before it: `model.layers.0.weight`, `layers.0.weight`."""
+    """Return whether the names are equal up to a prefix: `model.layers.0.weight`, `layers.0.weight`."""
     return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return names in one line, those of numbered layers together."""
+    """Return names as one line, with those of numbered layers grouped."""
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
         groups.setdefault(_NUMBER.sub("*", name), []).append(name)
@@ -165,7 +165,7 @@ def _listed(names: Iterable[str]) -> str:
 
 @contextmanager
 def _named(role: str, model_name: str) -> Iterator[None]:
-    """Raise what transformers raises as a `ModelError` that says which model it was."""
+    """Convert exceptions of transformers to a `ModelError` that names the model."""
     try:
         yield
     except ModelError:
@@ -178,7 +178,7 @@ def _named(role: str, model_name: str) -> Iterator[None]:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Silence transformers' table of the same findings; one of failed conversions stays, its error refers to it."""
+    """Silence transformers' own report of these weights, except for failed conversions, to which its errors refer."""
 
     def keep(record: logging.LogRecord) -> bool:
         message = record.getMessage()

@@ -1,6 +1,6 @@
-"""The numbers that configs take, as types: `schema` holds values against them, `wording` says them in words.
+"""Constrained number types for configs. `schema` validates values against them, `wording` describes them in words.
 
-`schema` lets no number be infinite or NaN, whatever its type; `Finite` says so where a component is called from Python.
+`schema` rejects infinite and NaN numbers of any type; `Finite` also does so where a component is called from Python.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Share = Annotated[float, Interval(ge=0, le=1)]
 Finite = Annotated[float, AllowInfNan(False)]
 Processes = Annotated[int, Interval(ge=0, le=1024)]
 Threads = Annotated[int, Interval(ge=1, le=1024)]
-"""More than this is a slip of the finger, and stops a machine before anything can say so."""
+"""The limit catches typing errors, which would exhaust the machine before any message could be shown."""
 Prompts = Annotated[int, Interval(ge=1, le=65_536)]
-"""Generated together; each is an environment of its own."""
+"""Number of prompts that are generated together; each is a separate environment."""
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1), InWords("a whole number from 0 to 4294967295")]
-"""What NumPy's and torch's generators both take."""
+"""Range that both NumPy's and torch's generators accept."""

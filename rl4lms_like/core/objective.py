@@ -1,10 +1,10 @@
-"""What a loss is made of: terms per action, and weights that say how they are averaged.
+"""Parts of a loss: terms per action, and the weights with which they are averaged.
 
     policy, kl         weighted: sum_t w_t x_t / n_actions     w = 1 is the mean over all actions
     value, entropy     mean over all actions
 
-The weights are computed once for a whole minibatch. The loss of a micro-batch is its share of the minibatch's actions
-times the mean of its weighted terms, so the gradient does not depend on how a minibatch is split.
+The weights are computed once for a whole minibatch. The loss of a micro-batch is its fraction of the minibatch's
+actions times the mean of its weighted terms, so the gradient does not depend on how a minibatch is split.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ LossAggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_s
 
 
 class Objective(NamedTuple):
-    """The terms of an algorithm's loss on some whole episodes, one number per action, to be minimised.
+    """Terms of an algorithm's loss on some whole episodes, one number per action, to be minimised.
 
     A term per sequence is repeated for its actions (`repeat_interleave(episodes.lengths)`) and averaged with
     `seq_mean_token_mean`.
 
     Args:
         policy: `[n_actions]`.
-        log_ratio: `[n_actions]`, log-prob now minus log-prob in the rollout; detached.
+        log_ratio: `[n_actions]`, current log-prob minus log-prob in the rollout; detached.
         value: `[n_actions]`, the critic's error; None = there is no critic.
-        entropy: `[n_actions]`, negative; None = not computed.
-        kl: `[n_actions]`, the penalty for the distance to the reference; None = it is in the rewards, or there is none.
+        entropy: `[n_actions]`, negative entropy; None = not computed.
+        kl: `[n_actions]`, KL penalty to the reference; None = the penalty is part of the rewards, or there is none.
     """
 
     policy: Tensor
@@ -39,30 +39,30 @@ class Objective(NamedTuple):
     kl: Tensor | None = None
 
     def detach(self) -> Objective:
-        """Return the same numbers without their graph."""
+        """Return the same terms, detached from the graph."""
         return self._replace(**{name: term.detach() for name, term in self._asdict().items() if term is not None})
 
     @staticmethod
     def joined(parts: Sequence[Objective]) -> Objective:
-        """Return the terms of several micro-batches as one."""
+        """Concatenate the terms of several micro-batches."""
         given = [name for name, term in parts[0]._asdict().items() if term is not None]
         return parts[0]._replace(**{name: torch.cat([getattr(part, name) for part in parts]) for name in given})
 
 
 WEIGHTED = ("policy", "kl")
-"""Terms that are averaged by weights; the others are means over all actions."""
+"""Terms averaged with weights; the others are means over all actions."""
 
 
 def action_weights(lengths: Tensor, aggregation: LossAggregation, norm: float | None = None) -> Tensor:
-    """Return the weights of the actions of a whole minibatch, relative to those of a mean over all actions.
+    """Compute the weights of the actions of a whole minibatch, relative to a mean over all actions.
 
         token_mean                 1
         seq_mean_token_mean        n_actions / (n_episodes length_i)     mean over episodes of the mean over actions
-        seq_mean_token_sum_norm    n_actions / (n_episodes norm)         mean over episodes of the sum, by a constant
+        seq_mean_token_sum_norm    n_actions / (n_episodes norm)         mean over episodes of the sum / constant
                                                                          (Dr. GRPO, arXiv 2503.20783)
 
     Args:
-        lengths: `[n_episodes]`, actions of each episode.
+        lengths: `[n_episodes]`, number of actions of each episode.
         aggregation: see above.
         norm: the constant of `seq_mean_token_sum_norm`, commonly the longest possible response.
 
@@ -71,6 +71,10 @@ def action_weights(lengths: Tensor, aggregation: LossAggregation, norm: float | 
 
     Raises:
         ValueError: `seq_mean_token_sum_norm` without `norm`.
+
+    Example:
+        >>> action_weights(torch.tensor([1, 3]), "seq_mean_token_mean").tolist()  # 4 / (2 * 1), then 4 / (2 * 3)
+        [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
     n_actions = int(lengths.sum())
     if aggregation == "token_mean":
@@ -78,16 +82,21 @@ def action_weights(lengths: Tensor, aggregation: LossAggregation, norm: float | 
     if aggregation == "seq_mean_token_mean":
         divisors = lengths.clamp_min(1).float()  # an episode without actions has no weight to repeat
     elif norm is None:
-        raise ValueError("seq_mean_token_sum_norm divides by a constant: give `norm`")
+        raise ValueError("seq_mean_token_sum_norm requires `norm`, the constant to divide by")
     else:
         divisors = torch.full(lengths.shape, float(norm), device=lengths.device)
     return (n_actions / (len(lengths) * divisors)).repeat_interleave(lengths)
 
 
 def weighted_mean(name: str, term: Tensor, weights: Tensor) -> Tensor:
-    """Return the mean of a term over actions, by `weights` where the term is a weighted one.
+    """Return the mean of a term over actions, weighted if the term is in `WEIGHTED`.
 
-    A mean, not a weighted sum: for `token_mean` it is then Stable-Baselines3's number to the last bit, and AdamW makes
-    whole steps of rounding errors in gradients that are 0.
+    This is a mean, not a weighted sum, so that `token_mean` equals Stable-Baselines3's loss to the last bit. Even
+    rounding errors matter: where the exact gradient is 0, AdamW would turn them into full steps.
+
+    Example:
+        >>> term, weights = torch.tensor([1.0, 3.0]), torch.tensor([0.5, 1.5])
+        >>> float(weighted_mean("policy", term, weights)), float(weighted_mean("value", term, weights))
+        (2.5, 2.0)
     """
     return (weights * term if name in WEIGHTED else term).mean()

@@ -1,11 +1,11 @@
-"""What a policy and a reward see of an episode: the prompt and the response so far.
+"""Observation of an episode, passed to policies and rewards: the prompt and the response so far.
 
     prompt_or_input   [P]    left-padded prompt ids
     context           [T]    the response so far, right-aligned, left-padded; starts with `context_start_token` if given
     input             [P+T]  prompt and context joined, left-padded
 
-An observation is immutable and holds ids only; texts and arrays are made when they are read, so that playing a whole
-episode costs one decode, not one per token.
+An observation is immutable and stores only ids. Texts and arrays are computed when they are first read, so that
+playing a whole episode costs one decode, not one per token.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEYS = ("prompt_or_input", "context", "input")
-"""The three sequences of an observation; each has `<key>_encoded_pt` and `<key>_attention_mask_pt`."""
+"""Names of the three sequences of an observation; each has `<key>_encoded_pt` and `<key>_attention_mask_pt`."""
 
 
 @dataclass(frozen=True)
 class TextLayout:
-    """What all observations of an environment have in common.
+    """Tokenizer and sequence lengths, shared by all observations of an environment.
 
     Args:
         tokenizer: encodes prompts, decodes responses.
-        max_prompt_length: P, tokens; longer prompts are cut on `prompt_truncation_side`.
-        max_context_length: T, tokens.
+        max_prompt_length: P, in tokens; longer prompts are truncated on `prompt_truncation_side`.
+        max_context_length: T, in tokens.
         context_start_token: first context token of an encoder-decoder model, else None.
         prompt_truncation_side: `left` or `right`.
     """
@@ -48,18 +48,18 @@ class TextLayout:
 
     @property
     def pad_token_id(self) -> int:
-        """The id that fills unused places: the tokenizer's pad, else its EOS, else 0."""
+        """Padding id: the tokenizer's pad token, else its EOS token, else 0."""
         for id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if id is not None:
                 return int(id)
         return 0
 
     def encode(self, text: str) -> np.ndarray:
-        """Prompt ids `[length]`, special tokens as the tokenizer adds them, cut to `max_prompt_length`."""
+        """Return prompt ids `[length]` with the tokenizer's special tokens, truncated to `max_prompt_length`."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Prompt ids of several texts, in one call of the tokenizer. Truncation keeps the special tokens."""
+        """Return the prompt ids of several texts with one tokenizer call. Truncation keeps the special tokens."""
         with _cutting_on(self.prompt_truncation_side, self.tokenizer):
             encoded = self.tokenizer(
                 list(texts), truncation=True, max_length=self.max_prompt_length, padding=False, verbose=False
@@ -67,15 +67,15 @@ class TextLayout:
         return [np.asarray(ids, dtype=np.int64) for ids in encoded["input_ids"]]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of response ids, special tokens left out."""
+        """Return the text of response ids, without special tokens."""
         return str(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
 
 
 @contextmanager
 def _cutting_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """The tokenizer cuts on `side`, and is left as it was found.
+    """Let the tokenizer truncate on `side`, and restore its settings afterwards.
 
-    A fast tokenizer's backend keeps the limit of its last call, and would save it into `tokenizer.json`.
+    A fast tokenizer's backend keeps the length limit of its last call, and would save it into `tokenizer.json`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     found_side, found_limit = tokenizer.truncation_side, backend and backend.truncation
@@ -91,14 +91,14 @@ def _cutting_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]
 
 
 class Observation:
-    """The state of an episode after `n_actions` tokens.
+    """State of an episode after `n_actions` tokens.
 
     Args:
-        sample: where the prompt comes from.
+        sample: source of the prompt.
         prompt_ids: unpadded `[prompt_length]`.
         action_ids: response ids `[at least n_actions]`; several observations of an episode may share one array.
-        n_actions: how many of them have been taken.
-        layout: shapes and tokenizer.
+        n_actions: number of actions taken so far.
+        layout: tokenizer and sequence lengths.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Observation:
         context_start_token: int | None = None,
         meta_info: dict[str, Any] | None = None,
     ) -> Observation:
-        """The observation before the first token (RL4LMs' constructor)."""
+        """Return the observation before the first token (RL4LMs' constructor)."""
         layout = TextLayout(
             tokenizer, max_input_length, max_context_length, context_start_token, prompt_truncation_side
         )
@@ -130,27 +130,27 @@ class Observation:
         return cls(sample, layout.encode(sample.prompt_or_input_text), np.empty(0, dtype=np.int64), 0, layout)
 
     def update(self, action: int, tokenizer: PreTrainedTokenizerBase | None = None) -> Observation:
-        """The observation after one more token; `tokenizer` is accepted for RL4LMs' signature and not needed."""
+        """Return the observation after one more token; `tokenizer` is part of RL4LMs' signature and is ignored."""
         taken = np.append(self.action_ids, np.int64(action))
         return Observation(self._sample, self._prompt_ids, taken, len(taken), self._layout)
 
     def after(self, n_actions: int) -> Observation:
-        """The observation of the same episode after its first `n_actions` tokens; shares the array of actions."""
+        """Return the observation of this episode after its first `n_actions` tokens; the action array is shared."""
         return Observation(self._sample, self._prompt_ids, self._action_ids, n_actions, self._layout)
 
     @property
     def sample(self) -> Sample:
-        """The sample the episode was started from."""
+        """Sample from which the episode was started."""
         return self._sample
 
     @property
     def layout(self) -> TextLayout:
-        """Shapes and tokenizer."""
+        """Tokenizer and sequence lengths."""
         return self._layout
 
     @property
     def n_actions(self) -> int:
-        """How many tokens of the response have been taken."""
+        """Number of response tokens so far."""
         return self._n_actions
 
     @property
@@ -165,32 +165,32 @@ class Observation:
 
     @property
     def prompt_or_input_text(self) -> str:
-        """The prompt, raw and untruncated."""
+        """Prompt text, not truncated."""
         return self._sample.prompt_or_input_text
 
     @cached_property
     def context_text(self) -> str:
-        """The response so far as text, special tokens left out; empty at the start."""
+        """Text of the response so far, without special tokens; empty at the start."""
         return self._layout.decode(self._action_ids[: self._n_actions]) if self._n_actions else ""
 
     @property
     def target_or_reference_texts(self) -> list[str]:
-        """The sample's references."""
+        """References of the sample."""
         return self._sample.references
 
     @property
     def meta_info(self) -> dict[str, Any] | None:
-        """The sample's `meta_data`."""
+        """`meta_data` of the sample."""
         return self._sample.meta_data
 
     @cached_property
     def action_history(self) -> list[str]:
-        """The tokens taken so far, as the tokenizer spells them."""
+        """Response tokens so far, as strings of the tokenizer's vocabulary."""
         return list(self._layout.tokenizer.convert_ids_to_tokens(self.action_ids.tolist()))
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The six arrays of the Gymnasium observation, int64: ids and masks of the three sequences."""
+        """Six arrays of the Gymnasium observation, int64: ids and masks of the three sequences."""
         layout = self._layout
         start = [] if layout.context_start_token is None else [layout.context_start_token]
         context = np.concatenate([np.asarray(start, dtype=np.int64), self.action_ids])[-layout.max_context_length :]
@@ -209,7 +209,7 @@ class Observation:
         return arrays
 
     def to_dict(self) -> dict[str, np.ndarray]:
-        """The Gymnasium observation; a fresh dict over fresh arrays."""
+        """Return the Gymnasium observation as a new dict of copied arrays."""
         return {key: array.copy() for key, array in self.arrays.items()}
 
     @property

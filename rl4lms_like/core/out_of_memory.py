@@ -1,6 +1,6 @@
-"""Which part of a run the memory did not suffice for.
+"""Attribute out-of-memory errors to the part of a run in which they occur.
 
-with in_part("generation"): ...     what torch, NumPy or Python raise there becomes an `OutOfMemoryError` of the part
+with in_part("generation"): ...     memory errors of torch, NumPy and Python become an `OutOfMemoryError` of this part
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from rl4lms_like.core.errors import OutOfMemoryError
 Part: TypeAlias = Literal["loading", "generation", "scoring", "update", "evaluation"]
 
 _SAID = re.compile(r"out of memory|can't allocate memory|Cannot allocate memory|ALLOC_FAILED|bad_alloc", re.IGNORECASE)
-"""What allocators say in errors that are of no class of their own."""
+"""Messages of allocators that raise a generic exception class."""
 
 _ADVICE = re.compile(r" If reserved but unallocated| Use `torch\.mps|\n")
-"""Where torch's own advice begins."""
+"""Start of torch's own advice in a message."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left: of torch on any device, of NumPy, of Python."""
-    if isinstance(error, OSError):  # of `fork`, of `mmap`
+    """Return whether an error of torch (on any device), NumPy or Python means that memory is exhausted."""
+    if isinstance(error, OSError):  # from `fork` or `mmap`
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_SAID.search(str(error))))
 
 
 @contextmanager
 def in_part(part: Part) -> Iterator[None]:
-    """Says where the memory ran out.
+    """Convert memory errors in this block to an `OutOfMemoryError` that names the part.
 
     Raises:
-        OutOfMemoryError: it ran out within, and no inner part has said so.
+        OutOfMemoryError: memory ran out in the block. An `OutOfMemoryError` of an inner part is passed on.
     """
     try:
         yield

@@ -1,11 +1,12 @@
-"""Ids for components, with three ways in.
+"""Registries of components. A component can be selected in three ways.
 
-    id            `rouge`                  a row of the registry's table, an entry point, or `register`ed by the user
-    import path   `my_project.rewards:Short`   no registration at all
+    id            `rouge`                  a row of the registry's table, or `register`ed by the user
+    import path   `my_project.rewards:Short`   no registration needed
     entry point   group `rl4lms_like.rewards` of an installed package
 
-Rows name their target by import path, so that listing ids imports nothing. What is not in the table has to lie where a
-config may choose code from (`core.import_paths`), and to be of the registry's kind, before anything calls it.
+Rows name their target by import path, so that listing ids imports nothing. A component that is not in the table must
+be in a location from which configs may import code (`core.import_paths`) and be of the registry's kind. Both are
+checked before it is called.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Entry:
     Args:
         target: the component, or its import path `package.module:Name`.
         summary: one line for `rl4lms-like list`.
-        arguments: import path of the callable whose signature lists the component's `args`, where that is not the
-            component's own (heavy components describe their arguments in a dataclass that loads no torch).
-        needs: what beyond the core installation it needs, in words (`extra 'semantic'`, `Java 8`).
-        keys: the result keys of a metric; `{n}` stands for what depends on its arguments.
+        arguments: import path of the callable whose signature lists the component's `args`; default: the component
+            itself. Heavy components describe their arguments in a dataclass that does not import torch.
+        needs: requirements beyond the core installation, in words (`extra 'semantic'`, `Java 8`).
+        keys: the result keys of a metric; `{n}` is a placeholder for a part that depends on its arguments.
     """
 
     target: Any
@@ -46,14 +47,14 @@ class Entry:
 
 
 class Registry:
-    """The components of one kind, by id.
+    """Components of one kind, by id.
 
     Args:
         kind: the noun used in messages, `reward`.
         group: the entry-point group scanned for components of other packages.
         table: id -> `Entry`.
-        signature_of: maps a resolved component to the callable its `args` go to (a pool's is its `prepare`).
-        misfit: says of an object at an import path why it is no component of this kind; None where it is one.
+        signature_of: maps a component to the callable that receives its `args` (for a data pool, `prepare`).
+        misfit: returns why an object at an import path is not a component of this kind; None if it is one.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Registry:
         self._entry_points: dict[str, EntryPoint] | None = None
 
     def register(self, id: str, *, summary: str | None = None) -> Callable[[T], T]:
-        """Decorator that adds a component under `id`; the summary defaults to the first line of its docstring."""
+        """Return a decorator that adds a component under `id`; default summary: the first line of its docstring."""
 
         def add(component: T) -> T:
             self.add(id, component, summary=summary)
@@ -82,19 +83,19 @@ class Registry:
         return add
 
     def add(self, id: str, component: Any, *, summary: str | None = None) -> None:
-        """Adds a component under `id` (RL4LMs' `Registry.add`). A later one replaces an earlier one."""
+        """Add a component under `id` (RL4LMs' `Registry.add`). A later one replaces an earlier one."""
         text = summary or (inspect.getdoc(component) or "").partition("\n")[0]
         self._table[id] = Entry(component, text)
 
     def ids(self) -> list[str]:
-        """All ids, the table's first, then those of entry points."""
+        """Return all ids, first those of the table, then those of entry points."""
         return [*self._table, *(name for name in self._points() if name not in self._table)]
 
     def entry(self, id: str) -> Entry:
-        """The row of `id`, also for entry points and import paths.
+        """Return the row of `id`, also for entry points and import paths.
 
         Raises:
-            ConfigError: unknown id; the message lists the known ones and the nearest.
+            ConfigError: unknown id; the message lists the known ids and suggests the nearest.
         """
         if id in self._table:
             return self._table[id]
@@ -105,33 +106,33 @@ class Registry:
         raise ConfigError([Mistake("", self.unknown(id))], f"the {self.kind} id")
 
     def unknown(self, id: str) -> str:
-        """What to say of an id that is not there."""
+        """Return the message for an unknown id."""
         near = difflib.get_close_matches(id, self.ids(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         known = ", ".join(sorted(self.ids()))
         return f"unknown {self.kind} {id!r}; {hint}known: {known}; or give an import path 'package.module:Name'"
 
     def resolve(self, id: str) -> Any:
-        """The component itself, imported if need be.
+        """Return the component, imported if necessary.
 
         Raises:
-            ConfigError: unknown id, or its import path leads nowhere, to code that a config may not choose, or to what
-                is no component of this kind.
+            ConfigError: the id is unknown, its import path cannot be imported or refers to code that a config may not
+                use, or the object is not a component of this kind.
             MissingExtraError: its module needs a package that is not installed.
         """
         target = self.entry(id).target
         component = _load(target, self.kind)
         misfit = self._misfit(component) if isinstance(target, str) and id not in self._table else None
         if misfit is not None:
-            raise ConfigError([Mistake("", f"{id!r} is no {self.kind}: {misfit}")], f"the {self.kind} id")
+            raise ConfigError([Mistake("", f"{id!r} is not a valid {self.kind}: {misfit}")], f"the {self.kind} id")
         return component
 
     def signature(self, id: str) -> Callable[..., Any]:
-        """The callable whose signature says which `args` the component takes.
+        """Return the callable whose signature lists the `args` of the component.
 
         Raises:
-            ConfigError: as `resolve`, or it is no component of this kind.
-            MissingExtraError: as `resolve`.
+            ConfigError: see `resolve`; or the object is not a component of this kind.
+            MissingExtraError: see `resolve`.
         """
         entry = self.entry(id)
         if entry.arguments is not None:
@@ -140,15 +141,16 @@ class Registry:
         try:
             target = self._signature_of(component)
         except AttributeError as error:
-            raise ConfigError([Mistake("", f"{id!r} is no {self.kind}: {error}")], f"the {self.kind} id") from error
+            mistake = Mistake("", f"{id!r} is not a valid {self.kind}: {error}")
+            raise ConfigError([mistake], f"the {self.kind} id") from error
         if not callable(target):
-            raise ConfigError([Mistake("", f"{id!r} is no {self.kind}: {target!r}")], f"the {self.kind} id")
+            raise ConfigError([Mistake("", f"{id!r} is not a valid {self.kind}: {target!r}")], f"the {self.kind} id")
         return target
 
     def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Any:
-        """The component built with `kwargs` (RL4LMs' `Registry.get`); a pool is prepared.
+        """Build the component with `kwargs` (RL4LMs' `Registry.get`); a data pool is prepared.
 
-        Texts such as `${MY_KEY}` are replaced by the values of environment variables.
+        Values such as `${MY_KEY}` are replaced by the values of environment variables.
         """
         return self._signature_of(self.resolve(id))(**with_values(kwargs or {}))
 
@@ -165,13 +167,13 @@ class Registry:
 
 
 def derived_from(*bases: str) -> Callable[[Any], str | None]:
-    """A registry's `misfit`: components are classes that are derived from one of these.
+    """Return a `misfit` function for a registry whose components are classes derived from one of `bases`.
 
     Args:
-        bases: `package.module:Name`; they are compared by name, so that nothing is imported.
+        bases: `package.module:Name`; compared by name, so that nothing is imported.
     """
     expected = " or ".join(base.rpartition(":")[2] for base in bases)
-    way_out = "derive it, or register it under an id, in Python"
+    way_out = "derive it, or register it in Python under an id"
 
     def misfit(component: Any) -> str | None:
         if not inspect.isclass(component):

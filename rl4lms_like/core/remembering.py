@@ -1,6 +1,6 @@
-"""What rewards and metrics of a user remember between calls: asked for by `state_dict()`, given back, in JSON's types.
+"""Save and restore the state of a user's rewards and metrics: `state_dict()` and `load_state_dict()`, in JSON's types.
 
-A component without `state_dict` remembers nothing. That of a `torch.nn.Module` is its weights, which are not meant.
+A component without `state_dict` is stateless. The `state_dict` of `torch.nn.Module` is not used: it returns weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rl4lms_like.core.wording import raised
 
 
 def state_of(component: Any) -> Any:
-    """What a component remembers; None if it says nothing of it.
+    """Return the `state_dict()` of a component; None if it has no such method.
 
     Raises:
         ComponentError: its `state_dict` failed.
@@ -28,23 +28,24 @@ def state_of(component: Any) -> Any:
 
 
 def load_state(component: Any, state: Any) -> None:
-    """Gives a component back what `state_of` said.
+    """Restore a state returned by `state_of`.
 
     Raises:
-        ValueError: there is a state, and the component remembers nothing, or the other way round.
+        ValueError: a state is given for a stateless component, or is missing for a component with state.
     """
     if (state is not None) != _remembers(component):
-        raise ValueError(f"{type(component).__name__} {'has no' if state is not None else 'lacks its'} state")
+        problem = "has no `state_dict`, but a saved state" if state is not None else "has no saved state"
+        raise ValueError(f"{type(component).__name__} {problem}")
     if state is not None:
         component.load_state_dict(state)
 
 
 def not_json(value: Any, path: str = "state") -> str | None:
-    """The first thing in `value` that JSON would not give back as it is, in words; None if there is none."""
+    """Describe the first part of `value` that JSON would not restore unchanged; None if there is none."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                return f"{path} has the key {key!r}, which is no text"
+                return f"{path} has the key {key!r}, which is not a string"
             if said := not_json(item, f"{path}[{key!r}]"):
                 return said
         return None

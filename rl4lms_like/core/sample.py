@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt with what its responses are compared with.
+    """Prompt with the references for its responses.
 
     Args:
         id: unique within its split.
         prompt_or_input_text: the prompt of a causal model, the input of a seq2seq model.
         references: texts that a good response resembles; may be empty.
-        meta_data: whatever a reward or metric needs besides; handed on as `meta_info`.
+        meta_data: additional data for rewards and metrics, which receive it as `meta_info`.
     """
 
     id: str

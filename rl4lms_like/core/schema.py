@@ -1,12 +1,12 @@
-"""Mappings from a config, held against Python signatures. Every mistake is found, none is raised.
+"""Validate mappings from a config against Python signatures. All mistakes are returned, none is raised.
 
     signature    (limit: Annotated[int, Ge(1)] = 20, mode: Literal["mean", "max"] = "mean")
     mapping      {limt: 5, mode: sum}
     mistakes     limt: unknown key; did you mean 'limit'?
                  mode: expected 'mean' or 'max', got 'sum'
 
-A signature is that of a function, a class or a dataclass; a parameter whose type is a dataclass is a nested mapping, so
-a whole config is checked by the same few lines as the arguments of one reward. pydantic validates the values.
+A signature belongs to a function, a class or a dataclass. A parameter whose type is a dataclass is a nested mapping, so
+that a whole config is checked by the same code as the arguments of one reward. pydantic validates the values.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from rl4lms_like.core.errors import Mistake
 from rl4lms_like.core.wording import describe, help_of, shown
 
 Special: TypeAlias = Callable[[Any], "Callable[[Any], Any] | None"]
-"""Maps a type to the function that validates its values, for types that pydantic does not know; else to None."""
+"""Function from a type to its validator, for types that pydantic does not support; None for all other types."""
 
 UNKNOWN_KEY = "unknown key"
 """Start of the message for an unknown key."""
 
 REQUIRED: Any = inspect.Parameter.empty
-"""The default of an argument that has none."""
+"""Marker for an argument without a default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComponentOf:
-    """In an `Annotated` type: the argument is a component of a class whose module must not be imported here.
+    """Metadata of an `Annotated` type: the argument is a component of a class that must not be imported here.
 
     Args:
-        name: of the class, `BatchedRewardFunction`.
+        name: name of the class, `BatchedRewardFunction`.
     """
 
     name: str
 
 
 class RefusedError(ValueError):
-    """Raised by the function that validates a value, with every mistake in it; their paths start at the value."""
+    """Error of a validator, with all mistakes in the value. Their paths are relative to the value."""
 
     def __init__(self, *mistakes: Mistake) -> None:
         super().__init__("; ".join(map(str, mistakes)))
@@ -74,33 +74,33 @@ class Argument:
 
     @property
     def required(self) -> bool:
-        """Whether a config must give it."""
+        """True if a config must provide the argument."""
         return self.default is REQUIRED
 
     @property
     def type_text(self) -> str:
-        """What values it takes, in plain words."""
+        """Description of the accepted values."""
         return describe(self.annotation)
 
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The arguments of a component, and whether it takes others besides (`**kwargs`)."""
+    """Arguments of a component, and whether it accepts further ones (`**kwargs`)."""
 
     arguments: tuple[Argument, ...]
     open: bool
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Name -> default, of the arguments that have one."""
+        """Defaults by name, of the arguments that have one."""
         return {argument.name: argument.default for argument in self.arguments if not argument.required}
 
 
 def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -> Signature:
-    """What `target` (function, class or dataclass) takes by name, without the names in `exclude`."""
+    """Return the named arguments of `target` (function, class or dataclass), without those in `exclude`."""
     try:
         parameters, hints, helps = _cached_words(target)
-    except ValueError:  # some built-in types do not say
+    except ValueError:  # some built-in types have no signature
         return Signature((), open=True)
     except TypeError:  # a target that cannot be hashed
         parameters, hints, helps = _words(target)
@@ -115,7 +115,7 @@ def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -
 
 
 def _words(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any], dict[str, str]]:
-    """Parameters, types and helps; defaults that are made anew each time are not among them."""
+    """Return parameters, types and help texts. Defaults of a `default_factory` are excluded: this result is cached."""
     return inspect.signature(target).parameters, _type_hints(target), help_of(target)
 
 
@@ -131,18 +131,18 @@ def check_arguments(
     also: Collection[str] = (),
     special: Special | None = None,
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    """Holds `args` against the signature of `target`.
+    """Check `args` against the signature of `target`.
 
     Args:
         target: function, class or dataclass that will be called with `args`.
-        args: what the config gives.
-        path: where in the config, `reward_fn.args`; empty for the top level.
-        exclude: parameters that the library fills in itself; a config must not.
-        also: what could be given besides, and is checked elsewhere: named where another key is unknown.
-        special: types that pydantic does not know.
+        args: arguments given in the config.
+        path: path in the config, `reward_fn.args`; empty for the top level.
+        exclude: parameters that the library sets itself; a config must not set them.
+        also: further valid keys that are checked elsewhere, for the message on unknown keys.
+        special: validators for types that pydantic does not support.
 
     Returns:
-        The given arguments, coerced to their types (those at fault are left out), and the mistakes.
+        The given arguments, coerced to their types (invalid ones are left out), and the mistakes.
     """
     signature = signature_of(target, exclude=exclude)
     known = {argument.name: argument for argument in signature.arguments}
@@ -153,7 +153,7 @@ def check_arguments(
         if name in exclude:
             mistakes.append(Mistake(where, "is filled in by the library and cannot be set here"))
         elif name in known and value is None and known[name].default is None:
-            bound[name] = None  # null is always right where it is the default, whatever the type says
+            bound[name] = None  # null is always valid where it is the default, whatever the type
         elif name in known:
             coerced, wrong = check_value(value, known[name].annotation, where, special=special)
             mistakes += wrong
@@ -172,9 +172,9 @@ def check_arguments(
 
 
 def check_value(value: Any, annotation: Any, path: str, *, special: Special | None = None) -> tuple[Any, list[Mistake]]:
-    """One value coerced to its type, and the mistakes; the value is meaningless if there are any.
+    """Return a value coerced to its type, and the mistakes; ignore the value if there are mistakes.
 
-    Null for a mapping or a list is an empty one, as a YAML key with nothing under it means it.
+    Null is accepted as an empty mapping or list, since a YAML key with nothing under it is null.
     """
     origin = typing.get_origin(annotation)
     if value is None and origin in (dict, list):
@@ -188,17 +188,22 @@ def check_value(value: Any, annotation: Any, path: str, *, special: Special | No
         return None, [
             mistake.below(functools.reduce(join, loc, path)) for loc, one in refused for mistake in one.mistakes
         ]
-    said = [str(one) for _, one in inside if isinstance(one, ValueError)]  # by a validator in the annotation
+    said = [str(one) for _, one in inside if isinstance(one, ValueError)]  # raised by a validator in the annotation
     if said:
         return None, [Mistake(path, said[0])]
     others = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
-    if others and any(loc[-1:] == ("[key]",) for loc, _ in inside):  # where pydantic says that a key is wrong
+    if others and any(loc[-1:] == ("[key]",) for loc, _ in inside):  # pydantic's location of an invalid key
         return None, [Mistake(path, keys_are_text(others))]
     return None, [Mistake(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
 def unknown_key(name: Any, known: Iterable[str]) -> str:
-    """What to say of a key that is not there."""
+    """Return the message for an unknown key.
+
+    Example:
+        >>> unknown_key("limt", ["limit", "mode"])
+        "unknown key; did you mean 'limit'?"
+    """
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     if near:
@@ -207,25 +212,35 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
 
 
 def keys_are_text(others: Iterable[Any]) -> str:
-    """What to say of keys that YAML reads as something else."""
-    return f"keys are text: put {', '.join(map(shown, others))} in quotes"
+    """Return the message for keys that YAML does not read as text."""
+    return f"keys must be text: put {', '.join(map(shown, others))} in quotes"
 
 
 def join(path: str, key: Any) -> str:
-    """`alg.args` and `gamma` -> `alg.args.gamma`; an empty key is written `''`."""
+    """Append a key to a dotted path; an empty key is written `''`.
+
+    Example:
+        >>> join("alg.args", "gamma")
+        'alg.args.gamma'
+    """
     text = str(key) or "''"
     return f"{path}.{text}" if path else text
 
 
 def at(blocks: Any, path: str) -> Any:
-    """The value at a dotted path, None where there is none."""
+    """Return the value at a dotted path, None if there is none.
+
+    Example:
+        >>> at({"alg": {"id": "ppo"}}, "alg.id")
+        'ppo'
+    """
     for key in path.split("."):
         blocks = blocks.get(key) if isinstance(blocks, Mapping) else None
     return blocks
 
 
 def _expected(annotation: Any) -> str:
-    """What values a type takes; of a block, its keys."""
+    """Describe the values of a type; for a dataclass, list its keys."""
     if not dataclasses.is_dataclass(annotation):
         return describe(annotation)
     names = ", ".join(argument.name for argument in signature_of(typing.cast(type, annotation)).arguments)
@@ -233,7 +248,7 @@ def _expected(annotation: Any) -> str:
 
 
 def _check_block(block: type, special: Special | None, value: Any) -> Any:
-    """The dataclass that a mapping describes; null is an empty mapping."""
+    """Build the dataclass that a mapping describes; null is an empty mapping."""
     if isinstance(value, block):
         return value
     bound, mistakes = check_block(block, {} if value is None else value, special)
@@ -246,14 +261,14 @@ def _check_block(block: type, special: Special | None, value: Any) -> Any:
 
 
 def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[Mistake]]:
-    """The fields of a dataclass from a mapping, and the mistakes; their paths start at the value."""
+    """Return the fields of a dataclass from a mapping, and the mistakes with paths relative to the value."""
     if not isinstance(value, Mapping):
         return {}, [Mistake("", f"expected {_expected(block)}; got {shown(value)}")]
     return check_arguments(block, value, "", special=special)
 
 
 def _coerced(value: Any, annotation: Any, special: Special | None) -> Any:
-    """Strict first, so that a boolean is no number and bytes no text; then '1e-6' and 5.0 for 5 are let through."""
+    """Validate strictly first: a boolean is not a number, bytes are not text. Then accept '1e-6', and 5.0 for 5."""
     adapter = _adapter(annotation, special)
     try:
         return adapter.validate_python(value, strict=True)
@@ -277,14 +292,14 @@ def _new_adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
     except PydanticUserError as error:
         if isinstance(error, PydanticSchemaGenerationError):
             return TypeAdapter(Any)
-        return TypeAdapter(prepared)  # a type that brings a config of its own
+        return TypeAdapter(prepared)  # a type with its own pydantic config
 
 
 _cached_adapter = cache(_new_adapter)
 
 
 def _prepared(annotation: Any, special: Special | None) -> Any:
-    """The type, in which dataclasses and special types are validated by functions of ours."""
+    """Return the type with our own validators for dataclasses and special types."""
     validate = special(annotation) if special else None
     if validate is None and inspect.isclass(annotation) and dataclasses.is_dataclass(annotation):
         validate = functools.partial(_check_block, annotation, special)
@@ -308,7 +323,7 @@ def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:
 
 
 def _type_hints(target: Any) -> dict[str, Any]:
-    """The resolved annotations; one that cannot be resolved at run time counts as `Any`."""
+    """Return the resolved annotations; those that cannot be resolved at run time become `Any`."""
     if inspect.isclass(target) and not dataclasses.is_dataclass(target):
         target = target.__init__
     try:

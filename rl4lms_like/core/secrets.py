@@ -1,11 +1,11 @@
-"""Secrets stay in the environment: a config names variables, and nothing that is printed or written shows their values.
+"""Keep secrets in environment variables: configs refer to them by name, and no output or file contains their values.
 
-    api_key: ${JUDGE_KEY}       `args` of a reward, metric, data pool or post-processor: looked up when it is built
-    api_key: sk-4711            refused, for the files of a run would show it
-    https://me:pw@host/x        refused likewise
-    key: 9f86d081884c7d65...    refused: it looks random; `key: answer` may name a column, and is not
+    api_key: ${JUDGE_KEY}       `args` of a reward, metric, data pool or post-processor: replaced when it is built
+    api_key: sk-4711            refused, since the files of a run would contain it
+    https://me:pw@host/x        refused for the same reason
+    key: 9f86d081884c7d65...    refused, since it looks random; `key: answer` is accepted, it may name a column
 
-Values that were looked up, and those of variables such as HF_TOKEN, are struck out of all messages.
+Values that were looked up, and those of variables such as HF_TOKEN, are masked in all messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rl4lms_like.core.schema import join
 from rl4lms_like.core.wording import shown
 
 HIDDEN = "***"
-"""What stands where a secret was."""
+"""Replacement for a secret."""
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -37,41 +37,46 @@ _KINDS_OF_KEYS = {
 _KINDS_OF_TOKENS = {"api", "auth", "access", "hf", "hub", "bearer", "refresh", "session", "login", "github"}
 _PLAIN_HEADERS = {"accept", "content", "user"}
 _CREDENTIAL = re.compile(r"(?!\d+$)[\w.=+/~-]{12,}")
-"""What a key `token` must hold to be taken for a secret: a language model's tokens have that name too."""
+"""Value of a key `token` that is taken for a secret. Tokens of a language model are named `token` too."""
 _UNLESS_CREDENTIAL = {"token", "bearer"}
 _WELL_KNOWN = re.compile(
     r"hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|Bearer \S{8,}|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
     re.DOTALL,
 )
-"""Tokens of well-known services, by how they begin."""
+"""Tokens of well-known services, by their prefixes."""
 _WITHIN = re.compile(
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|AKIA[0-9A-Z]{16}(?!\w)|xox[abprs]-[\d-]{10,}|Bearer (?=[^\s\d]*\d)[\w.~+/=-]{16,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----)"
 )
-"""The same within longer texts, which may hold words that begin alike."""
+"""The same within longer texts. Stricter, since ordinary words may have the same prefixes."""
 _LONG = 16
-"""Characters from which a secret of the environment is no word that a text holds by chance."""
+"""Characters from which a secret of the environment is too long to occur in a text by chance."""
 _RANDOM = re.compile(r"[\w.=+/~-]{20,}")
-"""Least length and letters of a value that is judged by how it looks."""
+"""Minimum length and allowed characters of a value that is tested for randomness."""
 
 _LOGIN = re.compile(r"\b(https?://)[^/\s@'\"]+@|(\w://[^/\s@:'\"]+):[^/\s@'\"]+@")
 _QUERY = re.compile(r"(?<=[?&#])([^=&#\s]+)=([^&#\s'\"]+)")
 _LOOKUP_PLACES = ("reward_fn", "datapool", "train_evaluation")
 _SHORTEST, _SHORTEST_LOOKED_UP = 8, 4
-"""Letters of a value that is struck out: one that is secret by its variable's name, and one that a config asked for."""
+"""Minimum characters of a masked value: of a variable with a secret name, and of one that a config refers to."""
 
 _BETWEEN = "\n\0\n"
-"""No text of a config holds it."""
+"""Separator that occurs in no text of a config."""
 
 _looked_up: set[str] = set()
 
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Whether a key, header or variable of this name holds a secret: `api_key`, `HF_TOKEN`; not `max_new_tokens`."""
+    """Return whether a key, header or variable of this name contains a secret.
+
+    Example:
+        >>> [is_secret_name(name) for name in ("api_key", "HF_TOKEN", "max_new_tokens")]
+        [True, True, False]
+    """
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words or words[0] in ("n", "num", "max", "min"):
         return False
@@ -85,26 +90,26 @@ def is_secret_name(name: str) -> bool:
 
 
 def names_variable(value: Any) -> bool:
-    """Whether a value of a config is the name of an environment variable, `${MY_KEY}`, and the value is elsewhere."""
+    """Return whether a value of a config refers to an environment variable: `${MY_KEY}`."""
     return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
 
 
 def secret_mistakes(config: Mapping[str, Any]) -> list[Mistake]:
-    """What stands in a config and must not: secrets, and names of variables where none is looked up."""
+    """Return the mistakes of a config: secrets, and references to variables where they are not replaced."""
     return [Mistake(path, said) for path, said, _ in _found(config)]
 
 
 def without_values(config: Mapping[str, Any], mistakes: Collection[Mistake]) -> list[Mistake]:
-    """Mistakes of a config that show none of the secrets in it."""
+    """Return the mistakes of a config with the secrets in it masked."""
     secrets = [value for _, _, value in _found(config) if len(value) >= _SHORTEST_LOOKED_UP]
-    values = {*secrets, *(shown(value)[1:-1] for value in secrets)}  # messages shorten what is long
+    values = {*secrets, *(shown(value)[1:-1] for value in secrets)}  # messages shorten long values
     together = _BETWEEN.join(part for mistake in mistakes for part in (mistake.path, mistake.message))
-    parts = without_secrets(together, values).split(_BETWEEN)  # at once: there may be thousands of either
+    parts = without_secrets(together, values).split(_BETWEEN)  # one pass: there may be thousands of both
     return [Mistake(*pair) for pair in zip(parts[::2], parts[1::2], strict=False)]
 
 
 def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
-    """A config in which no secret stands: what may be written to files."""
+    """Return a config with all secrets masked, which may be written to files."""
     if isinstance(config, Mapping):
         return {key: masked(item, (*keys, *str(key).split("."))) for key, item in config.items()}
     if isinstance(config, list | tuple):
@@ -117,20 +122,20 @@ def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
 
 
 def with_values(args: Mapping[str, Any]) -> dict[str, Any]:
-    """A component's arguments with the values of the environment variables that they name.
+    """Return a component's arguments with references to environment variables replaced by their values.
 
     Raises:
-        RL4LMsLikeError: one is not set.
+        RL4LMsLikeError: a variable is not set.
     """
     return {name: _with_values(value, str(name)) for name, value in args.items()}
 
 
 def without_secrets(text: str, also: Collection[str] = ()) -> str:
-    """A text in which the secrets that this process knows are struck out.
+    """Return a text with the known secrets of this process masked.
 
     Args:
         text: a message.
-        also: further values to strike out.
+        also: further values to mask.
     """
     for form in sorted(_forms({*_own_secrets(), *_looked_up, *also}), key=len, reverse=True):
         text = text.replace(form, HIDDEN)
@@ -138,7 +143,7 @@ def without_secrets(text: str, also: Collection[str] = ()) -> str:
 
 
 def _forms(values: Iterable[str]) -> set[str]:
-    """Values as they are, without a line's end, and as `repr` and JSON write them."""
+    """Return values unchanged, without surrounding whitespace, and as `repr` and JSON write them."""
     return {
         form
         for value in values
@@ -148,30 +153,30 @@ def _forms(values: Iterable[str]) -> set[str]:
 
 
 def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Path, what to say, and the text that must not be shown."""
+    """Yield the path, the message, and the text that must not be shown."""
     own = _own_secrets()
     for path, keys, value in _texts(config, "", ()):
         reference = _REFERENCE.fullmatch(value)
         if reference is not None:
             if not (keys[0] in _LOOKUP_PLACES and "args" in keys) and "post_processing_fn" not in keys:
-                said = "variables are looked up in the args of the reward, metrics, data pool and post-processor only"
+                said = "variables are replaced in the args of the reward, metrics, data pool and post-processor only"
                 yield path, said, ""
         elif _from_environment(keys):
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
                 yield path, "expected the name of an environment variable, not its value", value
         elif _secret_by_place(keys, value):
-            said = "a secret would stand in all files of a run; name an environment variable that holds it"
+            said = "a secret would be written to the files of a run; refer to an environment variable instead"
             yield path, f"{said}: ${{MY_VARIABLE}}", value
         elif _secret_by_itself(value, own):
-            said = "looks like a secret, which would stand in all files of a run; name an environment variable that"
-            yield path, f"{said} holds it: ${{MY_VARIABLE}}", value
+            said = "looks like a secret, which would be written to the files of a run; refer to an environment variable"
+            yield path, f"{said} instead: ${{MY_VARIABLE}}", value
         elif _without_logins(value) != value:
-            said = "a URL with a name, password or key would stand in all files of a run; name an environment variable"
-            yield path, f"{said} that holds it: ${{MY_VARIABLE}}", value
+            said = "a URL with a name, password or key would be written to the files of a run; refer to an environment"
+            yield path, f"{said} variable instead: ${{MY_VARIABLE}}", value
 
 
 def _texts(value: Any, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Every text of a config with its path and the keys on the way; every number too where a secret is expected."""
+    """Yield each text of a config with its path and keys; also numbers where a secret is expected."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _texts(item, join(path, key), (*keys, *str(key).split(".")))
@@ -195,7 +200,7 @@ def _secret_by_place(keys: tuple[str, ...], value: Any) -> bool:
     names = {key for key in keys if is_secret_name(key)}
     if is_header or names - _UNLESS_CREDENTIAL:
         return True
-    if words[-1:] in (["key"], ["keys"]) and _looks_random(str(value)):  # they may name columns or fields too
+    if words[-1:] in (["key"], ["keys"]) and _looks_random(str(value)):  # such keys may also name columns or fields
         return True
     return bool(names) and _CREDENTIAL.fullmatch(str(value)) is not None
 
@@ -205,21 +210,21 @@ def _secret_by_itself(value: str, own: Collection[str]) -> bool:
 
 
 def _holds_secret(value: str, own: Collection[str]) -> bool:
-    """Return whether a text is a secret or holds one; a short word may be a password, but is none within a text."""
+    """Return whether a text is or contains a secret. A short secret only counts if it is the whole text."""
     if value in own or _WITHIN.search(value):
         return True
     return any(secret in value for secret in own if len(secret) >= _LONG or _looks_random(secret))
 
 
 def _looks_random(value: str) -> bool:
-    """Return whether a value has digits, and words and numbers that are short: 3.5 characters on average or less."""
+    """Return whether a value has digits, and words and numbers of at most 3.5 characters on average."""
     if not _RANDOM.fullmatch(value) or not any(letter.isdigit() for letter in value):
         return False
     return len(value) <= 3.5 * len(_WORDS.findall(value))
 
 
 def secret_in(value: Any, path: str = "state") -> str | None:
-    """Return where data in JSON's types hold a known secret, or what looks like one; None: nowhere."""
+    """Return the path in JSON-like data of a known secret or of a value that looks like one; None if there is none."""
     own = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
     return _place_of_secret(value, path, own)
 
@@ -237,12 +242,12 @@ def _place_of_secret(value: Any, path: str, known: Collection[str]) -> str | Non
 
 
 def _from_environment(keys: tuple[str, ...]) -> bool:
-    """Whether a value is the name of a variable: `headers_from_env: {Authorization: MY_VARIABLE}`."""
+    """Return whether a value is the name of a variable: `headers_from_env: {Authorization: MY_VARIABLE}`."""
     return any(key.endswith("_from_env") for key in keys)
 
 
 def _own_secrets() -> set[str]:
-    """Values of this process's variables that are secret by their names."""
+    """Return the values of this process's environment variables with secret names."""
     return {
         value
         for name, value in os.environ.items()
@@ -268,7 +273,7 @@ def _with_values(value: Any, path: str) -> Any:
 
 
 def _without_logins(text: str) -> str:
-    """URLs without names, passwords, and what secret names have in a query."""
+    """Mask names and passwords in URLs, and the values of secret names in their queries."""
     if "://" not in text:
         return text
     text = _LOGIN.sub(lambda found: f"{found[1]}{HIDDEN}@" if found[1] else f"{found[2]}:{HIDDEN}@", text)

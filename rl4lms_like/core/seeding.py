@@ -1,7 +1,7 @@
-"""Random numbers from one seed, without hidden global state.
+"""Reproducible random numbers from one seed, without global state.
 
-Everything that draws owns a `SeedStream`: the k-th seed it gives depends on the run's seed, on what it is for, and on k
-alone. So what one part draws never shifts what another part draws, and saving k saves the stream.
+Each part of a run that samples has its own `SeedStream`. Its k-th seed depends only on the run's seed, its purpose and
+k. Therefore one part never changes the random numbers of another part, and saving k saves the stream.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ import numpy as np
 
 
 def derived_seed(seed: int, purpose: str, *counters: int) -> int:
-    """A 32-bit seed from a run's seed, a purpose and counters; the same in every process and on every machine."""
+    """Return a 32-bit seed from a run's seed, a purpose and counters; the same in every process and on every machine.
+
+    Example:
+        >>> derived_seed(1, "rollout", 0) == derived_seed(1, "rollout", 0)
+        True
+        >>> derived_seed(1, "rollout", 0) == derived_seed(1, "rollout", 1)
+        False
+    """
     entropy = [seed & 0xFFFFFFFF, zlib.crc32(purpose.encode()), *counters]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 class SeedStream:
-    """An endless series of seeds for one purpose.
+    """Endless sequence of seeds for one purpose.
 
     Args:
         seed: the run's seed.
-        purpose: a name, different for each part that draws.
+        purpose: a name, different for each part that samples.
     """
 
     def __init__(self, seed: int, purpose: str) -> None:
@@ -32,15 +39,15 @@ class SeedStream:
         self.drawn = 0
 
     def next(self) -> int:
-        """The next seed, 32 bits."""
+        """Return the next 32-bit seed."""
         value = derived_seed(self.seed, self.purpose, self.drawn)
         self.drawn += 1
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """How many seeds have been given."""
+        """Return the run's seed and the number of seeds drawn."""
         return {"seed": self.seed, "drawn": self.drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         self.seed, self.drawn = state["seed"], state["drawn"]

@@ -1,10 +1,10 @@
-"""Which tokens may be chosen: one bit for each entry of the vocabulary.
+"""Masks of the tokens that may be sampled, with one bit per vocabulary entry.
 
-    allowed  [n, vocab]              bool, alive for one step or one chunk at a time
-    packed   [n, ceil(vocab / 8)]    uint8, what is kept of every token of a rollout
+    allowed  [n, vocab]              bool, exists for one step or one chunk at a time
+    packed   [n, ceil(vocab / 8)]    uint8, stored for every token of a rollout
 
-Bit `i % 8` of byte `i // 8` says whether token `i` is allowed. 50257 tokens are 6283 bytes; as floats they would be 201
-kB. The functions that choose tokens have one meaning for every model family.
+Bit `i % 8` of byte `i // 8` is 1 if token `i` is allowed. A mask over 50257 tokens takes 6283 bytes; as floats it would
+take 201 kB. The functions behave the same for every model family.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ import torch
 from torch import Tensor
 
 N_BEST = 2048
-"""So many best tokens are looked at before a whole vocabulary is sorted: seven times as fast where they suffice."""
+"""Number of most probable tokens tried before sorting the whole vocabulary; seven times as fast if they suffice."""
 
 
 def top_p_mask(logits: Tensor, p: float, min_tokens_to_keep: int = 1) -> Tensor:
-    """The fewest tokens that have probability `p` together (arXiv 1904.09751), the one that crosses it included.
+    """Mask the smallest set of most probable tokens whose total probability exceeds `p` (arXiv 1904.09751).
 
     Args:
         logits: `[..., vocab]`.
         p: in (0, 1]; 1 allows every token.
-        min_tokens_to_keep: at least so many, the most probable ones.
+        min_tokens_to_keep: always allow at least this many of the most probable tokens.
 
     Returns:
-        `[..., vocab]`, bool.
+        `[..., vocab]`, bool; includes the token with which the total probability crosses `p`.
+
+    Example:
+        >>> top_p_mask(torch.tensor([0.5, 0.3, 0.2]).log(), p=0.6).tolist()
+        [True, True, False]
     """
     if p >= 1.0:  # a cumulative sum may exceed 1 by rounding
         return torch.ones_like(logits, dtype=torch.bool)
@@ -43,7 +47,7 @@ def top_p_mask(logits: Tensor, p: float, min_tokens_to_keep: int = 1) -> Tensor:
 
 
 def _crossing(probs: Tensor, token_ids: Tensor, p: float, min_tokens_to_keep: int, *, like: Tensor) -> Tensor:
-    """Of the best tokens, in descending order, those up to the one that crosses `p`, as a mask like `like`."""
+    """Return a mask shaped like `like` of the tokens, given in descending order, up to the one that crosses `p`."""
     mass_before = probs.cumsum(dim=-1).roll(1, dims=-1)
     mass_before[..., 0] = 0.0
     kept = mass_before <= p
@@ -52,44 +56,74 @@ def _crossing(probs: Tensor, token_ids: Tensor, p: float, min_tokens_to_keep: in
 
 
 def top_k_mask(logits: Tensor, k: int) -> Tensor:
-    """The `k` most probable tokens; all of them where the vocabulary has fewer. `[..., vocab]`, bool."""
+    """Mask the `k` most probable tokens `[..., vocab]`, bool; all tokens where the vocabulary is smaller than `k`.
+
+    Example:
+        >>> top_k_mask(torch.tensor([0.1, 0.7, 0.2]), k=2).tolist()
+        [False, True, True]
+    """
     best = logits.topk(min(k, logits.shape[-1]), dim=-1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, best, True)
 
 
 def with_tokens(allowed: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """The mask `[..., vocab]` with some tokens allowed whatever it says, in place."""
+    """Allow some tokens in a mask `[..., vocab]`, in place, and return it."""
     allowed[..., list(token_ids)] = True
     return allowed
 
 
 def packed_size(vocab_size: int) -> int:
-    """Bytes of one token's mask."""
+    """Return the number of bytes of one packed mask.
+
+    Example:
+        >>> packed_size(50257)
+        6283
+    """
     return (vocab_size + 7) // 8
 
 
 def pack(allowed: Tensor) -> Tensor:
-    """A mask `[..., vocab]` as bits `[..., n_bytes]`; those beyond the vocabulary are 0."""
+    """Pack a mask `[..., vocab]` into bits `[..., n_bytes]`; bits beyond the vocabulary are 0.
+
+    Example:
+        >>> pack(torch.tensor([True, False, True])).tolist()  # bits 0 and 2
+        [5]
+    """
     missing = -allowed.shape[-1] % 8
     bits = torch.nn.functional.pad(allowed.to(torch.uint8), (0, missing)).unflatten(-1, (-1, 8))
     return (bits << _places(allowed.device)).sum(dim=-1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, vocab_size: int) -> Tensor:
-    """The mask `[..., vocab]` of some bits `[..., n_bytes]`."""
+    """Unpack bits `[..., n_bytes]` into a mask `[..., vocab]`.
+
+    Example:
+        >>> unpack(torch.tensor([5], dtype=torch.uint8), vocab_size=3).tolist()
+        [True, False, True]
+    """
     bits = (packed[..., None] >> _places(packed.device)) & 1
     return bits.flatten(-2)[..., :vocab_size].bool()
 
 
 def contains(packed: Tensor, token_ids: Tensor) -> Tensor:
-    """Whether each of `n` masks `[n, n_bytes]` allows its token `[n]`; bool."""
+    """Return whether each of `n` packed masks `[n, n_bytes]` allows its token `[n]`; bool.
+
+    Example:
+        >>> contains(pack(torch.tensor([[True, False, True], [True, False, True]])), torch.tensor([1, 2])).tolist()
+        [False, True]
+    """
     byte = packed.gather(1, (token_ids // 8)[:, None]).squeeze(1)
     return ((byte >> (token_ids % 8).to(torch.uint8)) & 1).bool()
 
 
 def n_allowed(packed: Tensor) -> Tensor:
-    """How many tokens each of `n` masks `[n, n_bytes]` allows `[n]`."""
-    # Sums of 1, of 2 and of 4 neighbouring bits, all within their byte.
+    """Count the allowed tokens `[n]` of `n` packed masks `[n, n_bytes]`.
+
+    Example:
+        >>> n_allowed(pack(torch.tensor([[True, False, True], [False, False, True]]))).tolist()
+        [2, 1]
+    """
+    # Parallel bit count: sum neighbouring bits, then pairs, then fours, all within their byte.
     pairs = packed - ((packed >> 1) & 0x55)
     fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
     return ((fours + (fours >> 4)) & 0x0F).sum(dim=-1, dtype=torch.int64)

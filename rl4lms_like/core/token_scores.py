@@ -1,17 +1,17 @@
-"""Log-prob and entropy of chosen tokens, straight from hidden states.
+"""Log-prob and entropy of given tokens, computed from hidden states.
 
     hidden [n_tokens, d] ──head──> logits [n_tokens, vocab] ──> log_prob [n_tokens], entropy [n_tokens]
 
-Only the logits of tokens that are asked for are ever made, one buffer of them at a time. The backward pass is written
-out, so that nothing of size `[n_tokens, vocab]` but the probabilities is kept, and not even those where they would
-exceed the budget: then they are made anew, chunk by chunk, into one gradient buffer.
+Only the logits of the requested tokens are computed, one chunk at a time. The backward pass is explicit, so that
+the probabilities are the only stored tensor of size `[n_tokens, vocab]`. Where they would exceed the budget, they are
+not stored either but recomputed in the backward pass, chunk by chunk.
 
 With z the logits, p = softmax(z) and H = -Σ p log p, the gradient of g·log p_y + h·H with respect to z is
 
     (1[y] - p) g - p (log p + H) h
 
-Where only some tokens may be chosen, the same holds over those: p is renormalised, and 0 for all others. Their logits
-become `NEVER`, a finite number, so that 0 log 0 is 0 and no gradient is nan.
+Where only some tokens are allowed, the same formula holds over those: p is renormalised, and 0 for all others. Their
+logits become `NEVER`, a finite number, so that 0 log 0 is 0 and no gradient is NaN.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torch.nn import functional as F
 from rl4lms_like.core.token_masks import unpack
 
 NEVER = -1e30
-"""The logit of a token that may not be chosen."""
+"""Logit of a token that is not allowed."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A language-model head, logits = scale * hidden @ weight.T + bias.
+    """Language-model head, logits = scale * hidden @ weight.T + bias.
 
     Args:
         weight: `[vocab, d]`.
         bias: `[vocab]` or None.
-        scale: factor on the product (T5 with tied embeddings has `d ** -0.5`).
+        scale: factor on the product (`d ** -0.5` for T5 with tied embeddings).
     """
 
     weight: Tensor
@@ -44,7 +44,7 @@ class Head:
     scale: float = 1.0
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` in float32."""
+        """Compute logits `[..., vocab]` in float32."""
         product = F.linear(hidden.float(), self.weight.float())
         if self.scale != 1.0:
             product.mul_(self.scale)
@@ -52,10 +52,10 @@ class Head:
 
 
 class MaskedScores(NamedTuple):
-    """Scores of tokens that were chosen from a part of the vocabulary, `[n_tokens]`.
+    """Scores `[n_tokens]` of tokens that were chosen from a part of the vocabulary.
 
-    `log_prob` and `entropy` are of the distribution renormalised over that part, `raw_log_prob` is of the model's own;
-    it has no gradient.
+    `log_prob` and `entropy` belong to the distribution renormalised over that part. `raw_log_prob` belongs to the
+    model's full distribution and has no gradient.
     """
 
     log_prob: Tensor
@@ -64,19 +64,31 @@ class MaskedScores(NamedTuple):
 
 
 def scores_of_logits(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy `[n_tokens]` from logits `[n_tokens, vocab]`, by plain autograd (twice differentiable)."""
+    """Compute log-prob and entropy `[n_tokens]` from logits `[n_tokens, vocab]` with autograd (twice differentiable).
+
+    Example:
+        >>> log_prob, entropy = scores_of_logits(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+        >>> round(float(log_prob), 3), round(float(entropy), 3)
+        (-0.693, 0.693)
+    """
     log_probs = logits.float().log_softmax(dim=-1)
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
     return log_probs.gather(1, actions[:, None]).squeeze(1), entropy
 
 
 def masked_scores_of_logits(logits: Tensor, actions: Tensor, allowed: Tensor) -> MaskedScores:
-    """`scores_of_logits` over the allowed tokens.
+    """Compute `scores_of_logits` over the allowed tokens.
 
     Args:
         logits: `[n_tokens, vocab]`.
         actions: token ids `[n_tokens]`.
         allowed: `[n_tokens, n_bytes]`, see `core.token_masks`.
+
+    Example:
+        >>> allowed = torch.tensor([[0b011]], dtype=torch.uint8)  # tokens 0 and 1
+        >>> scores = masked_scores_of_logits(torch.zeros(1, 3), torch.tensor([1]), allowed)
+        >>> [round(float(score), 3) for score in scores]  # log(1/2), its entropy, log(1/3)
+        [-0.693, 0.693, -1.099]
     """
     logits = logits.float()
     raw_log_prob = logits.detach().log_softmax(dim=-1).gather(1, actions[:, None]).squeeze(1)
@@ -84,23 +96,28 @@ def masked_scores_of_logits(logits: Tensor, actions: Tensor, allowed: Tensor) ->
 
 
 def masked_logits(logits: Tensor, allowed: Tensor) -> Tensor:
-    """Logits `[n_tokens, vocab]` whose softmax is over the allowed tokens `[n_tokens, n_bytes]`."""
+    """Return logits `[n_tokens, vocab]` with those of all but the allowed tokens `[n_tokens, n_bytes]` set to `NEVER`.
+
+    Example:
+        >>> masked_logits(torch.zeros(1, 2), torch.tensor([[0b01]], dtype=torch.uint8)).softmax(dim=-1).tolist()
+        [[1.0, 0.0]]
+    """
     return logits.masked_fill(~unpack(allowed, logits.shape[1]), NEVER)
 
 
 def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: int) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy of one token per hidden state.
+    """Compute log-prob and entropy of one token per hidden state.
 
     Args:
         hidden: `[n_tokens, d]`.
-        head: what turns them into logits.
+        head: language-model head that computes the logits.
         actions: token ids `[n_tokens]`.
-        logits_budget: how many logits may be kept, counted in numbers, not bytes.
+        logits_budget: maximum number of logits in memory (a count, not bytes).
 
     Returns:
-        Log-prob and entropy `[n_tokens]`, once differentiable with respect to hidden states and head. Computed in
-        float32 also under autocast: many models' logits share a large offset, whose rounding in bfloat16 would be
-        tenths of a nat.
+        Log-prob and entropy `[n_tokens]`, once differentiable with respect to hidden states and head. They are computed
+        in float32 also under autocast, because the logits of many models have a large common offset. Rounding it to
+        bfloat16 would cause errors of tenths of a nat.
     """
     log_prob, entropy, _ = _scored(hidden, head, actions, None, logits_budget)
     return log_prob, entropy
@@ -109,14 +126,14 @@ def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: 
 def masked_token_scores(
     hidden: Tensor, head: Head, actions: Tensor, allowed: Tensor, *, logits_budget: int
 ) -> MaskedScores:
-    """`token_scores` over the allowed tokens; masks are unpacked chunk by chunk.
+    """Compute `token_scores` over the allowed tokens; masks are unpacked chunk by chunk.
 
     Args:
         hidden: `[n_tokens, d]`.
-        head: what turns them into logits.
+        head: language-model head that computes the logits.
         actions: token ids `[n_tokens]`.
         allowed: `[n_tokens, n_bytes]`, see `core.token_masks`.
-        logits_budget: how many logits may be kept, counted in numbers, not bytes.
+        logits_budget: maximum number of logits in memory (a count, not bytes).
     """
     return MaskedScores(*_scored(hidden, head, actions, allowed, logits_budget))
 
@@ -130,7 +147,7 @@ def _scored(
 
 
 class _TokenScores(torch.autograd.Function):
-    """The autograd node behind `token_scores` and `masked_token_scores`; without masks the raw log-prob is empty."""
+    """Autograd function of `token_scores` and `masked_token_scores`; without masks the raw log-prob is empty."""
 
     @staticmethod
     def forward(
@@ -177,7 +194,7 @@ class _TokenScores(torch.autograd.Function):
             probs = ctx.probs
             if probs is None:
                 probs, _, _ = _softmax(head.logits(hidden[part]), actions[part], _part_of(allowed, part))
-            ctx.probs = None
+            ctx.probs = None  # `_logit_gradient` overwrites them
             grad = _logit_gradient(
                 probs,
                 actions[part],
@@ -204,14 +221,14 @@ def _part_of(allowed: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _log_prob(logits: Tensor, actions: Tensor) -> Tensor:
-    """Log-prob `[n]`, by the very operations of `_softmax`: where everything is allowed, both are the same bits."""
+    """Compute log-prob `[n]` with the operations of `_softmax`, so that both agree bit by bit if all is allowed."""
     shifted = logits - logits.amax(dim=1, keepdim=True)
     chosen = shifted.gather(1, actions[:, None]).squeeze(1)
     return chosen - shifted.exp_().sum(dim=1, keepdim=True).squeeze(1).log()
 
 
 def _softmax(logits: Tensor, actions: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities `[n, vocab]`, log-prob and entropy `[n]`, with one exponential per logit; takes the logits over."""
+    """Compute probabilities `[n, vocab]`, log-prob and entropy `[n]`, one exponential per logit; overwrite logits."""
     if allowed is not None:
         logits.masked_fill_(~unpack(allowed, logits.shape[1]), NEVER)
     logits -= logits.amax(dim=1, keepdim=True)
@@ -227,7 +244,7 @@ def _softmax(logits: Tensor, actions: Tensor, allowed: Tensor | None) -> tuple[T
 def _logit_gradient(
     probs: Tensor, actions: Tensor, grad_log_prob: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
 ) -> Tensor:
-    """The formula above, in the memory of `probs`."""
+    """Compute the gradient formula of the module docstring, in place in `probs`."""
     g = torch.zeros_like(entropy) if grad_log_prob is None else grad_log_prob
     if grad_entropy is None or not bool(grad_entropy.any()):
         grad = probs.mul_(-g[:, None])

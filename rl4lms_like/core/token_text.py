@@ -1,11 +1,11 @@
-"""The text of each token, so that the pieces joined are the text of all.
+"""Text of each token, such that the joined pieces are the text of the whole sequence.
 
     ids       464    8237  11   28053  228         220   50256
-    pieces    "The"  " film" ","  ""     " 🎬"        " "   ""        joined: what `decode` says of all ids
+    pieces    "The"  " film" ","  ""     " 🎬"        " "   ""        joined: `decode` of all ids
 
-Tokens have no text of their own: a byte-level token may be half a character, a SentencePiece decoder drops the first
-space, clean-up joins what tokens hold apart. A token's piece is what the text of all ids has up to it, and had not up
-to the token before; a character that several tokens make belongs to the one that completes it. Loads no torch.
+Decoding tokens one by one does not work in general: a byte-level token may be half a character, a SentencePiece decoder
+drops the first space, and clean-up changes text across tokens. A token's piece is what it adds to the decoded text. A
+character made of several tokens belongs to the token that completes it. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 UNDECODABLE = "\ufffd"
-"""What decoders put in the place of bytes that are no character, or not yet."""
+"""Replacement by decoders for bytes that are not a complete character."""
 SHORT, TRIES = 64, 12
-"""More tokens are halved first, where that leaves the text as it is: so many places are tried."""
+"""Longer sequences than `SHORT` are split in two where that does not change the text; `TRIES` positions are tried."""
 
 
 def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
-    """One piece of text for each token; empty for those that add nothing, special tokens for instance.
+    """Return one piece of text for each token; empty for tokens that add nothing, such as special tokens.
 
     Args:
-        decode: of the tokenizer; decodes any prefix of `ids`.
+        decode: the tokenizer's decode function; it must accept any prefix of `ids`.
         ids: `[n]`.
 
     Returns:
-        `n` texts; joined they are `decode(ids)`, whatever the tokenizer does.
+        `n` texts. Joined they are `decode(ids)` for every tokenizer.
+
+    Example:
+        >>> text_pieces(lambda ids: bytes(ids).decode(errors="replace"), [104, 105, 195, 188])
+        ['h', 'i', '', 'ü']
     """
     ids = list(ids)
     whole = decode(ids)
@@ -46,7 +50,7 @@ def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[
 
 
 def _agreement(prefix: str, whole: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common prefix."""
     if whole.startswith(prefix):
         return len(prefix)
     return next((i for i, (a, b) in enumerate(zip(prefix, whole, strict=False)) if a != b), len(whole))

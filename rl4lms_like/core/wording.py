@@ -1,4 +1,4 @@
-"""Types, values and docstrings in plain words.
+"""Describe types, values and docstrings in plain words, for messages and documentation.
 
 Annotated[float, Gt(0)] | None    ->  a number above 0, or null
 Literal["left", "right"]          ->  'left' or 'right'
@@ -26,30 +26,35 @@ _SECTION = re.compile(r"^(Args|Arguments|Attributes|Returns|Yields|Raises|Exampl
 
 @dataclass(frozen=True)
 class InWords:
-    """What values an annotated type takes, where its constraints do not say: `Annotated[str, ..., InWords("...")]`."""
+    """Metadata that describes a type's values instead of its constraints: `Annotated[str, ..., InWords("...")]`."""
 
     text: str
 
 
 def printable(text: str) -> str:
-    r"""A text that cannot steer a terminal: control characters as `\x1b`, those that turn the direction as `\u202e`.
+    r"""Escape characters that control a terminal (as `\x1b`) or the direction of writing (as `\u202e`).
 
-    Lines and tabs stay.
+    Line breaks and tabs are kept.
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def take_any_letter(stream: Any) -> None:
-    r"""Makes a stream write a letter that its encoding lacks as `\u65e5`, where it would raise.
+    r"""Make a stream write a character that its encoding lacks as `\u65e5` instead of raising an error.
 
-    Streams in Latin-1 or ASCII lack most letters and all frames of tables, those in UTF-8 half a surrogate pair.
+    Latin-1 and ASCII lack most characters and all table borders, UTF-8 lacks unpaired surrogates.
     """
     if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
 
 def describe(annotation: Any) -> str:
-    """What values a type takes; `anything` for types that say nothing."""
+    """Describe the values of a type; `anything` for types without constraints.
+
+    Example:
+        >>> describe(list[int] | None)
+        'a list, each a whole number, or null'
+    """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _constrained(args[0], args[1:])
@@ -74,7 +79,12 @@ def describe(annotation: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in a config, shortened."""
+    """Return a value as written in a config, shortened.
+
+    Example:
+        >>> [shown(value) for value in (None, True, 0.5, "mean")]
+        ['null', 'true', '0.5', "'mean'"]
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -83,23 +93,28 @@ def shown(value: Any) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """What a user's code raised: `KeyError: 'topic'`."""
+    """Describe an exception of a user's code.
+
+    Example:
+        >>> raised(KeyError("topic"))
+        "KeyError: 'topic'"
+    """
     try:
         text = str(error)
-    except Exception:  # that is the user's code too
-        text = "(it cannot be put in words)"
+    except Exception:  # `__str__` is the user's code too
+        text = "(its message cannot be shown)"
     return f"{type(error).__name__}: {text}"
 
 
 def excerpt(value: Any) -> str:
-    """A value as Python writes it, shortened: what a user's code returned."""
+    """Return the shortened `repr` of a value, such as one returned by a user's code."""
     shortener = reprlib.Repr()
     shortener.maxstring, shortener.maxother, shortener.maxdict, shortener.maxlist = 60, 60, 3, 4
     return shortener.repr(value)
 
 
 def help_of(target: Any) -> dict[str, str]:
-    """Argument -> help, from the `Args:` of Google-style docstrings, those of base classes included."""
+    """Return help texts by argument, from the `Args:` of Google-style docstrings, including those of base classes."""
     docs = [inspect.getdoc(target) or ""]
     if inspect.isclass(target):
         docs = [text for base in reversed(target.__mro__) for text in _own_docs(base)]
@@ -107,12 +122,12 @@ def help_of(target: Any) -> dict[str, str]:
 
 
 def summary_of(target: Any) -> str:
-    """The first line of a docstring."""
+    """Return the first line of a docstring."""
     return (inspect.getdoc(target) or "").partition("\n")[0]
 
 
 def without_sections(doc: str) -> str:
-    """A docstring without its `Args:`, `Returns:` ... sections."""
+    """Return a docstring without its `Args:`, `Returns:` ... sections."""
     lines: list[str] = []
     inside = False
     for line in doc.splitlines():
@@ -182,7 +197,7 @@ def _flat(metadata: Iterable[Any]) -> Iterable[Any]:
 
 
 def _either(options: list[str], *, wide: bool = False) -> str:
-    """`a, b or c`; `a, or b` where the options have an `or` of their own."""
+    """Return `a, b or c`; `a, or b` where the options are longer descriptions."""
     unique = list(dict.fromkeys(options))
     if len(unique) == 1:
         return unique[0]

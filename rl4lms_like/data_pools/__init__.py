@@ -1,4 +1,4 @@
-"""What to prompt with. `DATA_POOLS` has every pool by id; the config's `datapool.id` names one."""
+"""Registry of the data pools. `DATA_POOLS` holds every pool by id; `datapool.id` in a config selects one."""
 
 from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.core.sample import Sample
@@ -11,24 +11,22 @@ DATA_POOLS = Registry(
     group="rl4lms_like.data_pools",
     misfit=derived_from("rl4lms_like.data_pools.base:TextGenPool"),
     table={
-        "dummy_pool": Entry("rl4lms_like.data_pools.dummy:DummyPool", "one prompt, many times"),
+        "dummy_pool": Entry("rl4lms_like.data_pools.dummy:DummyPool", "one prompt, repeated"),
         "film_opinions": Entry(
             "rl4lms_like.data_pools.film_opinions:FilmOpinions", "short film opinions from a grammar, mixed sentiment"
         ),
-        "jsonl": Entry("rl4lms_like.data_pools.files:JsonlPool", "fields of a local file of JSON lines"),
+        "jsonl": Entry("rl4lms_like.data_pools.files:JsonlPool", "fields of a local JSON Lines file"),
         "csv": Entry("rl4lms_like.data_pools.files:CsvPool", "columns of a local CSV or TSV file"),
-        "text": Entry("rl4lms_like.data_pools.text:TextPool", "openings of the texts in a local plain-text file"),
+        "text": Entry("rl4lms_like.data_pools.text:TextPool", "beginnings of the texts in a local plain-text file"),
         "hf_dataset": Entry(
             "rl4lms_like.data_pools.hf_dataset:HfDatasetPool",
-            "columns of a `datasets` data set, local or from the hub",
+            "columns of a `datasets` dataset, local or from the hub",
             needs="extra 'data'",
         ),
-        "imdb": Entry(
-            "rl4lms_like.data_pools.imdb:IMDB", "film reviews to be continued (IMDb)", needs=_HUB_OR_LOCAL_COPY
-        ),
+        "imdb": Entry("rl4lms_like.data_pools.imdb:IMDB", "film reviews to continue (IMDb)", needs=_HUB_OR_LOCAL_COPY),
         "imdb_seq2seq": Entry(
             "rl4lms_like.data_pools.imdb:IMDBForSeq2Seq",
-            "positive film reviews to learn from (IMDb)",
+            "positive film reviews for supervised training (IMDb)",
             needs=_HUB_OR_LOCAL_COPY,
         ),
         "commongen": Entry(
@@ -49,7 +47,7 @@ DATA_POOLS = Registry(
         "narrative_qa": Entry(
             "rl4lms_like.data_pools.narrative_qa:NarrativeQA",
             "questions about summaries of stories (NarrativeQA)",
-            needs="extra 'data' and UnifiedQA's storage, or a local copy in `data_dir`",
+            needs="extra 'data' and access to UnifiedQA's storage, or a local copy in `data_dir`",
         ),
         "wmt16": Entry(
             "rl4lms_like.data_pools.translation:WMT",
@@ -74,7 +72,7 @@ DATA_POOLS = Registry(
         "crd3": Entry(
             "rl4lms_like.data_pools.crd3:CRD3DialogueGeneration",
             "next turns of recorded games (CRD3)",
-            needs="extra 'data' and GitHub, or a local copy in `data_dir`",
+            needs="extra 'data' and access to GitHub, or a local copy in `data_dir`",
         ),
         "daily_dialog": Entry(
             "rl4lms_like.data_pools.daily_dialog:DailyDialog",

@@ -1,4 +1,4 @@
-"""What a user subclasses to say where prompts come from."""
+"""Base class of data pools, which provide the prompts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rl4lms_like.core.sample import Sample
 
 
 class TextGenPool(ABC):
-    """The samples of one split.
+    """Samples of one split.
 
-    `pool[i]` is `(sample, weight)`; the weight feeds the prompt sampler's priorities and is 1 here.
+    `pool[i]` is `(sample, weight)`; the prompt sampler uses the weight as priority. It is 1 in this class.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
@@ -22,23 +22,23 @@ class TextGenPool(ABC):
     @classmethod
     @abstractmethod
     def prepare(cls, split: str, *args: Any, **kwargs: Any) -> TextGenPool:
-        """Builds the pool of a split, `train`, `val` or `test`; its further arguments come from the config."""
+        """Build the pool of a split, `train`, `val` or `test`; further arguments come from the config."""
 
-    @classmethod  # noqa: B027  (no duty of subclasses)
+    @classmethod  # noqa: B027  (optional for subclasses)
     def require(cls, needed_by: str, **args: Any) -> None:
-        """Says what `prepare` would lack, before anything is read; most pools lack nothing.
+        """Check that the packages and resources of `prepare` are installed; most pools need none.
 
         Args:
-            needed_by: the pool, in words.
+            needed_by: description of the pool for messages.
             args: the arguments of `prepare`, without the split.
 
         Raises:
-            RL4LMsLikeError: a package or resource is not here.
+            RL4LMsLikeError: a package or resource is missing.
         """
 
     @classmethod
     def is_local(cls, **args: Any) -> bool:
-        """Return whether `prepare` reads nothing from a network; `check` prepares such pools only.
+        """Return True if `prepare` needs no network; the command `check` prepares only such pools.
 
         Args:
             args: the arguments of `prepare`, without the split.
@@ -56,18 +56,18 @@ class TextGenPool(ABC):
 
     @property
     def samples(self) -> list[Sample]:
-        """The samples, without weights."""
+        """Samples without weights."""
         return list(self._samples)
 
     def sample(self, rng: random.Random | None = None) -> Sample:
-        """One sample, drawn uniformly."""
+        """Draw one sample uniformly."""
         return (rng or random).choice(self._samples)
 
     def split(self, split_ratios: Sequence[float]) -> list[TextGenPool]:
-        """Consecutive slices of `floor(ratio * len)` samples each.
+        """Split the pool into consecutive slices of `floor(ratio * len)` samples each.
 
         Raises:
-            ValueError: if the ratios are negative or add up to more than 1.
+            ValueError: the ratios are negative or add up to more than 1.
         """
         if min(split_ratios) < 0 or sum(split_ratios) > 1 + 1e-9:
             raise ValueError(f"split ratios must be at least 0 and add up to at most 1, got {list(split_ratios)}")

@@ -1,11 +1,11 @@
-"""CNN / DailyMail (Hermann et al. 2015, version 3.0.0 of See et al. 2017): articles and their highlights.
+"""CNN / DailyMail (Hermann et al. 2015, version 3.0.0 of See et al. 2017): news articles and their highlights.
 
     prompt      Summarize: (CNN) -- Harry Potter star ...       prompt_prefix, article, prompt_suffix
-    reference   highlights, a line each
+    reference   highlights, one per line
 
-Beside tables, two published forms are read. Stories have `@highlight` lines behind the article; which belong to a split
-is told by folders or by lists of addresses, of which the file's name is the SHA-1. PreSumm's JSON (Liu and Lapata 2019)
-has sentences of lower-case tokens, here joined by spaces.
+Two published formats are supported besides tables. Story files have `@highlight` lines after the article. Their split
+is given by folders or by lists of URLs; the name of a story file is the SHA-1 of its URL. PreSumm's JSON (Liu and
+Lapata 2019) has sentences of lower-case tokens, which are joined by spaces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SENTENCE_ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")
 
 
 class CNNDailyMail(PublishedPool):
-    """News articles as prompts, their highlights as references."""
+    """News articles as prompts, with their highlights as references."""
 
     @classmethod
     def prepare(
@@ -48,25 +48,25 @@ class CNNDailyMail(PublishedPool):
         hub_config: str | None = None,
         revision: str | None = None,
     ) -> CNNDailyMail:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            prompt_suffix: put behind the article.
-            prompt_prefix: put before it.
-            truncate_article: the prompt has so many NLTK word tokens of the article, with spaces between.
-            max_size: at most so many samples a split.
-            data_dir: a local copy: stories `{train,val,test}/*.story`, or stories anywhere with lists of addresses,
+            prompt_suffix: text appended to the article.
+            prompt_prefix: text prepended to the article.
+            truncate_article: maximum number of NLTK word tokens of the article in the prompt, joined by spaces.
+            max_size: maximum number of samples per split.
+            data_dir: a local copy: stories `{train,val,test}/*.story`, or stories anywhere with lists of URLs,
                 `all_{train,val,test}.txt` or `mapping_{train,valid,test}.txt`; PreSumm's `*.{train,valid,test}.*.json`;
                 or tables with the columns article, highlights (see `published`).
-            hub_id: another repository of the hub with these columns.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
+            hub_id: another hub repository with these columns.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
 
         Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
-            MissingExtraError: `datasets` is needed and not installed, or NLTK to truncate.
-            MissingResourceError: NLTK's punkt_tab is needed to truncate, and not there.
+            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
+            MissingExtraError: `datasets`, or NLTK for truncation, is needed and not installed.
+            MissingResourceError: NLTK's punkt_tab is needed for truncation and not found.
         """
         published = Published("cnn_daily_mail", "article, highlights", (STORIES, PRESUMM))
         if truncate_article is not None:
@@ -86,7 +86,7 @@ class CNNDailyMail(PublishedPool):
 
 
 def article_and_highlights(story: str) -> dict[str, str]:
-    """The columns of a story. Lines that end without a mark get a full stop, as the hub's columns have it."""
+    """Return the columns of a story. Lines without final punctuation get a full stop, as in the hub's columns."""
     article: list[str] = []
     highlights: list[str] = []
     target = article
@@ -108,7 +108,7 @@ def _stories(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 
 
 def _listed(folder: Path, listing: Path) -> list[Path]:
-    """The stories of a list of addresses, in its order."""
+    """Return the story files of a list of URLs, in the order of the list."""
     stories = {file.stem: file for file in folder.rglob("*.story")}
     with open_text(listing) as lines:
         addresses = [line.strip() for line in lines if line.strip()]

@@ -1,10 +1,10 @@
-"""One row of a table as a sample.
+"""Conversion of a table row to a sample.
 
     row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
     sample  prompt from `prompt_column`, references from `reference_columns`, meta_data from `meta_columns`
 
-A dotted name reaches into nested values: `translation.en` is `row["translation"]["en"]`. Half of a character, which
-JSON can hold (a lone surrogate), is no text: no tokenizer takes it.
+A dotted name selects a nested value: `translation.en` is `row["translation"]["en"]`. A text with a lone surrogate,
+which JSON allows, is rejected because tokenizers cannot encode it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rl4lms_like.core.wording import shown
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """Which columns become what.
+    """Mapping of table columns to the fields of a sample.
 
     Args:
-        prompt_column: text.
-        reference_columns: text, a list of texts, or empty (null) for no reference.
-        meta_columns: anything.
-        prompt_prefix: put before every prompt.
-        prompt_suffix: put behind every prompt.
+        prompt_column: column with a text.
+        reference_columns: columns with a text, a list of texts, or null for no reference.
+        meta_columns: columns with any values.
+        prompt_prefix: text prepended to every prompt.
+        prompt_suffix: text appended to every prompt.
     """
 
     prompt_column: str
@@ -46,16 +46,16 @@ class ColumnMap:
         prompt_prefix: str,
         prompt_suffix: str,
     ) -> ColumnMap:
-        """From a pool's arguments, where one name may stand for a list of one."""
+        """Build the map from a pool's arguments, where a single name is accepted instead of a list."""
         references = [reference_column] if isinstance(reference_column, str) else reference_column or []
         return cls(prompt_column, tuple(references), tuple(meta_columns or ()), prompt_prefix, prompt_suffix)
 
     def sample(self, row: Mapping[str, Any], id: str, where: str) -> Sample:
-        """The sample of a row.
+        """Build the sample of a row.
 
         Args:
             row: column -> value.
-            id: of the sample.
+            id: id of the sample.
             where: file and line, for messages.
 
         Raises:
@@ -68,7 +68,7 @@ class ColumnMap:
 
 
 def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
-    """The text in a column.
+    """Return the text in a column.
 
     Raises:
         DataPoolError: there is no such column, or it does not hold text.
@@ -80,7 +80,7 @@ def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
-    """The texts in a column: a list of texts, one text, or none (null).
+    """Return the texts in a column that holds a list of texts, one text, or null (no text).
 
     Raises:
         DataPoolError: there is no such column, or it holds something else.
@@ -106,10 +106,10 @@ def _is_text(value: Any) -> bool:
 
 
 def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
-    """What a column holds; `a.b` reaches into nested values.
+    """Return the value in a column; `a.b` selects a nested value.
 
     Raises:
-        DataPoolError: there is no such column; the message names the nearest.
+        DataPoolError: there is no such column; the message suggests the most similar one.
     """
     if name in row:
         return row[name]

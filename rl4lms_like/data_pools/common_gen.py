@@ -1,9 +1,9 @@
-"""CommonGen (Lin et al. 2020): a sentence that uses all of a set of concepts.
+"""CommonGen (Lin et al. 2020): sentences that use all concepts of a set.
 
-row        {"concepts": [field, look, stand], "target": "The player stood ..."}     one of several for the set
+row        {"concepts": [field, look, stand], "target": "The player stood ..."}     one of several rows per set
 prompt     generate a sentence with: field look stand.                 prefix, separator, end token
-train      a sample for each pair of set and sentence
-val, test  a sample for each set, with all its sentences as references
+train      one sample per pair of set and sentence
+val, test  one sample per set, with all its sentences as references
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HUB = HubTable("GEM/common_gen", "default", CONVERTED)
 
 
 class CommonGen(PublishedPool):
-    """Sets of concepts as prompts, sentences that use them as references."""
+    """Sets of concepts as prompts, with sentences that use them as references."""
 
     @classmethod
     def prepare(
@@ -42,26 +42,26 @@ class CommonGen(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> CommonGen:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
-        `meta_data` has the `concepts`. A set without sentences (the published test split) has no references.
+        `meta_data` holds the `concepts`. A set without sentences (published test split) has no references.
 
         Args:
             split: `train`, `val` or `test`.
-            concept_separator_token: put between concepts.
-            concept_end_token: put behind them.
-            prefix: put before them.
-            group_train: also the training split has one sample a set, with all its sentences as references.
+            concept_separator_token: text between concepts.
+            concept_end_token: text after the last concept.
+            prefix: text before the first concept.
+            group_train: use one sample per set in the training split too, with all its sentences as references.
             data_dir: a local copy: `commongen.{train,dev,test}.jsonl` (concept_set, scene), or
-                `commongen.{train,dev,test}.src_alpha.txt` beside `.tgt.txt`, or tables with the columns concepts,
+                `commongen.{train,dev,test}.src_alpha.txt` with `.tgt.txt`, or tables with the columns concepts,
                 target or references (see `published`).
-            hub_id: another repository of the hub with these columns, such as `allenai/common_gen`.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+            hub_id: another hub repository with these columns, such as `allenai/common_gen`.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         published = Published("commongen", "concepts, target (or references)", (SCENES, PARALLEL))
@@ -85,9 +85,9 @@ def _one_by_one(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[st
 
 
 def _by_set(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]:
-    """Sets in the order in which they first occur, each with its sentences in their order.
+    """Yield the sets in order of first occurrence, each with its sentences in order.
 
-    A row with `references` is a set already: `style` as a verb and as a noun are two sets of the published ones.
+    A row with `references` is a complete set: the published data has separate sets for `style` as a verb and as a noun.
     """
     sets: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
     for where, row in rows:
@@ -98,10 +98,10 @@ def _by_set(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]
 
 
 def _pair(row: Mapping[str, Any], where: str) -> tuple[list[str], list[str]]:
-    """Concepts and sentences of a row; `references`, where there are any, hold `target` too."""
+    """Return the concepts and sentences of a row; `references`, if present, include `target`."""
     concepts = texts_cell(row, "concepts", where)
     if not concepts:
-        raise DataPoolError(f"{where}, column 'concepts': expected the concepts, got {shown(row['concepts'])}")
+        raise DataPoolError(f"{where}, column 'concepts': expected at least one concept, got {shown(row['concepts'])}")
     column = "references" if row.get("references") else "target"
     return concepts, [sentence for sentence in texts_cell(row, column, where) if sentence.strip()]
 
@@ -112,7 +112,7 @@ def _scenes(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 
 
 def _of_scene(where: str, row: Mapping[str, Any]) -> LocatedRow:
-    """`field_N#look_V` are the concepts field and look, a noun and a verb."""
+    """Parse a row of the scene files; `field_N#look_V` are the concepts field (noun) and look (verb)."""
     concept_set = cell(row, "concept_set", where)
     if not isinstance(concept_set, str):
         raise DataPoolError(f"{where}, column 'concept_set': expected text, got {shown(concept_set)}")
@@ -135,4 +135,4 @@ def _line_by_line(concepts: Path, sentences: Path) -> Iterator[LocatedRow]:
 
 
 SCENES = Layout("commongen.{train,dev,test}.jsonl with concept_set, scene", _scenes)
-PARALLEL = Layout("commongen.{train,dev,test}.src_alpha.txt beside commongen.{train,dev,test}.tgt.txt", _parallel)
+PARALLEL = Layout("commongen.{train,dev,test}.src_alpha.txt with commongen.{train,dev,test}.tgt.txt", _parallel)

@@ -1,12 +1,12 @@
 """CRD3 (Rameshkumar and Bailey 2020): the next turn of a recorded game of Dungeons and Dragons.
 
     turn        {"NAMES": ["MATT"], "UTTERANCES": ["Hello everyone.", "Enjoy!"]}
-    prompt      LAURA: Hi.          the last `max_context_size` turns, a line each
+    prompt      LAURA: Hi.          the last `max_context_size` turns, one per line
                 SAM: Hello.
-                MATT:               who speaks next (the first name of the turn), a colon and a space
+                MATT:               next speaker (first name of the turn), a colon and a space
     reference   Hello everyone. Enjoy!
 
-A turn with fewer than two turns before it is no sample.
+Turns with fewer than two turns before them are skipped.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rl4lms_like.data_pools.tables import LocatedRow
 URL = "https://github.com/RevanthRameshkumar/CRD3/archive/refs/heads/master.zip"
 FOLDER = "CRD3-master"
 N_EARLIER = 2
-"""Turns that must lie before a sample's turn."""
+"""Minimum number of turns before a sample's turn."""
 
 
 class CRD3DialogueGeneration(PublishedPool):
-    """The last turns of a game as prompts, what is said next as the reference."""
+    """Last turns of a game as prompts, with the next turn as the reference."""
 
     @classmethod
     def prepare(
@@ -46,21 +46,21 @@ class CRD3DialogueGeneration(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> CRD3DialogueGeneration:
-        """Builds the pool of a split. By default the data is the project's repository, fetched once.
+        """Build the pool of a split. By default the project's repository is downloaded once.
 
         Args:
             split: `train`, `val` or `test`.
-            max_context_size: turns of a prompt, at most.
+            max_context_size: maximum number of turns in a prompt.
             data_dir: a local copy: the repository with `data/aligned data/{train,val,test}_files` and
-                `data/cleaned data/*.json`, or tables with the column turns (names, utterances), a dialogue a row (see
-                `published`).
-            hub_id: a repository of the hub with this column instead.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+                `data/cleaned data/*.json`, or tables with the column turns (names, utterances), one dialogue per row
+                (see `published`).
+            hub_id: a hub repository with this column, used instead.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the data cannot be fetched, loaded or found; the message lists the files that are read.
+            DataPoolError: the data cannot be downloaded, loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         source = Source(data_dir, hub_id, hub_config, revision)
@@ -82,9 +82,9 @@ class CRD3DialogueGeneration(PublishedPool):
 
 
 def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    """Who speaks, and what."""
+    """Yield the speaker and the text of each turn."""
     turns = cell(row, "turns", where)
-    if isinstance(turns, Mapping):  # how `datasets` keeps a list of dicts: column by column
+    if isinstance(turns, Mapping):  # `datasets` stores a list of dicts column by column
         columns = (cell(turns, "names", where), cell(turns, "utterances", where))
         turns = [{"names": names, "utterances": utterances} for names, utterances in zip(*columns, strict=True)]
     if not isinstance(turns, list):
@@ -95,7 +95,7 @@ def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
             raise DataPoolError(f"{place}: expected names and utterances, got {shown(turn)}")
         names = texts_cell(turn, "names", place)
         if not names:
-            raise DataPoolError(f"{place}: nobody speaks: {shown(turn)}")
+            raise DataPoolError(f"{place}: no speaker in 'names': {shown(turn)}")
         yield names[0], " ".join(texts_cell(turn, "utterances", place))
 
 
@@ -124,7 +124,7 @@ def _episodes(folder: Path, listing: Path) -> Iterator[LocatedRow]:
 
 
 def _in_lower_case(turns: Any) -> Any:
-    """Turns with the hub's names of columns; what is no turn stays as it is."""
+    """Return the turns with the hub's lower-case column names; invalid entries are left unchanged."""
     if not isinstance(turns, list):
         return turns
     return [{name.lower(): turn[name] for name in turn} if isinstance(turn, dict) else turn for turn in turns]

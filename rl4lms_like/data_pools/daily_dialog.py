@@ -1,11 +1,11 @@
 """DailyDialog (Li et al. 2017): the next utterance of a dialogue.
 
     utterances   a  b  c  d                                 context_size: 2
-    prompt       a<EOU>b <EOU>     b<EOU>c <EOU>            the last two, `<EOU>` between, a space and `<EOU>` behind
+    prompt       a<EOU>b <EOU>     b<EOU>c <EOU>            the last two, joined by `<EOU>`, then a space and `<EOU>`
     reference    c<EOU>            d<EOU>
     meta_data    {"emotion": [0..6], "intent": [1..4]}      of the utterance that is the reference
 
-`<EOU>` is plain text, no special token.
+`<EOU>` is plain text, not a special token.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ HUB = HubTable("li2017dailydialog/daily_dialog", "default", CONVERTED)
 
 
 class DailyDialog(PublishedPool):
-    """The last utterances of a dialogue as prompts, the next one as the reference."""
+    """Last utterances of a dialogue as prompts, with the next one as the reference."""
 
     EOU_TOKEN = "<EOU>"
-    """Ends an utterance."""
+    """End-of-utterance mark."""
 
     @classmethod
     def prepare(
@@ -43,19 +43,19 @@ class DailyDialog(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> DailyDialog:
-        """Builds the pool of a split: a sample for each utterance with `context_size` utterances before it.
+        """Build the pool of a split: one sample per utterance with `context_size` utterances before it.
 
         Args:
             split: `train`, `val` or `test`.
-            context_size: utterances of a prompt.
+            context_size: number of utterances in a prompt.
             data_dir: a local copy: DailyDialog's own `dialogues_train.txt`, `dialogues_act_train.txt` and
-                `dialogues_emotion_train.txt` (validation, test), there or in folders of the splits' names; or
-                `{train,dev,test}.txt` with lines `context,response` (`meta_data` is empty, a line without response has
-                no reference); or tables with the columns dialog, act, emotion or context, response (see `published`).
-            hub_id: another repository of the hub with these columns.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+                `dialogues_emotion_train.txt` (validation, test), directly there or in a subfolder per split; or
+                `{train,dev,test}.txt` with lines `context,response` (no `meta_data`; a line without response has no
+                reference); or tables with the columns dialog, act, emotion or context, response (see `published`).
+            hub_id: another hub repository with these columns.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
             DataPoolError: the data cannot be loaded or found, or no dialogue is long enough.
@@ -80,13 +80,13 @@ class DailyDialog(PublishedPool):
         if longest and not samples:
             raise DataPoolError(
                 f"daily_dialog: no utterance of the split {split!r} has {context_size} before it, at most {longest}: "
-                "set context_size"
+                "reduce context_size"
             )
         return cls(not_empty(samples[:max_size], split, "daily_dialog"))
 
 
 def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str | None, dict[str, Any] | None]]:
-    """Utterances with their meta data; of a cut dialogue only the last can be a reference, and may be missing."""
+    """Yield utterances with metadata; of a context-response pair only the last is a reference, None if missing."""
     if "dialog" not in row and "context" in row:
         response = cell(row, "response", where)
         yield from ((text, None) for text in utterances_of(text_cell(row, "context", where)))

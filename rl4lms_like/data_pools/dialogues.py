@@ -1,9 +1,9 @@
-"""Dialogues as rows: their utterances in turn, and what is known of each.
+"""Readers of dialogue files: rows with the utterances of a dialogue and their labels.
 
     row   {"dialog": ["Hi .", "Hello ."], "act": [1, 1], "emotion": [0, 4]}       DailyDialog's columns on the hub
 
-DailyDialog's own files (Li et al. 2017) have a dialogue a line, `__eou__` behind every utterance, and a number for each
-in two files beside. Files of (context, response) pairs have dialogues that were cut already.
+DailyDialog's own files (Li et al. 2017) have one dialogue per line with `__eou__` after every utterance, and two more
+files with one label per utterance. Files of (context, response) pairs hold dialogues that are already split.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rl4lms_like.data_pools.tables import LocatedRow
 
 END_OF_UTTERANCE = "__eou__"
 
-_COMMA_BETWEEN = re.compile(r"(?<! ),|,(?! )")  # in tokenised text a comma stands between two spaces
+_COMMA_BETWEEN = re.compile(r"(?<! ),|,(?! )")  # in tokenised text a comma has spaces on both sides
 
 
 def utterances_of(text: str) -> list[str]:
-    """The utterances of a text in which each ends with `__eou__`, as they stand there; the last may lack it."""
+    """Split a text at `__eou__`, which ends each utterance; utterances are not stripped, the last may lack the mark."""
     utterances = text.split(END_OF_UTTERANCE)
     return utterances if utterances[-1].strip() else utterances[:-1]
 
@@ -55,7 +55,7 @@ def _side_by_side(texts: Path, acts: Path, emotions: Path) -> Iterator[LocatedRo
         if len(set(counts.values())) > 1:
             raise DataPoolError(
                 f"{texts}, line {number}: {counts['dialog']} utterances, but {counts['act']} acts and "
-                f"{counts['emotion']} emotions in line {number} of the files beside"
+                f"{counts['emotion']} emotions in line {number} of the label files"
             )
         yield f"{texts}, line {number}", row
 
@@ -81,9 +81,9 @@ def _cut_dialogues(file: Path) -> Iterator[LocatedRow]:
 
 
 def _pair(line: str) -> tuple[str, str | None]:
-    """Context and response; no response where nothing divides the line.
+    """Return context and response; the response is None if the line has no separator.
 
-    Quotes around a text that has a comma may have been lost at the two ends of the line.
+    Texts with a comma are quoted, but the quotes at the two ends of the line may be missing.
     """
     for divider, quote in (('","', '"'), ('",', '"'), (',"', '"')):
         context, found, response = line.partition(divider)
@@ -94,8 +94,8 @@ def _pair(line: str) -> tuple[str, str | None]:
 
 
 ORIGINAL = Layout(
-    "dialogues_train.txt beside dialogues_act_train.txt and dialogues_emotion_train.txt, ..._validation.txt, "
+    "dialogues_train.txt with dialogues_act_train.txt and dialogues_emotion_train.txt, ..._validation.txt, "
     "..._test.txt; also in folders train/, validation/, test/",
     _original,
 )
-PAIRS = Layout("{train,dev,test}.txt with a line `context,response` each", _pairs)
+PAIRS = Layout("{train,dev,test}.txt with lines `context,response`", _pairs)

@@ -1,4 +1,4 @@
-"""A pool for tests and for tasks where every episode starts alike."""
+"""Pool for tests and for tasks in which every episode has the same prompt."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rl4lms_like.data_pools.base import TextGenPool
 
 
 class DummyPool(TextGenPool):
-    """One prompt, many times, in every split."""
+    """One prompt, repeated, in every split."""
 
     @classmethod
     def prepare(
         cls, split: str, prompt: str, n_samples: Annotated[int, Interval(ge=1, le=1_000_000)] = 100
     ) -> DummyPool:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`; all are alike.
+            split: `train`, `val` or `test`; all splits are equal.
             prompt: the prompt of every sample.
-            n_samples: how many.
+            n_samples: number of samples.
         """
         return cls([Sample(str(index), prompt) for index in range(n_samples)])
 

@@ -1,6 +1,6 @@
-"""Tables in local files: JSON lines and CSV, plain or packed by gzip.
+"""Pools of local table files: JSON Lines and CSV, plain or gzip-compressed.
 
-Both pools take the same arguments; see `columns` for what becomes of a row and `splits` for which rows go where.
+See `columns` for the conversion of rows to samples and `splits` for the assignment of rows to splits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rl4lms_like.data_pools.tables import LocatedRow, csv_rows, json_line_rows
 
 
 class JsonlPool(TextGenPool):
-    """Fields of a file with one JSON object a line."""
+    """Fields of a file with one JSON object per line."""
 
     @classmethod
     def prepare(
@@ -34,20 +34,20 @@ class JsonlPool(TextGenPool):
         split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
     ) -> JsonlPool:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            prompt_column: the field that holds the prompt; `a.b` reaches into nested objects.
-            path: one file for all splits, shared out by `split_ratios`.
+            prompt_column: the field that holds the prompt; `a.b` selects a nested field.
+            path: one file for all splits, divided by `split_ratios`.
             data_files: one file for each split.
-            reference_column: a field, or several, that hold references: a text, a list of texts or null.
-            meta_columns: fields that rewards and metrics get as `meta_info`.
-            prompt_prefix: put before every prompt.
-            prompt_suffix: put behind every prompt.
-            max_size: at most so many samples a split.
-            split_ratios: shares of train, val and test, where they come from one file.
-            seed: of the shuffle before sharing out.
+            reference_column: one or more fields with references: a text, a list of texts or null.
+            meta_columns: fields that are passed to rewards and metrics as `meta_info`.
+            prompt_prefix: text prepended to every prompt.
+            prompt_suffix: text appended to every prompt.
+            max_size: maximum number of samples per split.
+            split_ratios: fractions of train, val and test if they come from one file.
+            seed: seed of the shuffle before splitting.
 
         Raises:
             DataPoolError: a file, line or field cannot be read; the message names it.
@@ -79,21 +79,21 @@ class CsvPool(TextGenPool):
         seed: int = 0,
         delimiter: str | None = None,
     ) -> CsvPool:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
             prompt_column: the column that holds the prompt.
-            path: one file for all splits, shared out by `split_ratios`.
+            path: one file for all splits, divided by `split_ratios`.
             data_files: one file for each split.
-            reference_column: a column, or several, that hold one reference each.
-            meta_columns: columns that rewards and metrics get as `meta_info`.
-            prompt_prefix: put before every prompt.
-            prompt_suffix: put behind every prompt.
-            max_size: at most so many samples a split.
-            split_ratios: shares of train, val and test, where they come from one file.
-            seed: of the shuffle before sharing out.
-            delimiter: what separates values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
+            reference_column: one or more columns with one reference each.
+            meta_columns: columns that are passed to rewards and metrics as `meta_info`.
+            prompt_prefix: text prepended to every prompt.
+            prompt_suffix: text appended to every prompt.
+            max_size: maximum number of samples per split.
+            split_ratios: fractions of train, val and test if they come from one file.
+            seed: seed of the shuffle before splitting.
+            delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
 
         Raises:
             DataPoolError: a file, line or column cannot be read; the message names it.

@@ -1,14 +1,14 @@
-"""A grammar of short film opinions, as one table. Pure standard library.
+"""Grammar of short film opinions, as one table. Needs the standard library only.
 
     symbol:  option | option {with} {symbols} | ...
 
-An option is drawn uniformly; `{symbol}` is replaced by one of its own options. A line that starts with a blank
-continues the one above. `~` stands for nothing. Every text starts from `praise`, `blame` or `shrug`; clauses are
-written in lower case, and the sentences get their capitals and their "an" at the end.
+An option is drawn uniformly; each `{symbol}` in it is expanded in the same way. A line that starts with a space
+continues the line above. `~` is the empty text. Every text starts from `praise`, `blame` or `shrug`. Clauses are
+in lower case; capital letters and "an" are applied to the finished text.
 
-Opinions open with a scene (who saw which film, where) and only then take sides, so that the first words of a text
-leave its mood open. Closing remarks are composed from parts: with a fixed list of them, a policy that is rewarded for
-praise ends every text with the same sentence.
+Opinions begin with a scene (who saw which film, where), so that the first words do not reveal the sentiment.
+Closing remarks are composed from parts: with a fixed list of remarks, a policy that is rewarded for praise would end
+every text with the same sentence.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ to_last: to the last {minute} | to the very end | to the finale | to the last {m
 
 
 def _parsed(table: str) -> dict[str, list[list[str]]]:
-    """Symbol -> options; an option alternates text (even places) and symbols (odd places)."""
+    """Parse the table to symbol -> options; an option alternates text (even indices) and symbols (odd indices)."""
     joined = re.sub(r"\n[ ]+", " ", table)
     rules = {}
     for line in filter(None, joined.splitlines()):
@@ -166,36 +166,36 @@ def _parsed(table: str) -> dict[str, list[list[str]]]:
 
 
 RULES: Mapping[str, list[list[str]]] = _parsed(TABLE)
-"""The grammar: symbol -> options, each `[text, symbol, text, symbol, ..., text]`."""
+"""Grammar: symbol -> options, each `[text, symbol, text, symbol, ..., text]`."""
 
 ADJECTIVES = ("good", "bad", "plain")
 ONCE = frozenset({*ADJECTIVES, "thing", "things", "player", "kin", "hero", "town"})
-"""Symbols whose options a text uses at most once."""
+"""Symbols of which a text uses each option at most once."""
 
 
 def words(symbol: str) -> list[str]:
-    """The options of a symbol that has only text, `words("genre")`."""
+    """Return the options of a symbol whose options contain no symbols, e.g. `words("genre")`."""
     return ["".join(option) for option in RULES[symbol]]
 
 
 def vocabulary() -> frozenset[str]:
-    """Every word that an opinion can hold, in lower case. Other words are made up."""
+    """Return every word that an opinion can contain, in lower case."""
     text = " ".join(piece for options in RULES.values() for option in options for piece in option[::2])
     return frozenset(words_of(text)) | {"an"}
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return re.findall(r"[a-z]+(?:-[a-z]+)*", text.lower())
 
 
 def write(symbol: str, rng: random.Random) -> str:
-    """One text from a symbol, `praise`, `blame` or `shrug`, as it is read."""
+    """Generate one formatted text from a symbol: `praise`, `blame` or `shrug`."""
     return _typeset(_expanded(symbol, rng, set()))
 
 
 def _expanded(symbol: str, rng: random.Random, used: set[int]) -> str:
-    """`used` holds the ids of the options that may not come again."""
+    """Expand a symbol at random; `used` holds the ids of the options that must not be used again."""
     option = rng.choice(RULES[symbol])
     if symbol in ONCE:
         while id(option) in used:

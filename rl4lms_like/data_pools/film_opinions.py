@@ -1,12 +1,12 @@
-"""Short film opinions made from a grammar of ours: real sentences with real sentiment, without any download.
+"""Short film opinions generated from a built-in grammar: English sentences with sentiment, without any download.
 
     opinion    I saw this Korean cartoon on my laptop and the script seemed cold. ...
-    opening    I saw this Korean cartoon                  its first five words decide its split
+    opening    I saw this Korean cartoon                  the first five words determine the split
     prompt     I saw this Korean cartoon on my            five to seven words
     reference  laptop and the script seemed cold. ...     the rest
 
-An opening belongs to one split for good, whatever the seed and the number of texts, so a held-out prompt never opens a
-training text. Nothing here depends on Python's hash randomisation: one seed gives the same texts in every process.
+The split of an opening depends neither on the seed nor on the number of texts, so a held-out prompt never begins a
+training text. Python's hash randomisation has no influence: a seed gives the same texts in every process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import SPLITS
 
 OPENING_WORDS = 5
-"""Words that decide an opinion's split; the shortest prompt."""
+"""Number of words that determine an opinion's split; also the minimum prompt length."""
 
 _MOODS = {"praise": 0.46, "blame": 0.42, "shrug": 0.12}
-_HELD_OUT_SHARE = 20  # one opening in 20 for each of val and test
+_HELD_OUT_SHARE = 20  # val and test each get one opening in 20
 
 
 class FilmOpinions(TextGenPool):
-    """Openings of film opinions as prompts, the rest of each opinion as its reference."""
+    """Beginnings of film opinions as prompts, with the rest of each opinion as its reference."""
 
     @classmethod
     def prepare(
@@ -43,14 +43,14 @@ class FilmOpinions(TextGenPool):
         seed: int = 0,
         prompt_words: Sequence[int] = (OPENING_WORDS, 7),
     ) -> FilmOpinions:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            n_train: samples of `train`, the first texts of `film_opinions(n, seed)`.
-            n_eval: samples of `val` and of `test`; held-out openings are rare, and run out.
-            seed: of texts and prompt lengths.
-            prompt_words: shortest and longest prompt, in words; at least `OPENING_WORDS`.
+            n_train: number of samples of `train`: the first texts of `film_opinions(n, seed)`.
+            n_eval: number of samples of `val` and of `test`; limited, because held-out openings are rare.
+            seed: seed of texts and prompt lengths.
+            prompt_words: minimum and maximum prompt length in words; at least `OPENING_WORDS`.
 
         Raises:
             DataPoolError: unknown split, or prompts too short to keep held-out openings apart.
@@ -59,7 +59,7 @@ class FilmOpinions(TextGenPool):
         if not OPENING_WORDS <= shortest <= longest:
             raise DataPoolError(
                 f"film_opinions: prompt_words must be [shortest, longest] with {OPENING_WORDS} <= shortest <= longest "
-                f"(the first {OPENING_WORDS} words decide an opinion's split), got {list(prompt_words)}"
+                f"(the first {OPENING_WORDS} words determine an opinion's split), got {list(prompt_words)}"
             )
         texts = film_opinions(n_train if split == "train" else n_eval, seed, split=split)
         rng = random.Random(f"{seed}-{split}-prompts")
@@ -68,14 +68,14 @@ class FilmOpinions(TextGenPool):
 
 
 def film_opinions(n: int, seed: int, *, split: str = "train") -> list[str]:
-    """Distinct opinions of one to three sentences; about 46 % praise, 42 % blame, the rest is neutral or mixed.
+    """Generate distinct opinions of one to three sentences: about 46 % praise, 42 % blame, the rest neutral or mixed.
 
-    Fewer opinions are a prefix of more: `film_opinions(10, seed) == film_opinions(99, seed)[:10]`.
+    A smaller `n` gives a prefix of a larger one: `film_opinions(10, seed) == film_opinions(99, seed)[:10]`.
 
     Args:
-        n: how many.
-        seed: texts of different seeds are independent draws.
-        split: whose openings they have; held-out texts also differ in their openings.
+        n: number of opinions.
+        seed: seed of the draws; texts of different seeds are independent.
+        split: split of the opinions; opinions of `val` and `test` also have distinct openings.
 
     Raises:
         DataPoolError: unknown split.
@@ -92,25 +92,25 @@ def film_opinions(n: int, seed: int, *, split: str = "train") -> list[str]:
 
 
 def opening(text: str) -> str:
-    """The first `OPENING_WORDS` words, which decide the split."""
+    """Return the first `OPENING_WORDS` words, which determine the split."""
     return " ".join(text.split(" ", OPENING_WORDS)[:OPENING_WORDS])
 
 
 def split_of(text: str) -> str:
-    """The split that a text belongs to, by its opening alone."""
+    """Return the split of a text, which depends on its opening only."""
     bucket = zlib.crc32(opening(text).encode()) % _HELD_OUT_SHARE
     return {0: "val", 1: "test"}.get(bucket, "train")
 
 
 def split_opinion(text: str, n_words: int) -> tuple[str, str]:
-    """Prompt and continuation; the continuation keeps at least two words where the text allows it."""
+    """Return prompt and continuation; the continuation has at least two words if the text is long enough."""
     words = text.split(" ")
     n_words = max(OPENING_WORDS, min(n_words, len(words) - 2))
     return " ".join(words[:n_words]), " ".join(words[n_words:])
 
 
 def made_up_share(texts: Sequence[str]) -> float:
-    """Share of texts with a word that the grammar does not have; 0 for its own texts."""
+    """Return the fraction of texts with a word outside the grammar; 0 for texts of the grammar."""
     known = film_grammar.vocabulary()
     return sum(not known.issuperset(film_grammar.words_of(text)) for text in texts) / len(texts)
 

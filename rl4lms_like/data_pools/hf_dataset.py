@@ -1,7 +1,7 @@
-"""Columns of a data set of the `datasets` library: on the hub, saved to disk, or in local files.
+"""Pool of the columns of a dataset of the `datasets` library: on the hub, saved to disk, or in local files.
 
-path: imdb                                       a data set of the hub
-path: /data/my_set                               what `save_to_disk` wrote
+path: imdb                                       a dataset on the hub
+path: /data/my_set                               a folder written by `save_to_disk`
 path: parquet, data_files: {train: a.parquet}    a file format and its files
 """
 
@@ -24,16 +24,16 @@ _NEEDED_BY = "the data pool 'hf_dataset'"
 
 
 class HfDatasetPool(TextGenPool):
-    """Columns of a `datasets` data set."""
+    """Columns of a dataset of the `datasets` library."""
 
     @classmethod
     def require(cls, needed_by: str, **args: Any) -> None:
-        """Looks for the package that reads it."""
+        """Check that the package `datasets` is installed."""
         require_extra("datasets", extra="data", needed_by=needed_by)
 
     @classmethod
     def is_local(cls, **args: Any) -> bool:
-        """Return whether `path` is a folder, or a format with local files."""
+        """Return True if `path` is a folder, or a format with local files."""
         path, files = args["path"], args.get("data_files") or {}
         is_format = "/" not in path and bool(files) and not any("://" in file for file in files.values())
         return is_format or os.path.exists(with_home(path))
@@ -55,25 +55,25 @@ class HfDatasetPool(TextGenPool):
         split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
     ) -> HfDatasetPool:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
             path: hub id, folder written by `save_to_disk`, or a format (`json`, `csv`, `parquet`, `text`).
-            prompt_column: the column that holds the prompt; `a.b` reaches into nested columns.
-            name: the data set's configuration.
-            data_files: the data set's split -> file, where `path` is a format.
-            split_names: `train`, `val`, `test` -> the data set's names for them, where they are unusual.
-            reference_column: a column, or several, that hold references: a text, a list of texts or null.
-            meta_columns: columns that rewards and metrics get as `meta_info`.
-            prompt_prefix: put before every prompt.
-            prompt_suffix: put behind every prompt.
-            max_size: at most so many samples a split.
-            split_ratios: shares of train, val and test, where the data set has one split only.
-            seed: of the shuffle before sharing out.
+            prompt_column: the column that holds the prompt; `a.b` selects a nested column.
+            name: configuration of the dataset.
+            data_files: the dataset's split -> file, if `path` is a format.
+            split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
+            reference_column: one or more columns with references: a text, a list of texts or null.
+            meta_columns: columns that are passed to rewards and metrics as `meta_info`.
+            prompt_prefix: text prepended to every prompt.
+            prompt_suffix: text appended to every prompt.
+            max_size: maximum number of samples per split.
+            split_ratios: fractions of train, val and test if the dataset has only one split.
+            seed: seed of the shuffle before splitting.
 
         Raises:
-            DataPoolError: the data set cannot be loaded, or lacks a split or column; the message names it.
+            DataPoolError: the dataset cannot be loaded, or lacks a split or column; the message names it.
             MissingExtraError: `datasets` is not installed.
         """
         columns = ColumnMap.of(prompt_column, reference_column, meta_columns, prompt_prefix, prompt_suffix)
@@ -90,7 +90,7 @@ class HfDatasetPool(TextGenPool):
 
 
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:
-    """Split name -> table."""
+    """Load the dataset: split name -> table."""
     datasets = import_extra("datasets", extra="data", needed_by=_NEEDED_BY)
     saved = saved_tables(with_home(path), _NEEDED_BY)
     if saved is not None:
@@ -101,20 +101,20 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
     try:
         return as_tables(datasets.load_dataset(_home(path), name, data_files=files))
     except Exception as error:
-        said = f"cannot load the data set {path!r}: {type(error).__name__}: {str(error).rstrip('.')}"
-        way_out = "Without a network give the folder that `save_to_disk` wrote, or files in `data_files`"
+        said = f"cannot load the dataset {path!r}: {type(error).__name__}: {str(error).rstrip('.')}"
+        way_out = "Without a network, set `path` to a folder written by `save_to_disk`, or set `data_files`"
         raise DataPoolError(f"{said}. {way_out}") from error
 
 
 def _home(name: str) -> str:
-    """A path below `~` in full; hub ids and other paths as they are."""
+    """Expand a path that starts with `~`; hub ids and other paths are unchanged."""
     return str(with_home(name)) if name.startswith("~") else name
 
 
 def _split_of(
     split: str, tables: Mapping[str, Any], split_names: Mapping[str, str] | None, path: str
 ) -> tuple[str, bool]:
-    """The data set's name for a split, and whether the split owns it; an only split belongs to all three."""
+    """Return the dataset's name for a split and whether it is used whole; a single split is divided among all three."""
     if len(tables) == 1 and not split_names:
         return next(iter(tables)), False
     wanted = [split_names[split]] if split_names and split in split_names else list(USUAL_NAMES.get(split, (split,)))
@@ -122,6 +122,6 @@ def _split_of(
         if name in tables:
             return name, True
     raise DataPoolError(
-        f"the data set {path!r} has no split {' or '.join(map(repr, wanted))} for {split!r}; it has "
-        f"{', '.join(tables)}: name it in split_names"
+        f"the dataset {path!r} has no split {' or '.join(map(repr, wanted))} for {split!r}; it has "
+        f"{', '.join(tables)}. Set split_names"
     )

@@ -1,12 +1,12 @@
-"""Tables of the hub, and files of the web; what was fetched once is read without a network from then on.
+"""Datasets from the Hugging Face hub and files from the web, downloaded once and then read from the cache.
 
     HubTable("stanfordnlp/imdb", "plain_text")             as `datasets` loads it
     HubTable("GEM/common_gen", "default", CONVERTED)       default/<split>/*.parquet of the hub's own conversion
 
-Today's `datasets` runs no loading scripts. Of a repository that still is one, the hub keeps a conversion to parquet in
-the revision `refs/convert/parquet`. A split's files are fetched from there and read as they are: `datasets` would take
-folders such as `challenge_train_sample` for parts of `train`, and without a network it does not find again what it has
-loaded from files that were named one by one.
+Current versions of `datasets` do not run loading scripts. For repositories that consist of such a script, the hub
+keeps a conversion to parquet in the revision `refs/convert/parquet`. The files of a split are downloaded from there and
+read directly, for two reasons: `datasets` would treat folders such as `challenge_train_sample` as parts of `train`, and
+without a network it cannot reuse what it has loaded from a list of files.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, parquet_rows
 
 CONVERTED = "refs/convert/parquet"
-"""The revision in which the hub keeps its conversions."""
+"""Revision in which the hub keeps its parquet conversions."""
 
 
 @dataclass(frozen=True)
 class HubTable:
-    """A data set of the hub.
+    """Dataset on the hub.
 
     Args:
         path: `owner/name`.
-        config: its configuration; of a conversion the folder, `default` where there is only one.
+        config: configuration of the dataset; for a conversion its folder, `default` if there is only one.
         revision: branch, tag or commit; default: the main branch.
     """
 
@@ -40,10 +40,10 @@ class HubTable:
     revision: str | None = None
 
     def rows(self, split: str, needed_by: str) -> Iterator[LocatedRow]:
-        """The rows of a split, in the table's order.
+        """Return the rows of a split, in the table's order.
 
         Raises:
-            DataPoolError: the data set cannot be loaded, or has no such split.
+            DataPoolError: the dataset cannot be loaded, or has no such split.
             MissingExtraError: `datasets` is not installed.
         """
         datasets = import_extra("datasets", extra="data", needed_by=needed_by)
@@ -51,7 +51,7 @@ class HubTable:
             if self.revision == CONVERTED:
                 return chain.from_iterable(map(parquet_rows, self._converted_files(names_of(split)[0])))
             tables = as_tables(datasets.load_dataset(self.path, self.config, revision=self.revision))
-        except Exception as error:  # of the network, the hub, the library or its files: all say it themselves
+        except Exception as error:  # errors of network, hub, library or files; their messages are kept
             raise _not_fetched(f"{needed_by}: cannot load {self.path!r} from the hub", error) from error
         return table_rows_of(split, tables, self.path)
 
@@ -62,16 +62,16 @@ class HubTable:
         folder = snapshot_download(self.path, repo_type="dataset", revision=CONVERTED, allow_patterns=pattern)
         if files := sorted(Path(folder).glob(pattern)):
             return files
-        raise FileNotFoundError(f"{pattern} is not there in the revision {CONVERTED}")
+        raise FileNotFoundError(f"{pattern} does not exist in the revision {CONVERTED}")
 
 
 def _not_fetched(what: str, error: Exception) -> DataPoolError:
     said = str(error).rstrip(".")
-    return DataPoolError(f"{what}: {type(error).__name__}: {said}. Without a network give a local copy in `data_dir`")
+    return DataPoolError(f"{what}: {type(error).__name__}: {said}. Without a network, set `data_dir` to a local copy")
 
 
 def saved_tables(folder: Path, needed_by: str) -> Mapping[str, Any] | None:
-    """What `save_to_disk` wrote into a folder, by split; nothing if it did not.
+    """Load a folder written by `save_to_disk`: split name -> table, or None for another folder.
 
     Raises:
         DataPoolError: the folder cannot be read.
@@ -83,39 +83,39 @@ def saved_tables(folder: Path, needed_by: str) -> Mapping[str, Any] | None:
     try:
         return as_tables(datasets.load_from_disk(str(folder)))
     except Exception as error:
-        raise DataPoolError(f"cannot load the data set {str(folder)!r}: {type(error).__name__}: {error}") from error
+        raise DataPoolError(f"cannot load the dataset {str(folder)!r}: {type(error).__name__}: {error}") from error
 
 
 def as_tables(loaded: Any) -> Mapping[str, Any]:
-    """Split name -> table; an only table is `train`, unless it says otherwise."""
+    """Return split name -> table; a single table gets the name of its split, by default `train`."""
     return dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
 
 
 def table_rows_of(split: str, tables: Mapping[str, Any], source: str) -> Iterator[LocatedRow]:
-    """The rows of a split among tables of `datasets`, as they are stored: nothing is decoded.
+    """Return the rows of a split from tables of `datasets`, in stored form: features are not decoded.
 
     Raises:
         DataPoolError: there is no such split.
     """
     name = next((name for name in names_of(split) if name in tables), None)
     if name is None:
-        raise DataPoolError(f"the data set {source!r} has no split for {split!r}; it has {', '.join(tables)}")
+        raise DataPoolError(f"the dataset {source!r} has no split for {split!r}; it has {', '.join(tables)}")
     batches = tables[name].with_format("arrow").iter(batch_size=1024)
-    rows = (row for batch in batches for row in batch.to_pylist())  # three times as fast as the table's own rows
+    rows = (row for batch in batches for row in batch.to_pylist())  # three times as fast as iterating over the table
     return ((f"{source}[{name}], row {number}", row) for number, row in enumerate(rows))
 
 
 def downloaded(url: str, needed_by: str, *, unpack: bool = False) -> Path:
-    """A file of the web, fetched once; unpacked it is a folder.
+    """Download a file once and return its path; with `unpack`, extract it and return the folder.
 
     Raises:
-        DataPoolError: it cannot be fetched.
+        DataPoolError: the file cannot be downloaded.
         MissingExtraError: `datasets` is not installed.
     """
     datasets = import_extra("datasets", extra="data", needed_by=needed_by)
-    settings = datasets.DownloadConfig(use_etag=False)  # with it, a server is asked each time, and must answer
+    settings = datasets.DownloadConfig(use_etag=False)  # an etag needs a server's reply each time
     manager = datasets.DownloadManager(dataset_name=url.rsplit("/", 1)[-1], download_config=settings)
     try:
         return Path(manager.download_and_extract(url) if unpack else manager.download(url))
     except Exception as error:
-        raise _not_fetched(f"{needed_by}: cannot fetch {url}", error) from error
+        raise _not_fetched(f"{needed_by}: cannot download {url}", error) from error

@@ -1,14 +1,14 @@
 """IMDb film reviews (Maas et al. 2011): the first half of a review's words is the prompt.
 
-    review       w1 w2 w3 w4 w5            split at single spaces, half of them rounded down
+    review       w1 w2 w3 w4 w5            split at single spaces; half of the words, rounded down
     prompt       w1 w2
     reference    w1 w2 w3 w4 w5  (imdb)    w3 w4 w5  (imdb_seq2seq)
 
     published    train [25000]             test [25000]
     shuffled     train [20000] val [5000]  test [5000]
 
-One seed shuffles the published training reviews once for both `train` and `val`, so they have no row in common. The
-order is that of `datasets`' own `shuffle(seed)`, hence RL4LMs' order for that seed.
+The published training reviews are shuffled once for `train` and `val`, so these have no row in common. The order is
+that of `datasets`' `shuffle(seed)` and therefore equals RL4LMs' order for the same seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LABELS = {"neg": 0, "pos": POSITIVE}
 
 
 class IMDB(PublishedPool):
-    """Film reviews to be continued, of either sentiment; the reference is the whole review."""
+    """First halves of film reviews of either sentiment as prompts, with the whole review as reference."""
 
     @classmethod
     def prepare(
@@ -51,20 +51,20 @@ class IMDB(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> IMDB:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            seed: of the shuffle; the default is that of RL4LMs' configs.
+            seed: seed of the shuffle; the default is that of RL4LMs' configs.
             data_dir: a local copy: `aclImdb` (`train/pos/*.txt`, `train/neg/*.txt`, `test/pos/*.txt`, ...), or tables
                 named `train` and `test` with the columns text, label (see `published`).
-            hub_id: another repository of the hub with these columns.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+            hub_id: another hub repository with these columns.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the reviews cannot be loaded or found; the message lists the files that are read.
+            DataPoolError: the reviews cannot be loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         source = Source(data_dir, hub_id, hub_config, revision)
@@ -76,7 +76,7 @@ class IMDB(PublishedPool):
 
 
 class IMDBForSeq2Seq(PublishedPool):
-    """Film reviews to learn from: positive ones in `train`, either kind in `val` and `test`."""
+    """Film reviews for supervised training: positive ones in `train`, both sentiments in `val` and `test`."""
 
     @classmethod
     def prepare(
@@ -90,20 +90,20 @@ class IMDBForSeq2Seq(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> IMDBForSeq2Seq:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            positive_ratio: share of the positive training reviews that is used.
-            seed: of the shuffle; with the same seed the splits are those of `imdb`.
-            data_dir: as for `imdb`.
-            hub_id: another repository of the hub with the columns text, label.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+            positive_ratio: fraction of the positive training reviews to use.
+            seed: seed of the shuffle; with the same seed the splits are those of `imdb`.
+            data_dir: same as for `imdb`.
+            hub_id: another hub repository with the columns text, label.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the reviews cannot be loaded or found; the message lists the files that are read.
+            DataPoolError: the reviews cannot be loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         source = Source(data_dir, hub_id, hub_config, revision)
@@ -120,7 +120,7 @@ class IMDBForSeq2Seq(PublishedPool):
 
 
 def halves(review: str) -> tuple[str, str]:
-    """The first half of a review's words, rounded down, and the rest; words are what single spaces separate."""
+    """Return the first half of a review's words, rounded down, and the rest; words are split at single spaces."""
     words = review.split(" ")
     middle = len(words) // 2
     return " ".join(words[:middle]), " ".join(words[middle:])
@@ -158,7 +158,7 @@ def _text_files(folder: Path) -> Iterator[LocatedRow]:
 
 
 def _numbers_first(file: Path) -> tuple[int, str]:
-    """`12_7.txt` after `9_8.txt`."""
+    """Sort key by leading number: `12_7.txt` comes after `9_8.txt`."""
     number = re.match(r"\d+", file.name)
     return int(number[0]) if number else 0, file.name
 

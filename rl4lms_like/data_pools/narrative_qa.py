@@ -1,10 +1,10 @@
-r"""NarrativeQA (Kočiský et al. 2018) as UnifiedQA prepared it: a question about a summary.
+r"""NarrativeQA (Kočiský et al. 2018) as prepared by UnifiedQA: questions about summaries of stories.
 
-    line         Who is the hero? \n A tale of ...<tab>Tom's friend       one of several for the question
-    prompt       who is the hero? \n a tale of ...                        lower case; backslash and n stay two signs
+    line         Who is the hero? \n A tale of ...<tab>Tom's friend       one of several lines per question
+    prompt       who is the hero? \n a tale of ...                        lower case; `\n` stays two characters
     references   toms friend                                              lower case, stripped; all answers
 
-Apostrophes are taken out of both. Lines are read as they are: quotes have no meaning, and `NA` is an answer.
+Apostrophes are removed from both. Lines are not parsed as CSV: quotes have no meaning, and `NA` is an answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEPARATOR = r" \n "
 
 
 class NarrativeQA(PublishedPool):
-    """Questions with the summary of a story as prompts, their answers as references."""
+    """Questions with the summary of a story as prompts, with their answers as references."""
 
     @classmethod
     def prepare(
@@ -43,20 +43,20 @@ class NarrativeQA(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> NarrativeQA:
-        """Builds the pool of a split. By default the files are UnifiedQA's, fetched once.
+        """Build the pool of a split. By default UnifiedQA's files are downloaded once.
 
         Args:
             split: `train`, `val` or `test`.
             data_dir: a local copy: UnifiedQA's `{train,dev,test}.tsv` (no header, prompt and answer), or tables with
                 the columns question, answers, document.summary.text (see `published`).
-            hub_id: a repository of the hub with these columns instead, such as `deepmind/narrativeqa`, which also holds
-                the stories: several GB.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+            hub_id: a hub repository with these columns, used instead, such as `deepmind/narrativeqa`, which also
+                contains the stories (several GB).
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the data cannot be fetched, loaded or found; the message lists the files that are read.
+            DataPoolError: the data cannot be downloaded, loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         source = Source(data_dir, hub_id, hub_config, revision)
@@ -78,7 +78,7 @@ class NarrativeQA(PublishedPool):
 
 
 def normalized(text: str) -> str:
-    """In lower case, without apostrophes."""
+    """Convert a text to lower case and remove apostrophes."""
     return text.lower().replace("'", "")
 
 
@@ -89,7 +89,7 @@ def _prompt_and_answers(row: Mapping[str, Any], where: str) -> tuple[str, list[s
     question = (
         text_cell(question, "text", where) if isinstance(question, Mapping) else text_cell(row, "question", where)
     )
-    if isinstance(answers, Mapping):  # how `datasets` keeps a list of dicts: column by column
+    if isinstance(answers, Mapping):  # `datasets` stores a list of dicts column by column
         answers = cell(answers, "text", where)
     if not isinstance(answers, list):
         raise DataPoolError(f"{where}, column 'answers': expected a list, got {shown(answers)}")

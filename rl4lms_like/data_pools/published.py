@@ -1,13 +1,13 @@
-"""A published data set, wherever its copy is: rows with the columns that it has on the hub.
+"""Published datasets from the hub or from a local copy, as rows with the columns of the hub's table.
 
-    data_dir given    the set's own files (`layouts`), else what `save_to_disk` wrote, else table files of each split
-    otherwise         the hub's table, by default the one that is known to work
+    data_dir set      the dataset's own files (`layouts`), else a folder of `save_to_disk`, else table files per split
+    otherwise         the hub's table, by default one that is known to work
 
-    table files       train.jsonl   validation.jsonl   test.jsonl         or .parquet, .json, .csv, .tsv, or packed
-                      data/train-00000-of-00002.parquet ...               as repositories of the hub have them
-                      default/train/0000.parquet ...                      as its conversions have them
+    table files       train.jsonl   validation.jsonl   test.jsonl         or .parquet, .json, .csv, .tsv, or gzipped
+                      data/train-00000-of-00002.parquet ...               as in hub repositories
+                      default/train/0000.parquet ...                      as in the hub's parquet conversions
 
-`val` is found under `validation`, `val`, `valid` and `dev`.
+Files of `val` may be named `validation`, `val`, `valid` or `dev`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import FORMATS, LocatedRow, table_rows
 
 Find: TypeAlias = "Callable[[Path, str], Iterator[LocatedRow] | None]"
-"""Folder and split -> its rows, or nothing if the folder has no such files."""
+"""Function from folder and split to the rows, or None if the folder has no such files."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Files in which a data set was published.
+    """Files in which a dataset was published.
 
     Args:
-        files: their names, for the message to whom has none of them.
-        find: reads them.
+        files: the file names, for the error message if none is found.
+        find: function that reads the files.
     """
 
     files: str
@@ -45,13 +45,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a user wants a data set from: the arguments that every pool of a published data set takes.
+    """Source of a dataset: the arguments that all pools of published datasets have in common.
 
     Args:
         data_dir: folder of a local copy.
-        hub_id: another repository of the hub with the same columns.
-        hub_config: its configuration.
-        revision: branch, tag or commit.
+        hub_id: another hub repository with the same columns.
+        hub_config: configuration of the hub repository.
+        revision: branch, tag or commit of the hub repository.
     """
 
     data_dir: str | None = None
@@ -60,34 +60,34 @@ class Source:
     revision: str | None = None
 
     def table(self, default: HubTable) -> HubTable:
-        """The hub's table to load; of another repository nothing is known beforehand."""
+        """Return the hub table to load; for another repository, config and revision of `default` are not used."""
         base = default if self.hub_id is None else HubTable(self.hub_id)
         return HubTable(base.path, self.hub_config or base.config, self.revision or base.revision)
 
 
 class PublishedPool(TextGenPool):
-    """A pool that reads the hub unless `data_dir` names a local copy."""
+    """Pool that reads from the hub unless `data_dir` is set to a local copy."""
 
     @classmethod
     def require(cls, needed_by: str, **args: Any) -> None:
-        """Looks for the package that reads the hub, where the hub is read."""
+        """Check that the package `datasets` is installed if the pool reads from the hub."""
         if not cls.is_local(**args):
             require_extra("datasets", extra="data", needed_by=needed_by)
 
     @classmethod
     def is_local(cls, **args: Any) -> bool:
-        """Return whether `data_dir` names a local copy."""
+        """Return True if `data_dir` is set."""
         return args.get("data_dir") is not None
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published data set.
+    """Published dataset.
 
     Args:
-        pool: the id of the pool that reads it.
-        columns: the columns that the pool reads, for messages.
-        layouts: the files in which it was published, beside tables with the hub's columns.
+        pool: id of the pool that reads the dataset.
+        columns: columns that the pool reads, for messages.
+        layouts: file layouts in which it was published, besides tables with the hub's columns.
     """
 
     pool: str
@@ -96,27 +96,27 @@ class Published:
 
     @property
     def needed_by(self) -> str:
-        """The pool, in messages."""
+        """Description of the pool for messages."""
         return f"the data pool {self.pool!r}"
 
     def rows(self, split: str, source: Source, default: HubTable | None) -> Iterator[LocatedRow]:
-        """The rows of a split, in the order of its files or table.
+        """Return the rows of a split, in the order of its files or table.
 
         Args:
             split: `train`, `val` or `test`.
-            source: where from.
-            default: the hub's table, if the user names none.
+            source: source of the dataset.
+            default: hub table to use if the user selects no other.
 
         Raises:
             DataPoolError: unknown split, or it cannot be loaded or found, or has no rows.
-            MissingExtraError: `datasets` (hub, saved sets) or pyarrow (parquet) is needed and not installed.
+            MissingExtraError: `datasets` (hub, saved datasets) or pyarrow (parquet) is needed and not installed.
         """
         names_of(split)
         if source.data_dir is not None:
             place = str(with_home(source.data_dir))
             rows = self.local_rows(Path(place), split)
         elif default is None and source.hub_id is None:
-            raise DataPoolError(f"{self.needed_by}: give `data_dir` or `hub_id`")
+            raise DataPoolError(f"{self.needed_by}: set `data_dir` or `hub_id`")
         else:
             table = source.table(default or HubTable(str(source.hub_id)))
             place, rows = table.path, table.rows(split, self.needed_by)
@@ -126,10 +126,10 @@ class Published:
         return chain([first], rows)
 
     def local_rows(self, folder: Path, split: str) -> Iterator[LocatedRow]:
-        """The rows of a split in a local folder.
+        """Return the rows of a split in a local folder.
 
         Raises:
-            DataPoolError: the folder is not there, or holds none of the files that the pool can read.
+            DataPoolError: the folder does not exist, or contains none of the supported files.
         """
         if not folder.is_dir():
             raise DataPoolError(f"{self.needed_by}: data_dir {str(folder)!r} is not a folder")
@@ -151,21 +151,21 @@ class Published:
     def _nothing_there(self, folder: Path, split: str) -> str:
         names = " or ".join(names_of(split))
         expected = [layout.files for layout in self.layouts] + [
-            f"a data set written by `save_to_disk`, or {names} as .{', .'.join(FORMATS)} "
+            f"a dataset written by `save_to_disk`, or {names} as .{', .'.join(FORMATS)} "
             f"(also below data/ or default/, also in shards) with the columns {self.columns}"
         ]
         lines = "".join(f"\n  - {files}" for files in expected)
-        return f"{self.needed_by} finds no files for the split {split!r} in {str(folder)!r}. It reads{lines}"
+        return f"{self.needed_by} finds no files for the split {split!r} in {str(folder)!r}. Supported files:{lines}"
 
 
 def file_rows(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    """The rows of a split's table files, shard after shard; nothing if there are none."""
+    """Return the rows of a split's table files, shard by shard, or None if there are no files."""
     files = table_files(folder, split)
     return (row for file in files for row in table_rows(file)) if files else None
 
 
 def table_files(folder: Path, split: str) -> list[Path]:
-    """The table files of a split, in the order of their names; see the module's docstring for where they may be.
+    """Return the table files of a split, sorted by name; the module docstring lists the supported locations.
 
     Raises:
         DataPoolError: a shard is missing.
@@ -180,21 +180,21 @@ def table_files(folder: Path, split: str) -> list[Path]:
 
 
 def _complete(shards: list[Path]) -> list[Path]:
-    """The files, if the number that their names promise (`train-00000-of-00002`) is there."""
+    """Return the files after checking that all shards (`train-00000-of-00002`) are present."""
     promised = re.search(r"-of-(\d+)\b", shards[0].name)
     if promised and len(shards) != int(promised[1]):
-        raise DataPoolError(f"{shards[0]}: {int(promised[1])} shards belong together, {len(shards)} are there")
+        raise DataPoolError(f"{shards[0]}: expected {int(promised[1])} shards, found {len(shards)}")
     return shards
 
 
 def first_file(folder: Path, *names: str) -> Path | None:
-    """The first of these files that is there, as it is or packed by gzip."""
+    """Return the first of these files that exists, plain or gzip-compressed."""
     candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz"))
     return next((file for file in candidates if file.is_file()), None)
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    """The files of such names, in upper or lower case; of one that is there as it is and packed, the former."""
+    """Return the files that match a pattern, ignoring case; a plain file takes precedence over its gzipped copy."""
     if not folder.is_dir():
         return []
     name = re.compile(rf"({pattern})(\.gz)?", re.IGNORECASE)

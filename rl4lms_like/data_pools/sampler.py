@@ -1,7 +1,7 @@
-"""Which sample comes next: draws with replacement, in proportion to `weight ** priority_scale`.
+"""Sampler of prompts: draws with replacement, in proportion to `weight ** priority_scale`.
 
 weights      1.0   3.0   0.5
-cumulative   1.0   4.0   4.5     a draw is a place on this line, found by bisection
+cumulative   1.0   4.0   4.5     a draw is a random number below the total, located by bisection
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rl4lms_like.core.sample import Sample
 
 
 class PrioritySampler:
-    """Draws samples from a generator of its own; O(log n) per draw.
+    """Weighted sampler with its own random generator; O(log n) per draw.
 
     Args:
         items: samples, or pairs of sample and weight (a pool yields such pairs).
-        priority_scale: the exponent of the weights; 0 draws uniformly.
-        seed: of the generator; default: from the operating system.
+        priority_scale: exponent of the weights; 0 draws uniformly.
+        seed: seed of the generator; default: from the operating system.
 
     Raises:
-        DataPoolError: no items, or weights of which none is above 0, or one is negative or not finite.
+        DataPoolError: there are no items, no weight is above 0, or a weight is negative or not finite.
     """
 
     def __init__(
@@ -42,27 +42,27 @@ class PrioritySampler:
         return len(self.samples)
 
     def seed(self, seed: int) -> None:
-        """Starts the sequence of draws that belongs to `seed`."""
+        """Seed the random generator."""
         self._generator = np.random.default_rng(seed)
 
     def draw(self) -> int:
-        """The index of the next sample."""
+        """Draw the index of the next sample."""
         place = self._generator.random() * self._cumulative[-1]
         return min(int(np.searchsorted(self._cumulative, place, side="right")), len(self) - 1)
 
     def sample(self, size: int = 1) -> list[Sample]:
-        """The next `size` samples."""
+        """Draw the next `size` samples."""
         return [self.samples[self.draw()] for _ in range(size)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sequence of draws stands, in JSON's types."""
+        """Return the state of the random generator, in JSON types."""
         return {"n_samples": len(self), "generator": self._generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a saved state.
+        """Restore the state returned by `state_dict`.
 
         Raises:
-            DataPoolError: the state was saved with another number of samples.
+            DataPoolError: the state was saved with a different number of samples.
         """
         if state["n_samples"] != len(self):
             raise DataPoolError(
@@ -80,5 +80,5 @@ def _priorities(weights: list[float], scale: float) -> np.ndarray:
         raise DataPoolError(f"weights must be finite and at least 0; sample {culprit} has {weights[culprit]}")
     priorities = given**scale
     if not 0 < priorities.sum() < np.inf:
-        raise DataPoolError(f"no sample can be drawn: all weights to the power {scale} are 0, or too large")
+        raise DataPoolError(f"no sample can be drawn: all weights to the power {scale} are 0, or their sum overflows")
     return priorities

@@ -1,7 +1,7 @@
-"""Which rows belong to which split.
+"""Assignment of rows to the splits train, val and test.
 
-data_files  {train: a, val: b, test: c}     one file a split
-path        one file for all                 its rows are shuffled by `seed` and shared out by `split_ratios`
+data_files  {train: a, val: b, test: c}     one file per split
+path        one file for all                 its rows are shuffled with `seed` and divided by `split_ratios`
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from rl4lms_like.core.errors import DataPoolError
 SPLITS = ("train", "val", "test")
 
 USUAL_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev"), "test": ("test",)}
-"""What data sets call the splits."""
+"""Common names of the splits in published datasets."""
 
 T = TypeVar("T")
 
 
 def share_of(n_rows: int, split: str, ratios: Sequence[float], seed: int) -> list[int]:
-    """The rows of a split; the three splits are disjoint, and cover all rows if the ratios add up to 1.
+    """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1.
 
     Args:
-        n_rows: rows to share out.
+        n_rows: total number of rows.
         split: `train`, `val` or `test`.
-        ratios: the shares of the three.
-        seed: of the shuffle.
+        ratios: fractions of the three splits.
+        seed: seed of the shuffle.
 
     Raises:
-        DataPoolError: unknown split, or ratios that are not three shares.
+        DataPoolError: unknown split, or ratios that are not three fractions.
     """
     position = _position(split)
     if len(ratios) != len(SPLITS) or min(ratios) < 0 or sum(ratios) > 1 + 1e-9:
         raise DataPoolError(
-            f"split_ratios must be the shares of {', '.join(SPLITS)}, each at least 0, together at most 1; "
+            f"split_ratios must be the fractions of {', '.join(SPLITS)}, each at least 0, together at most 1; "
             f"got {list(ratios)}"
         )
     order = np.random.default_rng(seed).permutation(n_rows)
@@ -52,26 +52,26 @@ def share_of(n_rows: int, split: str, ratios: Sequence[float], seed: int) -> lis
 
 
 def file_of(split: str, path: str | None, data_files: Mapping[str, str] | None) -> tuple[Path, bool]:
-    """The file that a split is read from, and whether the split owns all of it.
+    """Return the file of a split and whether all of its rows belong to the split.
 
     Raises:
-        DataPoolError: unknown split, no file for it, or both ways of naming files at once.
+        DataPoolError: unknown split, no file for it, or not exactly one of `path` and `data_files` is set.
     """
     _position(split)
     if (path is None) == (data_files is None):
-        raise DataPoolError("give either `path` (one file for all splits) or `data_files` (one file a split)")
+        raise DataPoolError("set either `path` (one file for all splits) or `data_files` (one file per split)")
     if path is not None:
         return with_home(path), False
     assert data_files is not None
     if split not in data_files:
-        raise DataPoolError(f"data_files names no file for split {split!r}; it has {', '.join(data_files)}")
+        raise DataPoolError(f"data_files has no file for split {split!r}; it has {', '.join(data_files)}")
     return with_home(data_files[split]), True
 
 
 def rows_of_split(
     rows: Iterable[T], split: str, *, owned: bool, split_ratios: Sequence[float], seed: int, max_size: int | None
 ) -> Iterator[tuple[int, T]]:
-    """Numbered rows of a split, at most `max_size`; reads no further than it must."""
+    """Return at most `max_size` numbered rows of a split; a file of its own is read only as far as needed."""
     if owned:
         return islice(enumerate(rows), max_size)
     everything = list(rows)
@@ -80,7 +80,7 @@ def rows_of_split(
 
 
 def names_of(split: str) -> tuple[str, ...]:
-    """What data sets call a split.
+    """Return the common names of a split in published datasets.
 
     Raises:
         DataPoolError: unknown split.
@@ -89,27 +89,27 @@ def names_of(split: str) -> tuple[str, ...]:
 
 
 def not_empty(samples: list[T], split: str, source: str) -> list[T]:
-    """The samples, if there are any.
+    """Return the samples after checking that there are any.
 
     Raises:
-        DataPoolError: there are none.
+        DataPoolError: there are no samples.
     """
     if not samples:
-        raise DataPoolError(f"{source}: no samples for split {split!r}; the file is empty or its share is too small")
+        raise DataPoolError(f"{source}: no samples for split {split!r}; the file is empty or the fraction is too small")
     return samples
 
 
 @contextmanager
 def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
-    """A UTF-8 text file, also one packed by gzip, for as long as the context lasts.
+    """Open a UTF-8 text file, plain or gzip-compressed, as a context manager.
 
     Args:
-        file: its path.
-        newline: what ends a line, as for Python's `open`; default: any of the usual, left as it is.
+        file: path of the file.
+        newline: line ending, as for Python's `open`; default: any of the usual ones, not translated.
 
     Raises:
-        DataPoolError: it is a device or a pipe, or cannot be opened, unpacked or decoded. Inside the context, errors of
-            other files are taken for its own: to read several at a time, see `text_lines`.
+        DataPoolError: it is a device or a pipe, or cannot be opened, decompressed or decoded. Read errors of other
+            files inside the context are attributed to this file too; to read several files, use `text_lines`.
     """
     refuse_devices(file)
     try:
@@ -122,17 +122,17 @@ def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
 
 
 def refuse_devices(file: Path) -> None:
-    """Looks at a path before it is opened: a device such as `/dev/zero` has no end, and a pipe may wait for ever.
+    """Check a path before it is opened: reading a device such as `/dev/zero` or a pipe may never end.
 
     Raises:
         DataPoolError: the path is a device, a pipe or a socket.
     """
-    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):  # unlike Path's, they never raise
+    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):  # Path's versions can raise
         raise DataPoolError(f"cannot read {file}: it is a device or a pipe; give a regular file")
 
 
 def text_lines(file: Path, newline: str | None = "\n") -> Iterator[str]:
-    """The lines of a text file, with their ends; arguments and errors are those of `open_text`."""
+    """Yield the lines of a text file with their line ends; arguments and errors are those of `open_text`."""
     with open_text(file, newline) as lines:
         yield from lines
 

@@ -1,12 +1,12 @@
-"""Rows of local table files, each with where it stands, for messages.
+"""Readers of local table files; each row comes with its location, for messages.
 
-    a.jsonl           one JSON object a line                        a.jsonl, line 7
-    a.json            a list of objects; or JSON lines              a.json, entry 7
-    a.csv, a.tsv      values under a header line                    a.csv, line 7
-    a.parquet         as pyarrow reads it (extra 'data')            a.parquet, row 7
+    a.jsonl           one JSON object per line                      a.jsonl, line 7
+    a.json            a list of objects; or JSON Lines              a.json, entry 7
+    a.csv, a.tsv      values below a header line                    a.csv, line 7
+    a.parquet         read by pyarrow (extra 'data')                a.parquet, row 7
 
-All but parquet may be packed by gzip (`a.jsonl.gz`). A column that a header names twice, or a key that an object has
-twice, is an error: only one of the values could be read.
+All formats but parquet may be gzip-compressed (`a.jsonl.gz`). A repeated column in a header, or a repeated key in an
+object, is an error, because all but one of the values would be lost.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rl4lms_like.core.wording import excerpt
 from rl4lms_like.data_pools.splits import open_text, text_lines
 
 LocatedRow: TypeAlias = "tuple[str, Mapping[str, Any]]"
-"""Where a row stands (file and line), and the row: column -> value."""
+"""Location of a row (file and line), and the row: column -> value."""
 
-_LONGEST_VALUE = 2**31 - 1  # Python's own limit, 131072 characters, is less than a long document has
+_LONGEST_VALUE = 2**31 - 1  # Python's default limit of 131072 characters is too small for long documents
 
 FORMATS = ("parquet", "jsonl", "json", "csv", "tsv")
-"""Endings of the files that `table_rows` reads; the first that is there is read."""
+"""File name endings supported by `table_rows`, in order of precedence."""
 
 
 def table_rows(file: Path) -> Iterator[LocatedRow]:
-    """The rows of a file, by what its name ends with.
+    """Return the rows of a file; the format is determined by the end of its name.
 
     Raises:
         DataPoolError: it cannot be read; the message names file and line.
@@ -51,10 +51,10 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def json_line_rows(file: Path) -> Iterator[LocatedRow]:
-    """The objects of a file with one JSON object a line; empty lines are left out.
+    """Yield the objects of a file with one JSON object per line; empty lines are skipped.
 
     Raises:
-        DataPoolError: the file cannot be read, a line is no JSON object, or an object has a key twice.
+        DataPoolError: the file cannot be read, a line is not a JSON object, or an object has a repeated key.
     """
     with open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
@@ -71,10 +71,10 @@ def json_line_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def json_rows(file: Path) -> Iterator[LocatedRow]:
-    """The objects of a JSON file: a list of them, an object that holds one list of them, or JSON lines.
+    """Yield the objects of a JSON file: a list of objects, an object with one list of objects, or JSON Lines.
 
     Raises:
-        DataPoolError: the file cannot be read, holds something else, or an object has a key twice.
+        DataPoolError: the file cannot be read, contains something else, or an object has a repeated key.
     """
     with open_text(file) as lines:
         text = lines.read()
@@ -97,14 +97,14 @@ def json_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
-    """The rows of a file of separated values with a header line.
+    """Yield the rows of a file of delimiter-separated values with a header line.
 
     Args:
-        file: its path.
-        delimiter: what separates values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
+        file: path of the file.
+        delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
 
     Raises:
-        DataPoolError: the file cannot be read, the header names a column twice, or a row has more or fewer values than
+        DataPoolError: the file cannot be read, the header has a repeated column, or a row has more or fewer values than
             the header.
     """
     csv.field_size_limit(_LONGEST_VALUE)
@@ -126,10 +126,10 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
 
 
 def parquet_rows(file: Path) -> Iterator[LocatedRow]:
-    """The rows of a parquet file.
+    """Yield the rows of a parquet file.
 
     Raises:
-        DataPoolError: the file cannot be read, or has a column twice.
+        DataPoolError: the file cannot be read, or has a repeated column.
         MissingExtraError: pyarrow is not installed.
     """
     parquet = import_extra("pyarrow.parquet", extra="data", needed_by=f"reading {file.name}")
@@ -141,7 +141,7 @@ def parquet_rows(file: Path) -> Iterator[LocatedRow]:
             for row in batch.to_pylist():
                 yield f"{file}, row {number}", row
                 number += 1
-    except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
+    except (OSError, ValueError) as error:  # pyarrow's errors derive from these two classes
         raise DataPoolError(f"cannot read {file}: {error}") from error
 
 
@@ -166,18 +166,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)  # one for all lines: making it takes longer than decoding a line
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)  # shared: building a decoder takes longer than decoding a line
 
 
 def _refuse_repeated(names: list[str], where: str, what: str) -> None:
-    """Raises a `DataPoolError` where a name is given twice; columns without a name, which spreadsheets add, may."""
+    """Raise a `DataPoolError` for repeated names; unnamed columns, which spreadsheets add, may be repeated."""
     repeated = ", ".join(repr(name) for name, count in Counter(names).items() if name and count > 1)
     if repeated:
-        raise DataPoolError(f"{where}: {what} {repeated} is given more than once; give each a name of its own")
+        raise DataPoolError(f"{where}: {what} {repeated} occurs more than once; use distinct names")
 
 
 def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
-    """Line after line of two parallel text files: where it stands, and the two texts without their line ends.
+    """Yield the line pairs of two parallel text files: the location, and both texts without their line ends.
 
     Raises:
         DataPoolError: a file cannot be read, or one has fewer lines than the other.

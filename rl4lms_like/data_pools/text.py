@@ -1,4 +1,4 @@
-"""Openings of plain texts as prompts, what follows as their references.
+"""Pool of plain texts: the beginning of a text is the prompt, the rest is the reference.
 
 text       Once upon a time there was a cat. It slept.
 prompt     Once upon a time                              prompt_words: 4
@@ -22,7 +22,7 @@ _SENTENCE = re.compile(r"\S.*?[.!?][\"'”’)]*(?=\s|$)", re.DOTALL)
 
 
 class TextPool(TextGenPool):
-    """Texts of a plain-text file: one a line, or separated by a token."""
+    """Texts of a plain-text file: one per line, or separated by a given string."""
 
     @classmethod
     def prepare(
@@ -39,26 +39,26 @@ class TextPool(TextGenPool):
         split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
     ) -> TextPool:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            path: one file for all splits, shared out by `split_ratios`.
+            path: one file for all splits, divided by `split_ratios`.
             data_files: one file for each split.
-            separator: what stands between texts, such as `<|endoftext|>`; default: the end of a line.
-            prompt_words: the prompt is so many words of each text.
-            prompt_sentences: the prompt is so many sentences of each text. Default: the whole text.
-            prompt_prefix: put before every prompt.
-            prompt_suffix: put behind every prompt.
-            max_size: at most so many samples a split.
-            split_ratios: shares of train, val and test, where they come from one file.
-            seed: of the shuffle before sharing out.
+            separator: separator of texts, such as `<|endoftext|>`; default: the end of a line.
+            prompt_words: number of words of each text in the prompt.
+            prompt_sentences: number of sentences of each text in the prompt, instead of words. Default: the whole text.
+            prompt_prefix: text prepended to every prompt.
+            prompt_suffix: text appended to every prompt.
+            max_size: maximum number of samples per split.
+            split_ratios: fractions of train, val and test if they come from one file.
+            seed: seed of the shuffle before splitting.
 
         Raises:
-            DataPoolError: the file cannot be read, or holds no text for the split.
+            DataPoolError: the file cannot be read, or contains no text for the split.
         """
         if prompt_words and prompt_sentences:
-            raise DataPoolError("give prompt_words or prompt_sentences, not both")
+            raise DataPoolError("set prompt_words or prompt_sentences, not both")
         unit, n_units = (_SENTENCE, prompt_sentences) if prompt_sentences else (_WORD, prompt_words)
         file, owned = file_of(split, path, data_files)
         texts = _texts(file, separator)
@@ -72,14 +72,14 @@ class TextPool(TextGenPool):
 
 
 def _texts(file: Path, separator: str | None) -> Iterator[str]:
-    """The texts of a file, stripped, empty ones left out."""
+    """Yield the texts of a file, stripped; empty texts are skipped."""
     with open_text(file, newline=None) as lines:
         parts = lines if separator is None else lines.read().split(separator)
         yield from filter(None, (part.strip() for part in parts))
 
 
 def _cut(text: str, unit: re.Pattern[str], n_units: int | None) -> tuple[str, str]:
-    """The first `n_units` words or sentences of a text, as they stand there, and the rest; all of a shorter text."""
+    """Split a text after its first `n_units` words or sentences; a shorter text is returned whole."""
     if n_units is None:
         return text, ""
     ends = [match.end() for match, _ in zip(unit.finditer(text), range(n_units), strict=False)]

@@ -1,7 +1,7 @@
-"""ToTTo (Parikh et al. 2020): one sentence about the highlighted cells of a table of Wikipedia.
+"""ToTTo (Parikh et al. 2020): one sentence about the highlighted cells of a Wikipedia table.
 
 prompt       <table> ... </table><page_title> ... </section_title> <table> ... </table>
-             the table without titles, then once more with them, as RL4LMs has it; see `totto_text`
+             the table without titles, then again with titles, as in RL4LMs; see `totto_text`
 references   the final sentence of each annotator: one in train, three in val, none in test
 meta_data    {"raw_table": the row}, with `sentence_annotations` as a list of dicts and `overlap_subset` as a bool
 """
@@ -25,13 +25,13 @@ from rl4lms_like.data_pools.totto_text import full_text, highlighted_text, title
 HUB = HubTable("google-research-datasets/totto", "default", CONVERTED)
 
 STAGES = ("original_sentence", "sentence_after_deletion", "sentence_after_ambiguity", "final_sentence")
-"""What an annotator made of a sentence, step by step."""
+"""Fields of an annotation: the sentence after each editing step."""
 
 _LINEARISE = {"subtable": highlighted_text, "fulltable": full_text}
 
 
 class ToTTo(PublishedPool):
-    """Tables with highlighted cells as prompts, sentences about these cells as references."""
+    """Tables with highlighted cells as prompts, with sentences about these cells as references."""
 
     @classmethod
     def prepare(
@@ -44,21 +44,21 @@ class ToTTo(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> ToTTo:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            representation: `subtable`, the highlighted cells with their headers, or `fulltable`.
+            representation: `subtable`, the highlighted cells with their headers, or `fulltable`, all cells.
             data_dir: a local copy: `totto_{train,dev,test}_data.jsonl` (`unlabeled_totto_test_data.jsonl`), there or in
                 its folder `totto_data`; the project's samples `{train,dev}_sample.jsonl`; or tables with the columns
                 table, highlighted_cells, table_page_title, table_section_title, sentence_annotations (see `published`).
-            hub_id: another repository of the hub with these columns.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+            hub_id: another hub repository with these columns.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         published = Published("totto", _COLUMNS, (RELEASED, SAMPLES))
@@ -77,10 +77,10 @@ class ToTTo(PublishedPool):
 
 
 def prompt_of(row: Mapping[str, Any], representation: str, where: str) -> str:
-    """The table as text, without titles, and once more with them.
+    """Return the prompt of a row: the table as text without titles, then again with titles.
 
     Raises:
-        DataPoolError: the row is not as ToTTo's are.
+        DataPoolError: the row does not have ToTTo's format.
     """
     linearise = _LINEARISE.get(representation)
     if linearise is None:
@@ -94,16 +94,16 @@ def prompt_of(row: Mapping[str, Any], representation: str, where: str) -> str:
 
 
 def raw_table(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A row in the form of the published files, which ToTTo's own evaluation reads.
+    """Convert a row to the format of the published files, which ToTTo's own evaluation reads.
 
     Raises:
-        DataPoolError: a column is missing, or its annotations are not as ToTTo's are.
+        DataPoolError: a column is missing, or the annotations do not have ToTTo's format.
     """
     for name in ("table", "highlighted_cells"):
         cell(row, name, where)
     annotations = row.get("sentence_annotations") or []
     try:
-        if isinstance(annotations, Mapping):  # how `datasets` keeps a list of dicts: column by column
+        if isinstance(annotations, Mapping):  # `datasets` stores a list of dicts column by column
             columns = (annotations[stage] for stage in STAGES)
             annotations = [dict(zip(STAGES, values, strict=True)) for values in zip(*columns, strict=True)]
         texts = [{stage: annotation[stage] for stage in STAGES} for annotation in annotations]

@@ -1,11 +1,12 @@
-"""A ToTTo table as one line of text (Parikh et al. 2020, the baselines' linearisation).
+"""Linearisation of ToTTo tables to one line of text (Parikh et al. 2020, as in the paper's baselines).
 
     highlighted cells    <table> <cell> 2015 <col_header> Year </col_header> </cell> ... </table>
     the whole table      <table> <row> <cell> ... </cell> <highlighted_cell> ... </highlighted_cell> </row> ... </table>
     with titles          <page_title> Colin Hanlon </page_title> <section_title> Theatre </section_title> <table> ...
 
-Which headers belong to a cell is guessed: the header cells left of it in its row, and those in rows above that cover
-one of its columns. Columns are counted with the spans of the cells to the left; row spans are not looked at.
+The headers of a cell are found by a heuristic: the header cells to its left in its row, and the header cells in rows
+above that cover one of its columns. Column positions include the column spans of cells to the left; row spans are
+ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Cell: TypeAlias = Mapping[str, Any]
-"""`value`, `is_header`, `column_span`, `row_span`."""
+"""Mapping with the keys `value`, `is_header`, `column_span`, `row_span`."""
 
 Table: TypeAlias = Sequence[Sequence[Cell]]
 """Rows of cells."""
@@ -23,7 +24,7 @@ Table: TypeAlias = Sequence[Sequence[Cell]]
 
 @dataclass(frozen=True)
 class _Placed:
-    """A cell, the columns `[start, stop)` that it covers, and whether it is a header."""
+    """Cell with the columns `[start, stop)` that it covers."""
 
     value: str
     start: int
@@ -31,30 +32,30 @@ class _Placed:
     is_header: bool
 
     def meets(self, other: _Placed) -> bool:
-        """Whether the two have a column in common."""
+        """Return True if the two cells have a column in common."""
         return self.start < other.stop and self.stop > other.start
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row's cells, and those of them that are headers."""
+    """Cells of a row, and those of them that are headers."""
 
     cells: list[_Placed]
     headers: list[_Placed]
 
 
 def titles_text(page_title: str | None, section_title: str | None) -> str:
-    """The titles of page and section, for the front of a table; empty ones are left out."""
+    """Return the page and section titles as a prefix of the table; empty titles are left out."""
     marks = {"page_title": page_title, "section_title": section_title}
     return "".join(f"<{mark}> {title} </{mark}> " for mark, title in marks.items() if title)
 
 
 def highlighted_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
-    """The highlighted cells, in the order in which they are listed, each with its headers.
+    """Return the highlighted cells as text, in the given order, each with its headers.
 
     Args:
         table: rows of cells.
-        highlighted: row, and place in the row, of each highlighted cell, from 0.
+        highlighted: row, and index in the row, of each highlighted cell, from 0.
 
     Raises:
         IndexError: a highlighted cell is not in the table.
@@ -64,18 +65,18 @@ def highlighted_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> st
 
 
 def full_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
-    """All cells, row by row, each with its headers; highlighted ones have a mark of their own.
+    """Return all cells as text, row by row, each with its headers; highlighted cells have a separate tag.
 
     Args:
         table: rows of cells.
-        highlighted: row, and place in the row, of each highlighted cell, from 0.
+        highlighted: row, and index in the row, of each highlighted cell, from 0.
 
     Raises:
         IndexError: a highlighted cell is not in the table.
     """
     rows = [_row(cells) for cells in table]
     for row, place in highlighted:
-        _ = rows[row].cells[place]
+        _ = rows[row].cells[place]  # raises an IndexError if the cell does not exist
     marked = frozenset(highlighted)
     lines = []
     for row, cells in enumerate(table):

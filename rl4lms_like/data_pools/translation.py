@@ -1,4 +1,4 @@
-"""Translation pairs: the text of one language is the prompt, that of the other the reference.
+"""Translation pairs: the text in one language is the prompt, its translation is the reference.
 
 row          {"translation": {"en": "A dog.", "de": "Ein Hund."}}        or columns en and de
 prompt       translate English to German: A dog.                         prompt_prefix, text, prompt_suffix
@@ -29,12 +29,12 @@ NEWS_COMMENTARY = HubTable("Helsinki-NLP/news_commentary", "de-en")
 WMT16 = HubTable("wmt/wmt16", "de-en")
 IWSLT2017 = HubTable("IWSLT/iwslt2017", "iwslt2017-de-en", CONVERTED)
 
-_FLICKR_TEST = "test_2016_flickr"  # what Multi30k calls the test split that papers report
+_FLICKR_TEST = "test_2016_flickr"  # Multi30k's name of the test split reported in papers
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """The pool, its languages, and what stands around the source text."""
+    """Pool id, languages, and the text around the source text."""
 
     pool: str
     source: str
@@ -45,7 +45,7 @@ class _Pair:
     def samples(self, split: str, source: Source, default: HubTable, max_size: int | None) -> list[Sample]:
         languages = f"{self.source}, {self.target}"
         parallel = Layout(
-            f"{{train,val,test}}.{self.source} beside {{train,val,test}}.{self.target}, also .gz, valid, validation or "
+            f"{{train,val,test}}.{self.source} with {{train,val,test}}.{self.target}, also .gz, valid, validation or "
             f"dev for val, {_FLICKR_TEST} for test, .{self.source}-{self.target} before the ending, or .source and "
             ".target as endings",
             partial(_parallel, languages=(self.source, self.target)),
@@ -61,7 +61,7 @@ class _Pair:
 
 
 class WMT(PublishedPool):
-    """Pairs of any data set with a column `translation`; of the WMT conferences by its bare name, `wmt16`."""
+    """Translation pairs of any dataset with a column `translation`; WMT datasets by short name, e.g. `wmt16`."""
 
     @classmethod
     def prepare(
@@ -77,23 +77,23 @@ class WMT(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> WMT:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            source_language: code of the language of prompts, `en`.
-            target_language: code of the language of references, `de`.
-            wmt_id: the data set's id on the hub; `wmt16` means `wmt/wmt16`.
-            prompt_suffix: put behind the source text.
-            prompt_prefix: put before it.
-            data_dir: a local copy instead: parallel text files `train.en`, `train.de`, `val.en`, ..., packed or not
-                (Multi30k's `test_2016_flickr.en.gz` too), or tables with the column translation (see `published`).
-            hub_config: the configuration; default: source-target, or target-source where there is no such.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+            source_language: language code of the prompts, e.g. `en`.
+            target_language: language code of the references, e.g. `de`.
+            wmt_id: hub id of the dataset; `wmt16` means `wmt/wmt16`.
+            prompt_suffix: text appended to the source text.
+            prompt_prefix: text prepended to the source text.
+            data_dir: a local copy: parallel text files `train.en`, `train.de`, `val.en`, ..., plain or gzip-compressed
+                (also Multi30k's `test_2016_flickr.en.gz`), or tables with the column translation (see `published`).
+            hub_config: configuration of the hub repository; default: source-target, else target-source.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         path = f"wmt/{wmt_id}" if re.fullmatch(r"wmt\d+", wmt_id) else wmt_id
@@ -105,17 +105,17 @@ class WMT(PublishedPool):
                 return cls(pair.samples(split, source, HubTable(path, config), max_size))
             except DataPoolError as error:
                 if data_dir is not None or not isinstance(error.__cause__, ValueError):
-                    raise  # only a configuration that is not there is a reason to try the other
+                    raise  # the other configuration is tried only if this one does not exist (a ValueError)
         return cls(pair.samples(split, source, HubTable(path, configs[-1]), max_size))
 
 
 class EnglishToGerman(PublishedPool):
-    """English prompts, German references; a subclass says of which data set."""
+    """Base class of pools with English prompts and German references; subclasses define the dataset."""
 
     pool: ClassVar[str]
-    """Its id."""
+    """Id of the pool."""
     tables: ClassVar[Mapping[str, HubTable]]
-    """What each split is on the hub."""
+    """Hub table of each split."""
 
     @classmethod
     def prepare(
@@ -129,20 +129,20 @@ class EnglishToGerman(PublishedPool):
         revision: str | None = None,
         max_size: Count | None = None,
     ) -> TextGenPool:
-        """Builds the pool of a split.
+        """Build the pool of a split.
 
         Args:
             split: `train`, `val` or `test`.
-            prompt_suffix: put behind the English text.
-            prompt_prefix: put before it.
-            data_dir: a local copy of all three splits, in the files of `WMT`, or `train.source` beside `train.target`.
-            hub_id: another repository of the hub for all three splits, with the column translation.
-            hub_config: its configuration.
-            revision: branch, tag or commit there.
-            max_size: at most so many samples a split.
+            prompt_suffix: text appended to the English text.
+            prompt_prefix: text prepended to the English text.
+            data_dir: a local copy of all three splits, in the files of `WMT`, or `train.source` with `train.target`.
+            hub_id: another hub repository for all three splits, with the column translation.
+            hub_config: configuration of the hub repository.
+            revision: branch, tag or commit of the hub repository.
+            max_size: maximum number of samples per split.
 
         Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the files that are read.
+            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
             MissingExtraError: `datasets` is needed and not installed.
         """
         names_of(split)
@@ -152,21 +152,21 @@ class EnglishToGerman(PublishedPool):
 
 
 class WMT14PreprocessedEnDe(EnglishToGerman):
-    """English to German: the training data of WMT 14 as Ott et al. (2018) prepared it."""
+    """English to German: the training data of WMT 14 as prepared by Ott et al. (2018)."""
 
     pool = "wmt14_processed_en_de"
     tables = dict.fromkeys(SPLITS, PREPROCESSED_WMT14)
 
 
 class WMT16NewsOnlyDatasetEnDe(EnglishToGerman):
-    """English to German: News Commentary to train on, the news of WMT 16 to validate and test with."""
+    """English to German: News Commentary for training, the news of WMT 16 for validation and test."""
 
     pool = "wmt16newsonly"
     tables: ClassVar = {"train": NEWS_COMMENTARY, "val": WMT16, "test": WMT16}
 
 
 class IWSLT2017EnDe(EnglishToGerman):
-    """English to German: talks, from the campaign of IWSLT 2017."""
+    """English to German: talks from the IWSLT 2017 evaluation campaign."""
 
     pool = "iwslt2017en_de"
     tables = dict.fromkeys(SPLITS, IWSLT2017)

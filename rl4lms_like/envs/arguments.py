@@ -1,4 +1,4 @@
-"""The `env.args` block: every argument of the environment, its default and its meaning. Loads no torch."""
+"""Arguments of the environment (the `env.args` block), with defaults and meaning. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class EnvArguments:
     """Arguments of the text environment.
 
     Args:
-        max_episode_length: T, tokens; an episode is cut (truncated) after that many.
-        max_prompt_length: P, tokens; longer prompts are cut. Default: the tokenizer's `model_max_length`.
-        terminate_on_eos: whether the end-of-text token ends (terminates) an episode.
+        max_episode_length: T, maximum number of tokens of a response; an episode is truncated after that many.
+        max_prompt_length: P, tokens; longer prompts are truncated. Default: the tokenizer's `model_max_length`.
+        terminate_on_eos: whether the end-of-text token terminates an episode.
         context_start_token: first decoder token of an encoder-decoder model (T5: 0, BART: 2); null for causal models.
-        prompt_truncation_side: which side of a long prompt is cut.
+        prompt_truncation_side: side on which long prompts are truncated.
         priority_scale: samples are drawn in proportion to their weight to this power; 0 draws uniformly.
     """
 

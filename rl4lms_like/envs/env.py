@@ -1,10 +1,10 @@
-"""One episode of text, token by token.
+"""Text generation as a Gymnasium environment: one episode, token by token.
 
     state    prompt + response so far       six int64 arrays, see `core.observation`
     action   the next token's id            Discrete(vocab_size)
     end      terminated: an end-of-text token, if `terminate_on_eos`;  truncated: `max_episode_length` tokens
 
-An end-of-text token at the length limit terminates. The reward sees `done = terminated or truncated`.
+An end-of-text token at the length limit terminates. The reward receives `done = terminated or truncated`.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NO_LIMIT = 1_000_000
-"""Tokenizers without a length limit report about 1e30 tokens; nothing real reports more than this."""
+"""Limits above this mean no limit: tokenizers without one report about 1e30 tokens."""
 
 REWARD_PARTS = "reward_parts"
-"""Key of `info`: what each part of a combined reward adds to the reward of the step."""
+"""Key of `info`: the contribution of each part of a combined reward to the reward of the step."""
 
 _CACHED_PROMPTS = 16_384
-"""Prompts whose ids are kept; 67 MB if each has 512 tokens."""
+"""Maximum number of encoded prompts in the cache; 67 MB if each has 512 tokens."""
 
 
 class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
-    """The MDP of text generation as a Gymnasium environment.
+    """MDP of text generation as a Gymnasium environment.
 
     Args:
-        tokenizer: encodes prompts and decodes responses; left as it is found.
+        tokenizer: encodes prompts and decodes responses; it is not modified.
         reward_function: a `RewardFunction` or `BatchedRewardFunction`.
-        samples: what prompts are drawn from: samples, or pairs of sample and weight (a pool).
+        samples: source of the prompts: samples, or pairs of sample and weight (a pool).
         max_episode_length: T, tokens.
         max_prompt_length: P, tokens. Default: the tokenizer's `model_max_length`.
         terminate_on_eos: whether an end-of-text token ends an episode.
         context_start_token: first decoder token of an encoder-decoder model.
-        prompt_truncation_side: which side of a long prompt is cut.
+        prompt_truncation_side: side on which long prompts are truncated.
         priority_scale: exponent of the samples' weights; 0 draws uniformly.
         vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
         eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
 
     Raises:
-        ConfigError: an argument is needed that has no usable default.
-        DataPoolError: there is nothing to draw from.
+        ConfigError: an argument without a usable default is missing.
+        DataPoolError: there are no samples to draw.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's declaration)
@@ -91,36 +91,36 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self._over = True
 
     def sibling(self) -> TextGenEnv:
-        """An environment with an episode of its own that shares sampler, prompts, reward and spaces with this one."""
+        """Return an environment with its own episode that shares sampler, prompts, reward and spaces with this one."""
         other = copy.copy(self)
         other._observation, other._over = None, True
         return other
 
     @property
     def observation(self) -> Observation:
-        """Where the episode stands; after its end, its last state.
+        """Current observation; after the end of the episode, its last one.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode was started yet.
         """
         if self._observation is None:
-            raise gymnasium.error.ResetNeeded("call reset() before anything else")
+            raise gymnasium.error.ResetNeeded("no episode was started; call reset() first")
         return self._observation
 
     @property
     def sample(self) -> Sample:
-        """The sample of the current episode."""
+        """Sample of the current episode."""
         return self.observation.sample
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended, or none was started, so that `reset` comes next."""
+        """True if the episode has ended or none was started, so that `reset` must be called next."""
         return self._over
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Starts an episode from the next sample, or from `options["sample"]`."""
+        """Start an episode from the next sample, or from `options["sample"]`."""
         super().reset(seed=seed)
         if seed is not None:
             self.sampler.seed(seed)
@@ -135,7 +135,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return self._observation.to_dict(), _info(self._observation, self._observation)
 
     def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """Appends a token.
+        """Append a token to the response.
 
         Raises:
             gymnasium.error.ResetNeeded: the episode has ended.
@@ -157,16 +157,16 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return current.to_dict(), reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sequence of prompts stands, and what the reward remembers, in JSON's types."""
+        """Return the sampler's position and the reward's state, in JSON types."""
         return {"sampler": self.sampler.state_dict(), "reward": state_of(self.reward_function)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the prompts from a saved state; takes effect at the next `reset`."""
+        """Restore the state returned by `state_dict`; takes effect at the next `reset`."""
         self.sampler.load_state_dict(state["sampler"])
         load_state(self.reward_function, state["reward"])
 
     def leave(self) -> None:
-        """Ends the episode from outside: it was played elsewhere, `reset` starts the next."""
+        """Mark the episode as ended because it was scored outside this environment; `reset` starts the next one."""
         self._over = True
 
     def _draw(self) -> tuple[Sample, np.ndarray]:
@@ -180,7 +180,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
 
 def _info(previous: Observation, current: Observation) -> dict[str, Any]:
-    """RL4LMs' `info`; nothing in it is shared with the environment."""
+    """Return RL4LMs' `info` dict; it shares no objects with the environment."""
     return {
         "output": current.context_text,
         "action_history": list(current.action_history),
@@ -192,14 +192,14 @@ def _info(previous: Observation, current: Observation) -> dict[str, Any]:
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The longest prompt, where no length is given.
+    """Return the default maximum prompt length: the tokenizer's `model_max_length`.
 
     Raises:
-        ConfigError: the tokenizer names none.
+        ConfigError: the tokenizer has no length limit.
     """
     limit = int(tokenizer.model_max_length)
     if limit > _NO_LIMIT:
-        said = "the tokenizer names no length limit to take as default; give the number of prompt tokens, e.g. 128"
+        said = "the tokenizer has no length limit to use as default; set the number of prompt tokens, e.g. 128"
         raise ConfigError([Mistake("max_prompt_length", said)], "the environment's arguments")
     return limit
 
@@ -210,7 +210,7 @@ def _end_tokens(
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ends = frozenset(int(id) for id in (own if given is None else given))
     if terminate_on_eos and not ends:
-        said = "no token ends an episode: the tokenizer has no EOS token; set it to false or give eos_token_ids"
+        said = "no token ends an episode: the tokenizer has no EOS token; set it to false or set eos_token_ids"
         raise ConfigError([Mistake("terminate_on_eos", said)], "the environment's arguments")
     return ends
 

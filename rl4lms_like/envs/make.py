@@ -1,8 +1,8 @@
-"""The vectorised environment a config asks for by `env.vec_env`.
+"""Vectorised environment selected by `env.vec_env` in a config.
 
 text      TextVecEnv             one process, whole episodes; `reward_workers` processes may score them
 dummy     SB3's DummyVecEnv      one process, token by token
-subproc   SB3's SubprocVecEnv    one process an environment, token by token
+subproc   SB3's SubprocVecEnv    one process per environment, token by token
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def make_vec_env(
     reward_timeout: float | None = None,
     **env_kwargs: Any,
 ) -> VecEnv:
-    """Builds a vectorised environment.
+    """Build a vectorised environment.
 
     Args:
-        kind: see above.
-        n_envs: episodes at a time.
-        reward_workers: processes that score episodes, for `text` only.
-        reward_timeout: seconds that scoring may take, for `text` only; see `TextVecEnv`.
+        kind: `text`, `dummy` or `subproc`; see the table of this module.
+        n_envs: number of parallel episodes.
+        reward_workers: number of processes that score episodes, for `text` only.
+        reward_timeout: time limit of scoring in seconds, for `text` only; see `TextVecEnv`.
         env_kwargs: the arguments of `TextGenEnv`.
 
     Raises:
-        ConfigError: what does not go with `kind`, or there is no such kind.
-        RL4LMsLikeError: the system starts no processes.
+        ConfigError: an argument is not supported by `kind`, or the kind is unknown.
+        RL4LMsLikeError: the operating system cannot start the processes.
     """
     if kind == "text":
         return TextVecEnv(n_envs, reward_workers=reward_workers, reward_timeout=reward_timeout, **env_kwargs)
     of_text = {"reward_workers": reward_workers, "reward_timeout": reward_timeout}
-    said = f"goes with vec_env 'text' only, got {kind!r}, which calls the reward where it steps"
+    said = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
     if mistakes := [Mistake(name, said) for name, value in of_text.items() if value]:
         raise ConfigError(mistakes, "the environment's arguments")
     if kind == "dummy":
@@ -53,7 +53,7 @@ def make_vec_env(
             return ProcessVecEnv([partial(EnvInProcess, **env_kwargs)] * n_envs)
         except (OSError, EOFError) as error:
             raise RL4LMsLikeError(
-                f"the {n_envs} processes of vec_env 'subproc' cannot be started: {raised(error)}. See the limit on "
-                f"processes, and the length of TMPDIR ({tempfile.gettempdir()}), or take vec_env 'text'"
+                f"the {n_envs} processes of vec_env 'subproc' cannot be started: {raised(error)}. Check the limit on "
+                f"processes and the length of TMPDIR ({tempfile.gettempdir()}), or use vec_env 'text'"
             ) from error
     raise ConfigError([Mistake("vec_env", f"expected text, dummy or subproc, got {kind!r}")])

@@ -1,7 +1,7 @@
-"""Stable-Baselines3's one process an environment, in which a failure of the reward comes back by name.
+"""Stable-Baselines3's `SubprocVecEnv` (one process per environment) with attributed errors of the reward.
 
-process    step -- the reward fails --> reward NaN, info["reward_error"]     (SB3's would end, with a traceback)
-parent     play_by_stepping raises that as a `RewardError`; whatever finds that a process ended raises one too
+process    step -- the reward fails --> reward NaN, info["reward_error"]     (SB3's process would exit with a traceback)
+parent     play_by_stepping raises this as a `RewardError`; a process that ended raises an `EndedError`
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.env import TextGenEnv
 
 REWARD_ERROR = "reward_error"
-"""Key of `info`: what the reward failed with."""
+"""Key of `info`: the error message of the reward."""
 
 
 class EndedError(RewardError):
-    """A process of the environments is no longer there."""
+    """Error raised when a process of the environments has ended."""
 
 
 class ProcessVecEnv(SubprocVecEnv):
-    """A `SubprocVecEnv` that can be closed whatever its processes do: in the midst of a step, or when one has ended."""
+    """`SubprocVecEnv` that can be closed at any time: during a step, or after one of its processes has ended."""
 
     def step_async(self, actions: np.ndarray) -> None:
-        """As the parent's, like all below.
+        """Call the base class's method, like the overrides below.
 
         Raises:
-            EndedError: a process ended, or was ended.
+            EndedError: a process ended or was killed.
         """
         with self._all_there():
             super().step_async(actions)
 
     def step_wait(self) -> Any:
-        """As the parent's."""
+        """Call the base class's method."""
         with self._all_there():
             return super().step_wait()
 
     def reset(self) -> Any:
-        """As the parent's."""
+        """Call the base class's method."""
         with self._all_there():
             return super().reset()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """As the parent's."""
+        """Call the base class's method."""
         with self._all_there():
             return super().get_attr(attr_name, indices)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """As the parent's."""
+        """Call the base class's method."""
         with self._all_there():
             return super().env_method(method_name, *args, indices=indices, **kwargs)
 
@@ -66,12 +66,12 @@ class ProcessVecEnv(SubprocVecEnv):
             yield
         except (EOFError, ConnectionError) as error:
             raise EndedError(
-                f"one of the {self.num_envs} processes of vec_env 'subproc' ended: killed from outside (memory?) or by "
-                "the reward itself. With vec_env 'text', env.reward_workers start again"
+                f"one of the {self.num_envs} processes of vec_env 'subproc' ended: killed from outside (out of "
+                "memory?) or by the reward itself. With vec_env 'text', env.reward_workers are restarted"
             ) from error
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stop the processes."""
         if not self.closed and (self.waiting or not all(process.is_alive() for process in self.processes)):
             for process in self.processes:
                 process.kill()
@@ -83,19 +83,19 @@ class ProcessVecEnv(SubprocVecEnv):
 
 
 class EnvInProcess(TextGenEnv):
-    """A `TextGenEnv` for a process of its own, which is not ended by its reward or by the parent's Ctrl-C."""
+    """`TextGenEnv` for a subprocess that survives failures of the reward and ignores the parent's Ctrl-C."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         if multiprocessing.parent_process() is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the run decides
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """As `TextGenEnv`'s; what a reward then draws from the process's generators follows from the prompt's place.
+        """Call `TextGenEnv.reset` and seed the process's random generators for the reward.
 
-        The place in the sequence of prompts comes from the run's seed, and is part of every checkpoint.
+        The seed is derived from the sampler's state, which depends on the run's seed and is part of every checkpoint.
         """
         begun = super().reset(seed=seed, options=options)
         if multiprocessing.parent_process() is not None:
@@ -104,7 +104,7 @@ class EnvInProcess(TextGenEnv):
         return begun
 
     def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """As `TextGenEnv`'s; where the reward fails it pays NaN, ends the episode and says why in `info`."""
+        """Call `TextGenEnv.step`; if the reward fails, return NaN, end the episode and put the error into `info`."""
         try:
             return super().step(action)
         except RewardError as error:

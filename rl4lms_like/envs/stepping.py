@@ -1,7 +1,7 @@
-"""What `TextVecEnv.play` computes, from any vectorised `TextGenEnv`: token by token.
+"""Token-by-token equivalent of `TextVecEnv.play` for any vectorised `TextGenEnv`.
 
 step       0  1  2  3
-episode 0  a  b  .  .      . an environment that was done once is fed an idle token; what it returns is ignored
+episode 0  a  b  .  .      . idle token for an environment that is already done; its results are ignored
 episode 1  a  b  c  d
 """
 
@@ -21,26 +21,26 @@ from rl4lms_like.rewards.naming import texts_to_score
 
 
 def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
-    """Task rewards of whole responses to the current prompts of `DummyVecEnv` or `SubprocVecEnv` of `TextGenEnv`.
+    """Compute the task rewards of whole responses by stepping a `DummyVecEnv` or `SubprocVecEnv` of `TextGenEnv`.
 
-    The environments restart on their own when they are done, so call `reset` before the next episodes.
+    The environments reset automatically when they are done, so call `reset` before the next episodes.
 
     Args:
-        vec_env: just reset.
+        vec_env: environments that were just reset; the responses belong to their current prompts.
         episodes: one for each environment, in their order.
 
     Returns:
-        Flat `[n_tokens]` float32, and what each part of a combined reward adds to them, from the steps' `info`.
+        Flat `[n_tokens]` float32, and the contribution of each part of a combined reward, from the steps' `info`.
 
     Raises:
-        ValueError: an episode does not end where its environment does: stepping pays no reward for the end of an
-            episode that is cut short of `max_episode_length`.
+        ValueError: an episode does not end where its environment does. Stepping cannot compute the final reward of an
+            episode that stops before `max_episode_length` without EOS.
         RewardError: the reward failed, or a process of the environments ended.
     """
-    samples = vec_env.get_attr("sample")  # environments that end go on to their next one
+    samples = vec_env.get_attr("sample")  # fetched first, because environments reset to the next sample when done
     try:
         return _stepped(vec_env, episodes)
-    except EndedError:  # none of the others is asked for anything more
+    except EndedError:  # the environments cannot be queried any more
         raise
     except RewardError as error:
         responses = [
@@ -78,7 +78,7 @@ def _check_ends(running: np.ndarray, last: np.ndarray, dones: np.ndarray, n_acti
     for episode in np.flatnonzero(running & (last != dones)):
         if last[episode]:
             raise ValueError(
-                f"episode {episode} stops after {n_actions} tokens, where its environment does not: let generation go "
-                "on to max_episode_length or EOS, or use the vectorised environment 'text'"
+                f"episode {episode} stops after {n_actions} tokens, but its environment does not: let generation "
+                "continue to max_episode_length or EOS, or use the vectorised environment 'text'"
             )
-        raise ValueError(f"episode {episode} goes on after {n_actions} tokens, where its environment has ended")
+        raise ValueError(f"episode {episode} continues after {n_actions} tokens, but its environment has ended")

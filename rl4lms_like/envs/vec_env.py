@@ -1,9 +1,9 @@
-"""n episodes in one process, stepped like any Stable-Baselines3 `VecEnv`, or played whole.
+"""Vectorised environment with n episodes in one process, stepped like any SB3 `VecEnv` or scored as whole episodes.
 
     prompts  = env.reset()             n prompts, all drawn by one sampler
     rewards  = env.play(episodes)      [n_tokens], equal to stepping through `episodes` token by token
 
-Playing costs one call of the reward for each token it may pay; observations decode their text when it is read.
+`play` calls a terminal reward for last tokens only. Observations decode their text when it is read.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ class TextVecEnv(DummyVecEnv):
     """`n_envs` text environments that share sampler, encoded prompts and reward.
 
     Args:
-        n_envs: episodes at a time.
-        tokenizer: encodes prompts and decodes responses; left as it is found.
+        n_envs: number of parallel episodes.
+        tokenizer: encodes prompts and decodes responses; it is not modified.
         reward_function: a `RewardFunction` or `BatchedRewardFunction`.
-        samples: what prompts are drawn from: samples, or pairs of sample and weight (a pool).
+        samples: source of the prompts: samples, or pairs of sample and weight (a pool).
         max_episode_length: T, tokens.
         max_prompt_length: P, tokens. Default: the tokenizer's `model_max_length`.
         terminate_on_eos: whether an end-of-text token ends an episode.
         context_start_token: first decoder token of an encoder-decoder model.
-        prompt_truncation_side: which side of a long prompt is cut.
+        prompt_truncation_side: side on which long prompts are truncated.
         priority_scale: exponent of the samples' weights; 0 draws uniformly.
         vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
         eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
-        reward_workers: processes that score played episodes; 0 scores them in this one.
-        reward_timeout: seconds that the reward may take for the episodes of one `play`, with workers for a worker's
-            share of them; None for ever.
+        reward_workers: number of processes that score the episodes in `play`; 0 scores them in this process.
+        reward_timeout: time limit of the reward in seconds for the episodes of one `play`; with workers, for one
+            worker's chunk of them. None for no limit.
 
     Attributes:
-        reward_parts: name -> what that part of a combined reward added to the rewards that `play` returned last, flat
-            `[n_tokens]`; empty where the reward has no parts.
+        reward_parts: name -> contribution of that part of a combined reward to the rewards that `play` returned last,
+            flat `[n_tokens]`; empty if the reward has no parts.
 
     Raises:
-        ConfigError: an argument is needed that has no usable default, or `reward_timeout` needs workers here.
-        DataPoolError: there is nothing to draw from.
+        ConfigError: an argument without a usable default is missing, or `reward_timeout` requires workers here.
+        DataPoolError: there are no samples to draw.
         RewardError: `reward_workers` is above 0 and the reward cannot be sent to another process.
     """
 
@@ -106,11 +106,11 @@ class TextVecEnv(DummyVecEnv):
 
     @property
     def samples(self) -> list[Sample]:
-        """The samples of the current episodes `[n_envs]`; still there after `play`, until the next `reset`."""
+        """Samples of the current episodes `[n_envs]`; kept after `play`, until the next `reset`."""
         return [env.sample for env in self.envs]
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Starts the sequence of prompts that belongs to `seed`; it is one sequence for all environments."""
+        """Seed the sampler, which draws the prompts of all environments."""
         seeds = super().seed(seed)
         first = seeds[0]
         self._reset_seeds()
@@ -119,17 +119,18 @@ class TextVecEnv(DummyVecEnv):
         return seeds
 
     def play(self, episodes: EpisodeBatch) -> np.ndarray:
-        """Task rewards of whole responses to the current prompts; the environments then await `reset`.
+        """Return the task rewards of whole responses to the current prompts; call `reset` afterwards.
 
         Args:
             episodes: one for each environment, in their order.
 
         Returns:
-            Flat `[n_tokens]` float32. `done` holds at the last token of every episode, however it ended.
+            Flat `[n_tokens]` float32. `done` is True at the last token of every episode, terminated or truncated.
 
         Raises:
-            ValueError: the episodes do not fit the environments.
-            RewardError: the reward failed, or did not return one finite number for each request; it has the texts.
+            ValueError: the episodes do not match the environments.
+            RewardError: the reward failed, or did not return one finite number for each request; the error's `texts`
+                holds the texts.
         """
         finished = self._finished(episodes)
         for env in self.envs:
@@ -148,20 +149,20 @@ class TextVecEnv(DummyVecEnv):
         reward = self.envs[0].reward_function
         try:
             return within(self._timeout, lambda: score_episodes_in_parts(reward, finished))
-        except TimeIsUp as error:  # between two calls of the reward
+        except TimeIsUp as error:  # raised between two calls of the reward, hence not attributed to a sample
             raise RewardError(f"{type(reward).__name__} failed on a batch of {len(finished)}: {error}") from error
 
     @property
     def reward_restarts(self) -> int | None:
-        """How often the reward's processes were started again; None without such processes."""
+        """Number of restarts of the reward workers; None without workers."""
         return None if self._workers is None else self._workers.restarts
 
     def _finished(self, episodes: EpisodeBatch) -> list[Observation]:
-        """The last observation of each episode; responses are rows of one array."""
+        """Return the last observation of each episode; responses are rows of one array."""
         if episodes.n_episodes != self.num_envs:
             raise ValueError(f"expected {self.num_envs} episodes, one for each environment, got {episodes.n_episodes}")
         if any(env.over or env.observation.n_actions for env in self.envs):
-            raise ValueError("play() scores whole responses to fresh prompts; call reset() first")
+            raise ValueError("play() scores whole responses to new prompts; call reset() first")
         lengths = episodes.lengths.tolist()
         if not (min(lengths) >= 1 and max(lengths) <= self.envs[0].max_episode_length):
             limit = self.envs[0].max_episode_length
@@ -174,15 +175,15 @@ class TextVecEnv(DummyVecEnv):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sequence of prompts stands, and what the reward in this process remembers, in JSON's types."""
+        """Return the sampler's position and the state of the reward in this process, in JSON types."""
         return self.envs[0].state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the prompts from a saved state; takes effect at the next `reset`."""
+        """Restore the state returned by `state_dict`; takes effect at the next `reset`."""
         self.envs[0].load_state_dict(state)
 
     def close(self) -> None:
-        """Ends the reward's processes, if there are any."""
+        """Stop the reward workers, if there are any."""
         if self._workers is not None:
             self._workers.close()
         super().close()

@@ -1,16 +1,16 @@
-"""Slow Python rewards in processes of their own.
+"""Worker processes for slow Python rewards.
 
     parent                                  worker 1 .. n_workers
     score(episodes) -- chunks of episodes ->  score_episodes_in_parts(reward, chunk)
           [n_tokens] <- rewards ------------
 
-    a process ends, or a chunk takes too long     all processes are ended and started again, what has no rewards yet is
-                                                  scored once more, first what was under work, chunk by chunk
-    it happens again in the same batch            an error with the samples that were under work
+    a process ends, or a chunk times out          all processes are restarted and unfinished chunks are scored again;
+                                                  chunks in progress come first, one at a time
+    it happens again in the same batch            an error that names the samples in progress
 
-Reward, tokenizer and environment variables travel once, when a process starts; a chunk carries samples and token ids.
-A reward that keeps state between calls, or whose values depend on the rest of its batch, sees a chunk and not all
-episodes; processes that are started again have the state that was sent at first.
+Reward, tokenizer and environment variables are sent once, when a process starts; a chunk holds samples and token ids.
+A reward that keeps state between calls, or whose values depend on the rest of its batch, receives one chunk and not all
+episodes. Restarted processes begin with the state of the reward that was sent at first.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from rl4lms_like.rewards.naming import named
 logger = logging.getLogger(__name__)
 
 _Parcel: TypeAlias = "tuple[Sample, np.ndarray, np.ndarray]"
-"""An episode on its way: sample, prompt ids, response ids."""
+"""Picklable form of an episode: sample, prompt ids, response ids."""
 
 _CHUNKS_PER_WORKER = 4
-"""More chunks than workers even out episodes of unequal cost; batched rewards get one chunk a worker."""
+"""More chunks than workers balance episodes of unequal cost; batched rewards get one chunk per worker."""
 
 _LOOK_EVERY = 1.0
-"""Seconds between two looks at what takes how long."""
+"""Seconds between two checks for chunks that exceed the timeout."""
 
 _TO_END = 5.0
-"""Seconds that the processes of a broken pool have to end, before they are killed."""
+"""Seconds to wait for the processes of a broken pool to end before they are killed."""
 
 _N_NAMED = 3
-"""Samples that an error names; it counts the others."""
+"""Maximum number of samples named in an error; the others are counted."""
 
 
-class _Lost(Exception):  # noqa: N818  (it is tried again)
-    """Processes ended, or were ended; `places` are the chunks that they worked on."""
+class _Lost(Exception):  # noqa: N818  (internal: leads to a second attempt)
+    """Loss of processes that ended or timed out; `places` are the indices of the chunks in progress."""
 
     def __init__(self, how: str, places: list[int]) -> None:
         super().__init__(how)
@@ -68,16 +68,16 @@ class _Lost(Exception):  # noqa: N818  (it is tried again)
 
 
 class RewardWorkers:
-    """A pool of processes that score finished episodes.
+    """Pool of processes that score finished episodes.
 
     Args:
         reward_fn: the task's reward; it is pickled, so it must not hold open files, locks or the like.
         layout: shapes and tokenizer of the observations.
-        n_workers: processes.
-        timeout: seconds that a worker may take for a chunk, what it needs to start not counted; None for ever.
+        n_workers: number of processes.
+        timeout: time limit of a chunk in seconds, without the start of the process; None for no limit.
 
     Attributes:
-        restarts: how often the processes were started again.
+        restarts: number of restarts of the pool.
 
     Raises:
         RewardError: the reward cannot be pickled.
@@ -93,11 +93,11 @@ class RewardWorkers:
         except (TypeError, pickle.PicklingError, AttributeError, NotImplementedError) as error:
             raise RewardError(
                 f"{self._name} cannot be sent to reward workers, because it cannot be pickled: {error}. "
-                "Create what it holds at its first call, or set env.reward_workers to 0"
+                "Create such objects in the first call of the reward, or set env.reward_workers to 0"
             ) from error
         methods = multiprocessing.get_all_start_methods()
         self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        self._since = self._context.RawArray("d", self._n_chunks)  # when work on each chunk began; 0 before
+        self._since = self._context.RawArray("d", self._n_chunks)  # start time of each chunk; 0 before
         self._pool: ProcessPoolExecutor | None = self._started()
 
     def _started(self) -> ProcessPoolExecutor:
@@ -105,10 +105,10 @@ class RewardWorkers:
         return ProcessPoolExecutor(self._n_workers, self._context, initializer=_receive, initargs=received)
 
     def score(self, episodes: Sequence[Observation]) -> TokenRewards:
-        """The rewards of all tokens, as `score_episodes_in_parts` returns them.
+        """Return the rewards of all tokens, as `score_episodes_in_parts` does.
 
         Raises:
-            RewardError: the reward failed in a worker; or processes ended or took too long, twice.
+            RewardError: the reward failed in a worker, or processes ended or timed out twice.
         """
         size = -(-len(episodes) // self._n_chunks)
         chunks = [episodes[start : start + size] for start in range(0, len(episodes), size)]
@@ -122,11 +122,11 @@ class RewardWorkers:
         return TokenRewards(np.concatenate([chunk.total for chunk in in_order]), parts)
 
     def _run_again(self, chunks: Sequence[Sequence[Observation]], paid: dict[int, TokenRewards], lost: _Lost) -> None:
-        """The second and last try: what was under work alone, chunk by chunk, so that a failure has a culprit."""
+        """Make the second and last attempt; chunks that were in progress run alone, to find the failing one."""
         left = [place for place in range(len(chunks)) if place not in paid]
         logger.warning(
-            "the reward %s %s. Its processes are started again, without what they remember; %d of %d episodes are "
-            "scored once more. Under work: %s",
+            "the reward %s %s. Its processes are restarted and their state is lost; %d of %d episodes are "
+            "scored again. In progress: %s",
             *(self._name, lost, sum(len(chunks[place]) for place in left), sum(map(len, chunks))),
             _listed(chunks, lost.places) or "none",
         )
@@ -137,14 +137,14 @@ class RewardWorkers:
             self._run(chunks, [place for place in left if place not in paid], paid)
         except _Lost as again:
             raise RewardError(
-                f"the reward {self._name} {again}, for the second time in a batch of {sum(map(len, chunks))}. Under "
-                f"work: {_listed(chunks, again.places)}"
+                f"the reward {self._name} {again}, for the second time in a batch of {sum(map(len, chunks))}. In "
+                f"progress: {_listed(chunks, again.places)}"
             ) from again
 
     def _run(
         self, chunks: Sequence[Sequence[Observation]], places: Iterable[int], paid: dict[int, TokenRewards]
     ) -> None:
-        """Adds the rewards of the chunks at `places` to `paid`. No process is left at work when it raises."""
+        """Add the rewards of the chunks at `places` to `paid`. All processes are stopped if it raises."""
         self._pool = pool = self._pool or self._started()
         futures = {}
         try:
@@ -170,7 +170,7 @@ class RewardWorkers:
             raise
 
     def _sent(self, pool: ProcessPoolExecutor, place: int, chunk: Sequence[Observation]) -> Future[TokenRewards]:
-        """A chunk on its way; the first ones start the processes."""
+        """Submit a chunk; the first chunks start the processes."""
         parcels = [_parcel(episode) for episode in chunk]
         try:
             return pool.submit(_score, place, parcels)
@@ -178,8 +178,9 @@ class RewardWorkers:
             raise
         except (OSError, EOFError, RuntimeError) as error:
             raise RewardError(
-                f"the {self._n_workers} processes of env.reward_workers cannot be started: {raised(error)}. See "
-                f"limits on processes, the length of TMPDIR ({tempfile.gettempdir()}), or set env.reward_workers to 0"
+                f"the {self._n_workers} processes of env.reward_workers cannot be started: {raised(error)}. Check "
+                f"the limit on processes and the length of TMPDIR ({tempfile.gettempdir()}), or set "
+                "env.reward_workers to 0"
             ) from error
 
     def _until_a_look(self) -> float | None:
@@ -194,18 +195,18 @@ class RewardWorkers:
             raise _Lost(f"was not done within {self._timeout:g} s (env.reward_timeout)", sorted(late))
 
     def _kill(self) -> None:
-        """Ends the processes, whatever they are doing, and what they have started; the next chunk starts new ones."""
+        """Kill the processes and their child processes; the next chunk starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None:
             for group, process in list((pool._processes or {}).items()):
-                with suppress(AttributeError, OSError):  # no such groups; none by now, or not yet
+                with suppress(AttributeError, OSError):  # no process groups here, or this group does not exist
                     os.killpg(group, signal.SIGKILL)
                 process.kill()
-            with suppress(RuntimeError):  # its thread could not be started either
+            with suppress(RuntimeError):  # the pool's own thread may not have started
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stop the processes."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -215,14 +216,14 @@ def _parcel(episode: Observation) -> _Parcel:
 
 
 def _listed(chunks: Sequence[Sequence[Observation]], places: Sequence[int]) -> str:
-    """Some samples of these chunks, and how many more there are."""
+    """Return the first samples of these chunks and the number of the others, for messages."""
     episodes = [episode for place in places for episode in chunks[place]]
     more = f" and {len(episodes) - _N_NAMED} more" if len(episodes) > _N_NAMED else ""
     return ", ".join(named(episode) for episode in episodes[:_N_NAMED]) + more
 
 
 def _let_end(processes: Sequence[BaseProcess]) -> None:
-    """Gives the processes of a broken pool, which terminates them, some time to end on their own."""
+    """Wait up to `_TO_END` seconds for the processes of a broken pool, which the pool has terminated."""
     running = {process.sentinel for process in processes}
     until = time.monotonic() + _TO_END
     while running and (left := until - time.monotonic()) > 0:
@@ -230,16 +231,16 @@ def _let_end(processes: Sequence[BaseProcess]) -> None:
 
 
 def _end_of(processes: Sequence[BaseProcess]) -> str:
-    """How the first process of a broken pool ended; the pool terminates the others."""
+    """Describe how the first process of a broken pool ended; the others were terminated by the pool."""
     codes = [process.exitcode for process in processes]
     code = next((code for code in codes if code not in (None, 0, -signal.SIGTERM)), codes[0] if codes else None)
     if code is None:
         return "ended while it started"
     if code == -getattr(signal, "SIGKILL", 9):
-        return "was killed from outside (SIGKILL; is the memory full?)"
+        return "was killed from outside (SIGKILL; out of memory?)"
     if code > 0:
         return f"ended with exit status {code}"
-    is_named = -code in set(signal.Signals)  # those of the real time have numbers only
+    is_named = -code in set(signal.Signals)  # real-time signals have no names
     return f"ended by the signal {signal.Signals(-code).name if is_named else -code}"
 
 
@@ -249,15 +250,15 @@ _received: tuple[AnyReward, TextLayout] | None = None
 
 
 def _receive(payload: bytes, environment: dict[str, str], since: Any) -> None:
-    """Keeps reward and layout as bytes until the first chunk, so that a failure to unpickle has a caller to go to.
+    """Initialise a worker process; the reward stays pickled until the first chunk, so that errors reach the caller.
 
-    The server that forks workers has the environment of the first time it was needed, which may have changed since.
+    `environment` is sent because the fork server keeps the environment variables of its own start.
     """
     global _payload, _since
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the run decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     with suppress(AttributeError, OSError):  # Windows
-        os.setpgid(0, 0)  # a group of its own: what it starts ends with it
-        for each in (signal.SIGTTIN, signal.SIGTTOU):  # a terminal stops such a group where it reads, or even writes
+        os.setpgid(0, 0)  # own process group, so that child processes can be killed with it
+        for each in (signal.SIGTTIN, signal.SIGTTOU):  # sent to background groups that use the terminal; would stop it
             signal.signal(each, signal.SIG_IGN)
     os.environ.update(environment)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -266,7 +267,7 @@ def _receive(payload: bytes, environment: dict[str, str], since: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """A pool's processes wait for work for ever where theirs was killed."""
+    """Exit when the parent process has ended; otherwise the worker would wait for work forever."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         with suppress(AttributeError):  # Windows

@@ -1,4 +1,4 @@
-"""What to report. `METRICS` has every metric by id; the config's `train_evaluation.metrics` names some."""
+"""Registry of the metrics. `METRICS` has every metric by id; `train_evaluation.metrics` in a config selects them."""
 
 from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
@@ -9,7 +9,7 @@ _DIVERSITY = (
     *(f"{name}-{order}" for order in (1, 2, 3) for name in ("distinct", "vocab_size", "unique", "entropy")),
     *("cond_entropy-2", "cond_entropy-3"),
 )
-"""GEM-metrics' names, those of tokens with punctuation."""
+"""GEM-metrics' names of the statistics of tokens including punctuation."""
 
 METRICS = Registry(
     "metric",
@@ -18,17 +18,17 @@ METRICS = Registry(
     table={
         "increasing_numbers": Entry(
             "rl4lms_like.metrics.synthetic:IncreasingNumbersinText",
-            "how much of each response is numbers that grow",
+            "fraction of each response that is increasing numbers",
             keys=("synthetic/increasing_numbers_in_text",),
         ),
         "dates": Entry(
             "rl4lms_like.metrics.synthetic:DateInText",
-            "share of responses with a date like 2022-10-04",
+            "fraction of responses with a date such as 2022-10-04",
             keys=("synthetic/dates_in_text",),
         ),
         "sentiment": Entry(
             "rl4lms_like.metrics.sentiment:SentimentMetric",
-            "how positive the texts are by the VADER lexicon, -1 to 1",
+            "VADER sentiment score of the texts, -1 to 1",
             keys=("semantic/sentiment", "semantic/sentiment_positive"),
         ),
         "distinct_n": Entry(
@@ -41,7 +41,7 @@ METRICS = Registry(
                 "diversity_metrics/unique_texts",
             ),
         ),
-        "length": Entry("rl4lms_like.metrics.diversity:Length", "mean words of the responses", keys=("length/words",)),
+        "length": Entry("rl4lms_like.metrics.diversity:Length", "mean words per response", keys=("length/words",)),
         "diversity": Entry(
             "rl4lms_like.metrics.diversity:DiversityMetrics",
             "GEM-metrics' statistics: type-token ratio, lengths, distinct n-grams, entropies",
@@ -54,18 +54,18 @@ METRICS = Registry(
         ),
         "novelty": Entry(
             "rl4lms_like.metrics.novelty:NoveltyMetric",
-            "share of n-grams and of texts that a file of training texts does not have",
+            "fraction of n-grams and of texts that do not occur in a file of training texts",
             keys=("diversity_metrics/novelty-{n}", "diversity_metrics/novel_texts"),
         ),
         "meteor": Entry(
             "rl4lms_like.metrics.lexical:MeteorMetric",
-            "METEOR, best reference: words, stems and synonyms in common, 0 to 1",
+            "METEOR (matching words, stems and synonyms), best reference, 0 to 1",
             needs="extra 'lexical', NLTK's punkt_tab, WordNet",
             keys=("lexical/meteor",),
         ),
         "rouge": Entry(
             "rl4lms_like.metrics.lexical:RougeMetric",
-            "ROUGE F with stems, first or best reference, 0 to 1",
+            "ROUGE F-measure with stemming, first or best reference, 0 to 1",
             needs="extra 'lexical'",
             keys=(
                 "lexical/rouge_rouge1",
@@ -76,7 +76,7 @@ METRICS = Registry(
         ),
         "rouge_l_max": Entry(
             "rl4lms_like.metrics.lexical:RougeLMax",
-            "ROUGE-L as py-rouge counts it, best reference, 0 to 1",
+            "ROUGE-L as py-rouge computes it, best reference, 0 to 1",
             needs="extra 'lexical', WordNet",
             keys=("lexical/rouge_l_max",),
         ),
@@ -93,13 +93,13 @@ METRICS = Registry(
         ),
         "ter": Entry(
             "rl4lms_like.metrics.lexical:TERMetric",
-            "edits to the nearest reference per word of it; lower is better",
+            "translation edit rate (edits per reference word); lower is better",
             needs="extra 'lexical'",
             keys=("lexical/ter",),
         ),
         "chrf": Entry(
             "rl4lms_like.metrics.lexical:chrFmetric",
-            "chrF, character n-grams in common, best reference, 0 to 1",
+            "chrF (character n-gram overlap), best reference, 0 to 1",
             needs="extra 'lexical'",
             keys=("lexical/chrf",),
         ),
@@ -117,19 +117,19 @@ METRICS = Registry(
         ),
         "causal_perplexity": Entry(
             "rl4lms_like.metrics.perplexity:Perplexity",
-            "perplexity of the references under the model that is evaluated",
+            "perplexity of the references under the evaluated model",
             needs="the named tokenizer",
             keys=("fluency_metrics/perplexity",),
         ),
         "learned_reward": Entry(
             "rl4lms_like.metrics.learned:LearnedRewardMetric",
-            "the probability that a classifier gives one label to prompt and response",
+            "probability of one label under a classifier of prompt and response",
             needs="the named model, a sequence classifier",
             keys=("semantic/learned_automodel_metric",),
         ),
         "reward_model": Entry(
             "rl4lms_like.metrics.learned:RewardModelMetric",
-            "the logit, or a label's probability, of any reward model or sequence classifier",
+            "logit, or a label's probability, of any reward model or sequence classifier",
             needs="the named model, a sequence classifier",
             keys=("semantic/reward_model",),
         ),
@@ -147,7 +147,7 @@ METRICS = Registry(
         ),
         "intent_accuracy": Entry(
             "rl4lms_like.metrics.dialog:IntentAccuracyDailyDialog",
-            "share of responses with the asked-for intent",
+            "fraction of responses with the requested intent",
             needs="the model rajkumarrrk/roberta-daily-dialog-intent-classifier",
             keys=("intent/accuracy",),
         ),
@@ -169,51 +169,51 @@ METRICS = Registry(
         ),
         "cider": Entry(
             "rl4lms_like.metrics.captions:CIDERMetric",
-            "CIDEr-D, n-grams in common, rare ones worth more, 0 to 10",
+            "CIDEr-D (n-gram overlap weighted by rarity), 0 to 10",
             needs="extra 'captions'",
             keys=("lexical/cider",),
         ),
         "spice": Entry(
             "rl4lms_like.metrics.captions:SpiceMetric",
-            "SPICE, objects, attributes and relations in common, 0 to 1",
+            "SPICE (overlap of objects, attributes and relations), 0 to 1",
             needs="extra 'captions', Java 8 to 14, CoreNLP 3.6.0",
             keys=("lexical/spice",),
         ),
         "summaCZS": Entry(
             "rl4lms_like.metrics.consistency:SummaCZSMetric",
-            "whether summaries follow from their documents, zero-shot, -1 to 1",
+            "SummaC: consistency of summaries with their documents, zero-shot, -1 to 1",
             needs="extra 'lexical', NLTK's punkt_tab, an NLI model (roberta-large-mnli)",
             keys=("consistency/summaczs",),
         ),
         "summaCConv": Entry(
             "rl4lms_like.metrics.consistency:SummaCConvMetric",
-            "whether summaries follow from their documents, by a trained head, 0 to 1",
+            "SummaC: consistency of summaries with their documents, by a trained head, 0 to 1",
             needs="extra 'lexical', NLTK's punkt_tab, NLI models, a trained head",
             keys=("consistency/summacconv",),
         ),
         "exact_match": Entry(
             "rl4lms_like.metrics.answers:ExactMatchMetric",
-            "share of responses that are, or hold the answer that is, a reference",
+            "fraction of responses that equal, or whose extracted answer equals, a reference",
             keys=("answers/exact_match",),
         ),
         "math_equal": Entry(
             "rl4lms_like.metrics.answers:MathEqualMetric",
-            "share of responses that end in the number of a reference",
+            "fraction of responses whose final number equals that of a reference",
             keys=("answers/math_equal",),
         ),
         "regex": Entry(
             "rl4lms_like.metrics.answers:RegexMetric",
-            "share of responses that fit a regular expression",
+            "fraction of responses that match a regular expression",
             keys=("answers/regex",),
         ),
         "pass_at_k": Entry(
             "rl4lms_like.metrics.pass_at_k:PassAtK",
-            "the chance that one of k samples of a prompt is right",
+            "probability that one of k samples of a prompt is right",
             keys=("answers/pass@{k}",),
         ),
     },
 )
 MetricRegistry = METRICS
-"""RL4LMs' name."""
+"""Alias with RL4LMs' name."""
 
 __all__ = ["METRICS", "BaseMetric", "MetricRegistry", "MetricResults"]

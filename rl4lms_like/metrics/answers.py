@@ -1,4 +1,4 @@
-"""The rewards that check an answer, as metrics: 1 or 0 for each text, and the share of right ones."""
+"""Metrics that check an answer, as the rewards with the same ids: 1 or 0 for each text, and the fraction of 1."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rl4lms_like.scoring.math_numbers import Percents
 
 
 class RegexMetric(BaseMetric):
-    """Share of responses that fit a regular expression of Python.
+    """Fraction of responses that match a Python regular expression.
 
     Args:
         pattern: the regular expression.
-        group: the group, by number or name, that has to take part in the match; 0 is the whole.
-        match: anywhere in the response (`search`), at its start (`match`), or all of it (`fullmatch`).
-        flags: of Python's `re`.
-        invert: share of those that do not fit.
+        group: the group, by number or name, that must take part in the match; 0 is the whole match.
+        match: where to match: anywhere in the response (`search`), at its start (`match`), or all of it (`fullmatch`).
+        flags: flags of Python's `re` module.
+        invert: report the fraction of responses that do not match.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class RegexMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`answers/regex`."""
+        """Compute `answers/regex`."""
         fit = matches(generated_texts, self.pattern, group=self.group, match=self.match, invert=self.invert)
         return as_results("answers/regex", fit)
 
 
 class ExactMatchMetric(BaseMetric):
-    """Share of responses that are one of their references; those without references are left out.
+    """Fraction of responses that equal one of their references; responses without references are excluded.
 
     Args:
-        ignore_case: upper and lower case are the same.
-        ignore_whitespace: white space around counts for nothing, and inside as one space.
-        ignore_punctuation: ASCII punctuation is left out.
-        ignore_articles: the words a, an, the are left out; with case and punctuation, SQuAD's normalisation.
-        extract: regular expression of the answer: the first group of its last match; without a match the response is
-            wrong. Of a reference it takes the answer too, or the whole without a match.
+        ignore_case: treat upper and lower case as equal.
+        ignore_whitespace: strip surrounding whitespace and collapse inner whitespace to one space.
+        ignore_punctuation: remove ASCII punctuation.
+        ignore_articles: remove the words a, an, the; together with case and punctuation this is SQuAD's normalisation.
+        extract: regular expression that finds the answer: the first group of its last match. A response without a match
+            is wrong. It is also applied to references; a reference without a match is used whole.
     """
 
     needs_references = True
@@ -95,20 +95,21 @@ class ExactMatchMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`answers/exact_match`."""
+        """Compute `answers/exact_match`."""
         return as_results("answers/exact_match", exact_matches(generated_texts, reference_texts, self.how))
 
 
 class MathEqualMetric(BaseMetric):
-    r"""Share of responses that end in the number, or the LaTeX, of a reference; those without references are left out.
+    r"""Fraction of responses whose final number or LaTeX answer equals a reference.
 
-    The answer is in the last `\boxed{}`, else behind the last `####`, else the last number.
+    The answer is the content of the last `\boxed{}`, else the text after the last `####`, else the last number.
+    Responses without references are excluded.
 
     Args:
-        rel_tol: numbers are equal if they differ by at most this share of the larger one.
-        abs_tol: or by at most this.
-        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`), or what makes the answers equal (`either`).
-        extract: regular expression of the answer instead: the first group of its last match.
+        rel_tol: numbers are equal if they differ by at most this fraction of the larger one.
+        abs_tol: numbers are also equal if they differ by at most this.
+        percent: read 50% as 0.5 (`hundredth`), as 50 (`ignored`), or as whichever makes the answers equal (`either`).
+        extract: regular expression that finds the answer instead: the first group of its last match.
     """
 
     needs_references = True
@@ -132,7 +133,7 @@ class MathEqualMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`answers/math_equal`."""
+        """Compute `answers/math_equal`."""
         right = math_equal(
             generated_texts,
             reference_texts,

@@ -1,4 +1,4 @@
-"""What a user subclasses to report how good the texts are."""
+"""Base class of metrics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ MetricResults: TypeAlias = "dict[str, tuple[list[float] | None, float]]"
 
 
 class BaseMetric(ABC):
-    """Scores the generations of one split.
+    """Metric of the generations of one split.
 
     Attributes:
-        needs_references: there is no score without references; a run that evaluates only samples without any is then
-            refused before a model is loaded.
+        needs_references: True if there is no score without references. A run that evaluates only samples without
+            references is then rejected before a model is loaded.
     """
 
     needs_references: bool = False
@@ -28,13 +28,13 @@ class BaseMetric(ABC):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """Scores `n` generations; the lists have length `n`.
+        """Score `n` generations; the lists have length `n`.
 
         Args:
             prompt_texts: the raw prompts.
-            generated_texts: what the model wrote after each.
-            reference_texts: each sample's references; may be empty lists.
-            meta_infos: each sample's `meta_data`.
+            generated_texts: the response to each prompt.
+            reference_texts: references of each sample; the lists may be empty.
+            meta_infos: `meta_data` of each sample.
             model: the language model that is evaluated (a transformers model), for metrics of the model itself.
             split_name: `train`, `val` or `test`.
 

@@ -1,4 +1,4 @@
-"""Calls users' metrics and vouches for what comes back: names with scores of the right shape, or a `MetricError`."""
+"""Calls of users' metrics with validation of their results; any failure is raised as a `MetricError`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compute_metric(
     model: Any = None,
     split_name: str | None = None,
 ) -> MetricResults:
-    """The metric's results as plain floats; NaN is allowed, it says "not defined for these texts".
+    """Return the metric's results as plain floats; NaN is allowed and means "not defined for these texts".
 
     Raises:
         MetricError: there is nothing to score, the metric failed, or its results are not a mapping of name to
@@ -34,7 +34,7 @@ def compute_metric(
         results = metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:
+    except BaseException as error:  # users' code may also raise SystemExit
         where = f"{split} ({len(generated_texts)} texts)"
         raise MetricError(f"{name} failed on {where}: {raised(error)}") from error
     if not isinstance(results, Mapping):
@@ -51,10 +51,10 @@ def compute_metrics(
     model: Any = None,
     split_name: str | None = None,
 ) -> MetricResults:
-    """The results of all metrics.
+    """Return the results of all metrics.
 
     Raises:
-        MetricError: a metric failed, or two report the same name.
+        MetricError: a metric failed, or two metrics report the same key.
     """
     results: MetricResults = {}
     owners: dict[str, str] = {}

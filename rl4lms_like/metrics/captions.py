@@ -1,4 +1,4 @@
-"""Captions and other single sentences about a scene: CIDEr-D and SPICE."""
+"""Metrics for captions and other single sentences about a scene: CIDEr-D and SPICE."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class CIDERMetric(BaseMetric):
     """CIDEr-D of each text against all its references, from 0 to 10.
 
     Args:
-        references_file: where document frequencies come from, as for the reward `spider`; by default from the
-            references of the split, as published. Numbers of splits of other sizes are then not comparable, and a split
-            of one text has 0.
+        references_file: source of the document frequencies, as for the reward `spider`. By default they come from the
+            references of the split, as published. Scores of splits of different sizes are then not comparable, and a
+            split of one text scores 0.
     """
 
     needs_references = True
@@ -38,7 +38,7 @@ class CIDERMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`lexical/cider`: of each text, and their mean; NaN for a text without references, which does not count."""
+        """Compute `lexical/cider` of each text, and the mean; texts without references are NaN and excluded."""
         frequencies = None if self.references_file is None else frequencies_of_file(self.references_file)
         scores = cider(generated_texts, reference_texts, frequencies)
         return {"lexical/cider": (scores, _mean(scores))}
@@ -48,8 +48,8 @@ class SpiceMetric(BaseMetric):
     """SPICE's F of each text against all its references, from 0 to 1, by the authors' Java program.
 
     Args:
-        java_memory: the most memory that Java may take.
-        timeout: seconds after which Java is stopped.
+        java_memory: maximum memory of SPICE's Java process.
+        timeout: seconds after which a SPICE run is stopped.
     """
 
     needs_references = True
@@ -68,7 +68,7 @@ class SpiceMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`lexical/spice`: of each text, and their mean; NaN for a text without references, which does not count."""
+        """Compute `lexical/spice` of each text, and the mean; texts without references are NaN and excluded."""
         scores = spice(generated_texts, reference_texts, java_memory=self.java_memory, timeout=self.timeout)
         return {"lexical/spice": (scores, _mean(scores))}
 

@@ -1,6 +1,6 @@
-"""Whether summaries say only what their documents say: SummaC, by models of natural language inference.
+"""Consistency of summaries with their documents: SummaC, by models of natural language inference.
 
-The document is the prompt as it stands, its prefix and suffix included.
+The document is the whole prompt, including its prefix and suffix.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class SummaCZSMetric(BaseMetric):
     Args:
         model_name: `snli-base`, `snli-large`, `mnli-base`, `mnli`, `anli`, `vitc-base`, `vitc`, `vitc-only`; a hub id;
             or a local folder with an NLI model.
-        granularity: `paragraph`, `sentence`, `document`, `2sents`, `mixed`; of documents and summaries apart with a
-            hyphen, `document-sentence`.
-        op1: over the document's chunks.
-        op2: over the summary's chunks.
-        use_ent: count entailment.
-        use_con: count contradiction.
-        imager_load_cache: accepted for RL4LMs' configs and without meaning: nothing is cached on disk.
-        use_cache: keep the model's answers, so that the same summary of a document costs nothing again.
-        max_doc_sents: chunks of a document that are looked at.
-        device: where the model runs.
+        granularity: unit of the chunks: `paragraph`, `sentence`, `document`, `2sents` or `mixed`; two units joined by a
+            hyphen are those of documents and summaries, `document-sentence`.
+        op1: reduction over the document's chunks.
+        op2: reduction over the summary's chunks.
+        use_ent: use the entailment probability.
+        use_con: use the contradiction probability.
+        imager_load_cache: has no effect, because nothing is cached on disk; accepted for RL4LMs' configs.
+        use_cache: keep the model's outputs, so that scoring the same summary of a document again costs nothing.
+        max_doc_sents: maximum number of chunks per document.
+        device: device of the model; `auto` uses a GPU if available.
         batch_size: pairs of chunks per forward pass.
     """
 
@@ -50,7 +50,7 @@ class SummaCZSMetric(BaseMetric):
         batch_size: Count = 20,
     ) -> None:
         if not use_ent and not use_con:
-            raise ValueError("use_ent and use_con are both false: nothing is left to count")
+            raise ValueError("use_ent and use_con are both false: set at least one of them to true")
         self.op1: Operation = op1
         self.op2: Operation = op2
         self.use_ent = use_ent
@@ -74,9 +74,9 @@ class SummaCZSMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`consistency/summaczs`: of each text against its prompt, and their mean.
+        """Compute `consistency/summaczs` of each text against its prompt, and the mean.
 
-        A text without a chunk, say an empty one, entails and contradicts nothing: 0, or 1 with `use_con` alone.
+        A text without a chunk, such as an empty one, scores 0, or 1 if only `use_con` is set.
         """
         scores = [
             zero_shot(image, op1=self.op1, op2=self.op2, use_ent=self.use_ent, use_con=self.use_con)
@@ -86,20 +86,20 @@ class SummaCZSMetric(BaseMetric):
 
 
 class SummaCConvMetric(BaseMetric):
-    """SummaC-Conv: how consistent a trained head finds the summary with its document, from 0 to 1.
+    """SummaC-Conv: consistency of the summary with its document according to a trained head, from 0 to 1.
 
     Args:
         models: NLI models, as `model_name` of `summaCZS`.
-        bins: of the histograms: `percentile`, or `even50`, so many of equal width.
-        granularity: what chunks are, as in `summaCZS`.
-        nli_labels: which of entailment, contradiction and neutral are read.
-        device: where the models run.
-        start_file: the trained head; the published one is for `models: [vitc]`, `bins: percentile`. Must be given.
-        imager_load_cache: accepted for RL4LMs' configs and without meaning: nothing is cached on disk.
-        agg: how the chunks of a summary become one.
-        norm_histo: histograms of shares, with the numbers of chunks beside them.
-        use_cache: keep the models' answers.
-        max_doc_sents: chunks of a document that are looked at.
+        bins: bins of the histograms: `percentile`, or `even` and the number of bins of equal width, as in `even50`.
+        granularity: unit of the chunks, as in `summaCZS`.
+        nli_labels: labels that are used: `e` entailment, `c` contradiction, `n` neutral.
+        device: device of the models; `auto` uses a GPU if available.
+        start_file: file of the trained head, required; the published one is for `models: [vitc]`, `bins: percentile`.
+        imager_load_cache: has no effect, because nothing is cached on disk; accepted for RL4LMs' configs.
+        agg: reduction over the chunks of a summary.
+        norm_histo: use densities instead of counts, together with the numbers of chunks.
+        use_cache: keep the models' outputs.
+        max_doc_sents: maximum number of chunks per document.
         batch_size: pairs of chunks per forward pass.
     """
 
@@ -146,7 +146,7 @@ class SummaCConvMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`consistency/summacconv`: of each text against its prompt, and their mean."""
+        """Compute `consistency/summacconv` of each text against its prompt, and the mean."""
         images = zip(*(imager.images(prompt_texts, generated_texts) for imager in self.imagers), strict=True)
         scores = [self.head.score(concatenated(of_pair)) for of_pair in images]
         return {"consistency/summacconv": (scores, fmean(scores))}

@@ -1,4 +1,4 @@
-"""How often responses have the intent that their samples ask for."""
+"""Metric for dialogue: the requested intent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rl4lms_like.scoring.intent import DEFAULT_CLASSIFIER, intent_matches
 
 
 class IntentAccuracyDailyDialog(BaseMetric):
-    """Whether a response has the intent that its sample asks for in `meta_data["intent"][0]`.
+    """Fraction of responses with the requested intent, `meta_data["intent"][0]`.
 
     Args:
-        model_name: hub id or local folder of the classifier of intents; its label 0 is intent 1.
+        model_name: hub id or local folder of the intent classifier; its label 0 is intent 1.
         batch_size: texts per forward pass.
-        device: of the classifier; `auto` is a GPU if there is one.
-        dtype: of its weights.
+        device: device of the classifier; `auto` uses a GPU if available.
+        dtype: data type of its weights.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class IntentAccuracyDailyDialog(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`intent/accuracy`: 1 or 0 for each text, and the share of 1."""
+        """Compute `intent/accuracy`: 1 or 0 for each text, and the fraction of 1."""
         metas = meta_infos if meta_infos is not None else [None] * len(generated_texts)
         matches = intent_matches(self.classifier, prompt_texts, generated_texts, metas)
         return {"intent/accuracy": (matches, fmean(matches))}

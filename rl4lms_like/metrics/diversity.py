@@ -1,4 +1,4 @@
-"""What shows that a tuned policy repeats itself: n-grams, stock sentences, equal texts, lengths."""
+"""Metrics of repetition: n-grams, frequent sentences, equal texts, lengths."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rl4lms_like.scoring.nltk_data import require_sentences
 
 
 class DiversityMetrics(BaseMetric):
-    """GEM-metrics' statistics of words: type-token ratios, lengths, distinct n-grams, entropies.
+    """GEM-metrics' word statistics: type-token ratios, lengths, distinct n-grams, entropies.
 
     Args:
-        window_size: of the mean segmental type-token ratio `msttr-<window_size>`, in tokens.
+        window_size: window of the mean segmental type-token ratio `msttr-<window_size>`, in tokens.
     """
 
     def __init__(self, window_size: Count = 100) -> None:
@@ -32,7 +32,7 @@ class DiversityMetrics(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`diversity_metrics/` + GEM-metrics' names."""
+        """Compute `diversity_metrics/` + GEM-metrics' names."""
         statistics = diversity(generated_texts, self.window_size)
         return {f"diversity_metrics/{name}": (None, value) for name, value in statistics.items()}
 
@@ -40,8 +40,8 @@ class DiversityMetrics(BaseMetric):
 class DistinctN(BaseMetric):
     """Distinct 1-grams and 2-grams, the most frequent sentence, unique texts.
 
-    All four fall or rise with the number and length of texts: compare splits of equal size. A text that is too short
-    for a 2-gram counts as one, so that collapsed texts give a low number however short they are.
+    All four depend on the number and length of the texts, so compare splits of equal size. A text that is too short for
+    a 2-gram counts as one, so that collapsed texts score low however short they are.
     """
 
     def compute(
@@ -53,7 +53,7 @@ class DistinctN(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`diversity_metrics/` + `distinct-1`, `distinct-2`, `top_sentence_share`, `unique_texts`, each from 0 to 1."""
+        """Compute `diversity_metrics/` + `distinct-1`, `distinct-2`, `top_sentence_share`, `unique_texts`, 0 to 1."""
         return {
             "diversity_metrics/distinct-1": (None, distinct_n(generated_texts, 1)),
             "diversity_metrics/distinct-2": (None, distinct_n(generated_texts, 2)),
@@ -63,7 +63,7 @@ class DistinctN(BaseMetric):
 
 
 class Length(BaseMetric):
-    """How long responses are."""
+    """Mean number of words per response."""
 
     def compute(
         self,
@@ -74,6 +74,6 @@ class Length(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`length/words`: whitespace-separated words of each response, and their mean."""
+        """Compute `length/words`: whitespace-separated words of each response, and their mean."""
         words = [float(len(text.split())) for text in generated_texts]
         return {"length/words": (words, fmean(words))}

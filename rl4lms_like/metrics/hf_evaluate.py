@@ -1,7 +1,7 @@
-"""Any metric of the `evaluate` library: of its hub by name, or a folder of one's own.
+"""Any metric of the `evaluate` library: by name on its hub, or from a local folder.
 
 prompt_texts, generated_texts, reference_texts, first_reference
-    -> `inputs`: its names for them -> compute(**inputs, **compute_args) -> numbers, lists of one number a text
+    -> `inputs`: the metric's names -> compute(**inputs, **compute_args) -> numbers, lists of one number per text
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ _INPUTS: dict[str, Texts] = {"predictions": "generated_texts", "references": "re
 
 
 class EvaluateMetric(BaseMetric):
-    """A metric of the library `evaluate`; its numbers are reported as `evaluate/<name>/<key>`.
+    """Metric of the library `evaluate`; its numbers are reported as `evaluate/<name>/<key>`.
 
-    It is a Python script that is run, and downloaded before if it is of the hub: name only those you trust.
+    It is a Python script that is run here, and downloaded first if it is on the hub. Use only scripts that you trust.
 
     Args:
-        path: its name on the hub, or a folder or file with its script.
-        config_name: its configuration, where it has several.
-        inputs: its name of each input -> the texts it gets: `prompt_texts`, `generated_texts`, `reference_texts` (a
-            list for each text) or `first_reference`. Default: predictions and references.
-        compute_args: further arguments of its `compute`.
-        result_keys: which of its results to report; default: all that are numbers, or lists of one number a text
-            (then the mean is reported beside them).
+        path: name on the hub, or a folder or file with the script.
+        config_name: configuration of a metric that has several.
+        inputs: name of each input of the metric -> the texts passed to it: `prompt_texts`, `generated_texts`,
+            `reference_texts` (a list for each text) or `first_reference`. Default: predictions and references.
+        compute_args: further arguments of the metric's `compute`.
+        result_keys: results to report; default: all numbers, and all lists of one number per text with their mean.
         trust_remote_code: run the script; without it nothing is loaded.
     """
 
@@ -47,7 +46,7 @@ class EvaluateMetric(BaseMetric):
         trust_remote_code: bool = False,
     ) -> None:
         if not trust_remote_code:
-            raise ValueError(f"{path!r} is a Python script that would be run: if you trust it, trust_remote_code: true")
+            raise ValueError(f"{path!r} is a Python script: set trust_remote_code: true to run it if you trust it")
         self.inputs = inputs or _INPUTS
         self.needs_references = not {"reference_texts", "first_reference"}.isdisjoint(self.inputs.values())
         self.compute_args = compute_args or {}
@@ -65,7 +64,7 @@ class EvaluateMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`evaluate/<name>/<key>`; where references are compared, texts without any are NaN and count nowhere."""
+        """Compute `evaluate/<name>/<key>`; if it uses references, texts without any are NaN and excluded."""
         n_texts = len(generated_texts)
         indices = with_references(reference_texts) if self.needs_references else list(range(n_texts))
         if not indices:
@@ -93,12 +92,12 @@ class EvaluateMetric(BaseMetric):
         read = {key: _number_or_list(results[key], n_texts) for key in wanted}
         strange = [key for key, value in read.items() if value is None]
         if strange and (self.result_keys is not None or len(strange) == len(read)):
-            raise ValueError(f"{self.name!r}: the result {strange[0]!r} is neither a number nor one number a text")
+            raise ValueError(f"{self.name!r}: the result {strange[0]!r} is neither a number nor one number per text")
         return {key: value for key, value in read.items() if value is not None}
 
 
 def _number_or_list(value: Any, n_texts: int) -> tuple[list[float] | None, float] | None:
-    """What is reported of a result, None if it is neither a number nor one number a text."""
+    """Return the scores and the overall score of a result; None if it is neither a number nor one number per text."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, (int, float)):
         return None, float(plain)
@@ -124,9 +123,9 @@ def _loaded(path: str, config_name: str | None) -> Any:
 
 
 def _check_inputs(metric: Any, inputs: Mapping[str, Texts]) -> None:
-    """An error for names that the metric does not know, and for lists of references where it takes one text.
+    """Raise an error for unknown input names, and for lists of references where the metric takes one text.
 
-    Without it such a list would be compared as the text `['first reference', 'second reference']`.
+    Without this check such a list would be compared as the text `['first reference', 'second reference']`.
     """
     from datasets import Value
 
@@ -139,5 +138,5 @@ def _check_inputs(metric: Any, inputs: Mapping[str, Texts]) -> None:
         if texts == "reference_texts" and not takes_lists:
             raise ValueError(
                 f"{metric.name!r} takes one text as {name!r}, not a list of references; "
-                f"give it the first: inputs: {{..., {name}: first_reference}}"
+                f"pass the first one: inputs: {{..., {name}: first_reference}}"
             )

@@ -1,4 +1,4 @@
-"""Overlap of words and characters with the references. The rewards of the same ids call the same functions."""
+"""Metrics of word and character overlap with the references. Rewards with the same ids call the same functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rl4lms_like.scoring.translation import (
 
 
 class MeteorMetric(ReferenceMetric):
-    """METEOR against the best reference, from 0 to 1: of each text, and their mean."""
+    """METEOR against the best reference, from 0 to 1, of each text and on average."""
 
     keys = ("lexical/meteor",)
 
@@ -37,10 +37,10 @@ class MeteorMetric(ReferenceMetric):
 
 
 class RougeMetric(ReferenceMetric):
-    """ROUGE F-measures with stems, from 0 to 1: of each text, and their plain means.
+    """ROUGE F-measures with stemming, from 0 to 1, of each text and on average.
 
     Args:
-        use_single_ref: compare with the first reference; False: with the best, type by type.
+        use_single_ref: compare with the first reference; False: with the best for each type.
     """
 
     keys = tuple(f"lexical/rouge_{rouge_type}" for rouge_type in ROUGE_TYPES)
@@ -55,19 +55,19 @@ class RougeMetric(ReferenceMetric):
 
 
 class RougeLMax(ReferenceMetric):
-    """ROUGE-L as py-rouge defines it, against the best reference, from 0 to 1: of each text, and their mean.
+    """ROUGE-L as py-rouge defines it, against the best reference, from 0 to 1, of each text and on average.
 
     Args:
-        max_n: of no effect here; for configs that name it.
-        limit_length: whether texts are cut.
-        length_limit: to this length; 0: not at all.
-        length_limit_type: in `words`, or in `bytes`, which are characters in fact.
-        apply_avg: of no effect here: references are compared one by one.
-        apply_best: of no effect here, likewise.
+        max_n: has no effect; accepted for configs that set it.
+        limit_length: truncate texts.
+        length_limit: maximum length of a text; 0: no limit.
+        length_limit_type: unit of the limit: `words`, or `bytes`, which in fact counts characters.
+        apply_avg: has no effect, because references are compared one by one.
+        apply_best: has no effect, for the same reason.
         stemming: compare stems.
         alpha: weight of the recall in the F-measure.
-        weight_factor: precision and recall are raised to its inverse.
-        ensure_compatibility: as the original Perl script: sentences are lines; False: NLTK's sentences and stems.
+        weight_factor: precision and recall are raised to the inverse of this number.
+        ensure_compatibility: follow the original Perl script: sentences are lines; False: NLTK's sentences and stems.
     """
 
     keys = ("lexical/rouge_l_max",)
@@ -96,7 +96,7 @@ class RougeLMax(ReferenceMetric):
 
 
 class BLEUMetric(ReferenceMetric):
-    """BLEU-4, from 0 to 1: of each text alone, and of the corpus, which is not their mean."""
+    """BLEU-4, from 0 to 1, of each text and of the corpus, which is not the mean over texts."""
 
     keys = ("lexical/bleu",)
 
@@ -106,15 +106,15 @@ class BLEUMetric(ReferenceMetric):
 
 
 class SacreBLEUMetric(ReferenceMetric):
-    """sacrebleu's BLEU, from 0 to 1: of each text alone, and of the corpus, which is not their mean.
+    """BLEU by sacrebleu, from 0 to 1, of each text and of the corpus, which is not the mean over texts.
 
     Args:
-        smooth_method: what is done about n-gram orders without a match.
-        smooth_value: of the methods `floor` (default 0.1) and `add-k` (default 1).
-        force: of no effect here: sacrebleu's warning about tokenized text is never printed.
+        smooth_method: smoothing of n-gram orders without a match.
+        smooth_value: parameter of the methods `floor` (default 0.1) and `add-k` (default 1).
+        force: has no effect, because sacrebleu's warning about tokenized text is never printed.
         lowercase: compare in lower case.
         tokenize: `13a` (also for null), `intl`, `zh`, `char`, `none` ...
-        use_effective_order: leave out orders that a short text has not.
+        use_effective_order: ignore n-gram orders that are longer than the text.
     """
 
     keys = ("lexical/sacrebleu",)
@@ -136,7 +136,7 @@ class SacreBLEUMetric(ReferenceMetric):
 
 
 class TERMetric(ReferenceMetric):
-    """Translation edit rate, lower is better: of each text, and of the corpus, where long references weigh more."""
+    """Translation edit rate (lower is better) of each text and of the corpus, where long references weigh more."""
 
     keys = ("lexical/ter",)
 
@@ -148,7 +148,7 @@ class TERMetric(ReferenceMetric):
 
 
 class chrFmetric(ReferenceMetric):  # noqa: N801 - RL4LMs' name
-    """chrF, from 0 to 1: of each text, and of the corpus, whose counts are summed."""
+    """chrF, from 0 to 1, of each text and of the corpus, from the summed counts."""
 
     keys = ("lexical/chrf",)
 

@@ -1,4 +1,4 @@
-"""The same metric twice, told apart by a name.
+"""Several instances of one metric in a run, distinguished by a name.
 
 {id: learned_reward, args: ..., name: toxicity}   reports `semantic/learned_automodel_metric/toxicity`
 """
@@ -11,16 +11,16 @@ from rl4lms_like.metrics.base import BaseMetric, MetricResults
 
 
 def named_key(key: str, name: str) -> str:
-    """`semantic/learned_automodel_metric` and `toxicity` -> `semantic/learned_automodel_metric/toxicity`."""
+    """Return the key followed by the name, such as `semantic/learned_automodel_metric/toxicity`."""
     return f"{key}/{name}"
 
 
 class NamedMetric(BaseMetric):
-    """A metric whose keys end in a name.
+    """Metric whose keys end in a name.
 
     Args:
-        metric: what computes.
-        name: put behind each of its keys, after a slash.
+        metric: the metric that computes the results.
+        name: name that is appended to each of its keys, after a slash.
     """
 
     def __init__(self, metric: BaseMetric, name: str) -> None:
@@ -37,6 +37,6 @@ class NamedMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """The metric's results, under the longer keys."""
+        """Compute the metric's results under the longer keys."""
         results = self.metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
         return {named_key(key, self.name): value for key, value in results.items()}

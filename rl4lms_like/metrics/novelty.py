@@ -1,4 +1,4 @@
-"""Whether the policy writes or recites."""
+"""Metric of novelty with respect to training texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rl4lms_like.scoring.novelty import novelty, read_texts
 
 
 class NoveltyMetric(BaseMetric):
-    """Share of n-grams, and of whole texts, that the texts of a file do not have.
+    """Fraction of n-grams, and of whole texts, that do not occur in a file of training texts.
 
     Args:
-        training_texts: the file, one text a line; `.jsonl`: one object a line. It is read at every evaluation.
-        field: the objects' key of the text, or of a list of texts.
+        training_texts: the file, one text per line; `.jsonl`: one object per line. It is read at every evaluation.
+        field: key of the text, or of a list of texts, in each object.
         max_n: n-grams of 1 to `max_n` tokens are counted.
     """
 
@@ -29,7 +29,7 @@ class NoveltyMetric(BaseMetric):
             raise MissingResourceError(
                 f"the file of training texts {training_texts!r}",
                 needed_by="the metric 'novelty'",
-                command="name a file that is there, one text a line, in `training_texts`",
+                command="set `training_texts` to an existing file with one text per line",
                 offline="the same",
             )
 
@@ -42,7 +42,7 @@ class NoveltyMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`diversity_metrics/novelty-N` of each text and over all n-grams; `diversity_metrics/novel_texts`, 0 or 1."""
+        """Compute `diversity_metrics/novelty-N` of each text and over all n-grams, and `.../novel_texts`, 0 or 1."""
         found = novelty(generated_texts, read_texts(self.path, self.field), self.max_n)
         results: MetricResults = {
             f"diversity_metrics/novelty-{order}": (scores, found.overall[order])

@@ -1,4 +1,4 @@
-"""How often at least one of k samples of a prompt is right."""
+"""Metric pass@k: probability that at least one of k samples of a prompt is right."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _SCORER = InWords("the id of a batched reward, or its id and args")
 
 
 class PassAtK(BaseMetric):
-    """pass@k: the chance that one of k samples of a prompt is right, without bias (arXiv 2107.03374, eq. 1).
+    """pass@k: unbiased estimate of the probability that one of k samples of a prompt is right (arXiv 2107.03374).
 
-    Texts of equal prompts are samples of one prompt: let the data pool repeat each prompt at least k times, and sample
-    in evaluations (`train_evaluation.generation_kwargs.do_sample`). Without a scorer, prompts without references are
-    left out.
+    Texts with equal prompts are samples of one prompt. Let the data pool repeat each prompt at least k times, and
+    enable sampling in evaluations (`train_evaluation.generation_kwargs.do_sample`). The estimator is eq. 1 of the
+    paper. Without a scorer, prompts without references are excluded.
 
     Args:
-        k: how many samples may be tried; a list of numbers.
-        scorer: the reward that tells right from wrong, `{id, args}`: `exact_match`, `math_equal`, `regex`, `python` or
-            any other batched one; null: `exact_match` as it is by default.
-        correct_from: the least score of a right sample.
+        k: numbers of attempts, a list.
+        scorer: reward that decides whether a sample is right, `{id, args}`: `exact_match`, `math_equal`, `regex`,
+            `python` or any other batched reward; null: `exact_match` with its default arguments.
+        correct_from: minimum score of a right sample.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PassAtK(BaseMetric):
     ) -> None:
         self.k = [1] if k is None else list(k)
         if not self.k:
-            raise ValueError("k: there is no number of samples to try")
+            raise ValueError("k: expected at least one number of attempts")
         self.scorer = scorer
         self.needs_references = scorer is None or getattr(scorer, "needs_references", False)
         self.correct_from = correct_from
@@ -53,7 +53,7 @@ class PassAtK(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`answers/pass@<k>` for each k: of a text, that of its prompt; of the split, the mean over prompts."""
+        """Compute `answers/pass@<k>` for each k: each text has that of its prompt, the split the mean over prompts."""
         right = self._right(prompt_texts, generated_texts, reference_texts, meta_infos)
         groups = groups_of(prompt_texts)
         self._check_samples(groups)
@@ -72,7 +72,7 @@ class PassAtK(BaseMetric):
         references: list[list[str]],
         metas: list[dict[str, Any] | None] | None,
     ) -> Sequence[bool | None]:
-        """Of each text; None where that cannot be told."""
+        """Return whether each text is right; None if it has no references."""
         if self.scorer is None:
             return exact_matches(responses, references, Normalisation())
         scores = self.scorer(prompts, responses, references, [True] * len(responses), metas or [None] * len(responses))
@@ -95,5 +95,5 @@ class PassAtK(BaseMetric):
 
 
 def _passed(right: Sequence[bool | None], k: int) -> float:
-    """pass@k of one prompt's samples; NaN where they have no references."""
+    """Return pass@k of one prompt's samples; NaN if they have no references."""
     return math.nan if None in right else pass_at_k(len(right), sum(map(bool, right)), k)

@@ -1,7 +1,7 @@
-"""Perplexities: of the responses under a frozen model, and of the references under the model that is trained.
+"""Perplexity of the responses under a frozen model, and of the references under the trained model.
 
-reference_perplexity   is what was written fluent, as the model sees it that training started from, say?
-causal_perplexity      can the trained model still read what people wrote? RL4LMs'; it does not see the responses
+reference_perplexity   fluency of the responses under a frozen model, for example the initial model
+causal_perplexity      RL4LMs' perplexity of human-written texts under the trained model; ignores the responses
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LONGEST_WINDOW = 2048
 class ReferencePerplexity(BaseMetric):
     """Perplexity of the responses, given their prompts, under a frozen causal language model.
 
-    Low is fluent by that model's taste; a policy that only writes safe phrases also scores low.
+    Low values mean fluent texts according to that model; a policy that only writes generic phrases also scores low.
 
     Args:
         model_name: hub id or local folder of the causal model; its own tokenizer is used.
         batch_size: texts per forward pass.
-        device: `auto` (a GPU if there is one), `cpu`, `cuda` ...
+        device: device of the model; `auto` uses a GPU if available.
     """
 
     def __init__(self, model_name: str, batch_size: Count = 32, device: Device = "auto") -> None:
@@ -44,9 +44,9 @@ class ReferencePerplexity(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`fluency_metrics/reference_perplexity`: of each text, and `exp` of the mean over all their tokens.
+        """Compute `fluency_metrics/reference_perplexity` of each text, and `exp` of the mean over all their tokens.
 
-        A text without tokens has the score NaN and does not count.
+        A text without tokens is NaN and excluded.
         """
         surprisals = response_surprisals(
             self.reference.model, self.reference.tokenizer, prompt_texts, generated_texts, batch_size=self.batch_size
@@ -57,17 +57,17 @@ class ReferencePerplexity(BaseMetric):
 
 
 class Perplexity(BaseMetric):
-    """Perplexity of the references under the model that is evaluated, in windows; it does not see the responses.
+    """Perplexity of the references under the evaluated model, in windows; the responses are ignored.
 
-    It rises where training makes the model forget how people write. RL4LMs' `causal_perplexity`, by transformers'
-    published recipe: all references, with an empty line between them, are one text.
+    It rises if training worsens the model's fit to human-written texts. This is RL4LMs' `causal_perplexity`, computed
+    as in transformers' documentation: all references, separated by an empty line, are one text.
 
     Args:
-        stride: tokens that are counted at a time, after as many as fit before them; at most a window.
-        tokenizer_id: hub id or local folder of the tokenizer, that of the model.
-        model_type: only decoder-only models have it; there is no other, and it changes nothing.
-        use_text_from_meta_data: read `meta_data["reference"]` instead of the references.
-        max_length: tokens of a window; default: the positions of the model, 2048 at most.
+        stride: tokens scored per step, given as many preceding tokens as fit into the window; at most a window.
+        tokenizer_id: hub id or local folder of the model's tokenizer.
+        model_type: has no effect: only decoder-only models are supported.
+        use_text_from_meta_data: use `meta_data["reference"]` instead of the references.
+        max_length: tokens of a window; default: the model's number of positions, at most 2048.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class Perplexity(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`fluency_metrics/perplexity`: of the split as a whole; nothing for the split `train`, NaN without references.
+        """Compute `fluency_metrics/perplexity` of the whole split; none for the split `train`, NaN without references.
 
         Raises:
-            ValueError: there is no model, it is not decoder-only, or does not know the tokenizer's tokens.
+            ValueError: there is no model, it is not decoder-only, or it has fewer tokens than the tokenizer.
         """
         if split_name == "train":
             return {}
         if model is None:
-            raise ValueError("causal_perplexity is of the model, and none was given")
+            raise ValueError("causal_perplexity needs the evaluated model, but none was given")
         if model.config.is_encoder_decoder:
-            raise ValueError(f"causal_perplexity is of decoder-only models, not of {type(model).__name__}")
+            raise ValueError(f"causal_perplexity supports only decoder-only models, not {type(model).__name__}")
         texts = self._texts(reference_texts, meta_infos)
         ids = self._tokenizer("\n\n".join(texts), verbose=False)["input_ids"] if texts else []
         n_known = model.get_input_embeddings().num_embeddings
@@ -120,7 +120,7 @@ class Perplexity(BaseMetric):
             return [text for references in reference_texts for text in references]
         texts = [(meta or {}).get("reference") for meta in meta_infos or [None] * len(reference_texts)]
         if any(not isinstance(text, str) for text in texts):
-            raise ValueError("a sample's meta_data has no text `reference`, which use_text_from_meta_data asks for")
+            raise ValueError("a sample's meta_data has no text `reference`, which use_text_from_meta_data requires")
         return [str(text) for text in texts]
 
     @cached_property

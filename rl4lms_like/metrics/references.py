@@ -1,4 +1,4 @@
-"""Metrics that compare with references: texts that have none get NaN and count nowhere."""
+"""Base class of metrics that compare with references: texts without references are NaN and excluded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rl4lms_like.scoring.references import spread, with_references
 
 
 class ReferenceMetric(BaseMetric):
-    """What a metric of generated texts and their references is made of: its names, and the comparison."""
+    """Metric that compares texts with their references; subclasses define `keys` and `compare`."""
 
     needs_references = True
 
     keys: tuple[str, ...]
-    """The names of its results, also where no text has references."""
+    """Keys of the results, which are also reported if no text has references."""
 
     def compute(
         self,
@@ -40,4 +40,4 @@ class ReferenceMetric(BaseMetric):
 
     @abstractmethod
     def compare(self, generated_texts: list[str], references: list[list[str]]) -> MetricResults:
-        """As `compute`, of at least one text, each with at least one reference."""
+        """Compute the results for at least one text, each with at least one reference."""

@@ -1,4 +1,4 @@
-"""How much the texts mean what their references mean, as models see it: BERTScore, BLEURT."""
+"""Metrics from models that compare a text with its references: BERTScore and BLEURT."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rl4lms_like.scoring.references import mean, spread, with_references
 
 
 class BERTScoreMetric(BaseMetric):
-    """BERTScore's F1 (Zhang et al., 2020) against the best reference; an empty text has 0.
+    """BERTScore F1 (Zhang et al., 2020) against the best reference; 0 for an empty text.
 
     Args:
-        language: chooses the model where none is named: `en` roberta-large, `zh` bert-base-chinese, `tr` a Turkish
-            BERT, `en-sci` SciBERT, others bert-base-multilingual-cased.
+        language: selects the model if `model_type` is not set: `en` roberta-large, `zh` bert-base-chinese, `tr` a
+            Turkish BERT, `en-sci` SciBERT, others bert-base-multilingual-cased.
         model_type: hub id or local folder of another model.
-        num_layers: its layer that is compared; must be given for models that `bert-score` does not know.
+        num_layers: layer whose embeddings are compared; required for models that are not listed in `bert-score`.
         batch_size: texts per forward pass.
-        device: of the model; `auto` is a GPU if there is one.
-        dtype: of its weights.
-        idf: weigh tokens by how few references of the split they occur in.
-        rescale_with_baseline: shift and stretch by the scores of unrelated texts, which `bert-score` knows for some
-            models.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        idf: weight tokens by their inverse document frequency in the references of the split.
+        rescale_with_baseline: rescale linearly by the mean score of unrelated texts; `bert-score` ships these baselines
+            for some models.
     """
 
     needs_references = True
@@ -62,7 +62,7 @@ class BERTScoreMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`semantic/bert_score`: F1 of each text, and the mean; NaN for a text without references."""
+        """Compute `semantic/bert_score`: F1 of each text, and the mean; NaN for a text without references."""
         there = with_references(reference_texts)
         scores = self.model.f1([generated_texts[i] for i in there], [reference_texts[i] for i in there])
         return {"semantic/bert_score": (spread(scores, there, len(generated_texts)), mean(scores))}
@@ -72,13 +72,13 @@ class BLEURTMetric(BaseMetric):
     """BLEURT (Sellam et al., 2020) against the best reference, roughly from -1 to 1.
 
     Args:
-        config_name: `bleurt-base-128` (the default), another published checkpoint of BERT's architecture
-            (`bleurt-tiny-128` to `bleurt-large-512`), or hub id or local folder of a BERT with one logit.
+        config_name: `bleurt-base-128` (the default), another published checkpoint with BERT's architecture
+            (`bleurt-tiny-128` to `bleurt-large-512`), or the hub id or local folder of a BERT with one logit.
         batch_size: pairs per forward pass.
-        device: of the model; `auto` is a GPU if there is one.
-        dtype: of its weights.
-        max_length: tokens of a pair; default: what a published checkpoint was tuned with. A local copy does not say:
-            give 128 for one of `bleurt-base-128`.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        max_length: maximum tokens per pair; default: the length used to train the published checkpoint. Local copies
+            do not store it: set 128 for a copy of `bleurt-base-128`.
     """
 
     needs_references = True
@@ -104,7 +104,7 @@ class BLEURTMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`semantic/bleurt`: the score of each text, and the mean; NaN for a text without references."""
+        """Compute `semantic/bleurt`: the score of each text, and the mean; NaN for a text without references."""
         there = with_references(reference_texts)
         scores = bleurt_scores(
             self.classifier, [generated_texts[i] for i in there], [reference_texts[i] for i in there]

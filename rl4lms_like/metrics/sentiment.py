@@ -1,4 +1,4 @@
-"""Sentiment of texts by the VADER lexicon."""
+"""Metric of sentiment by the VADER lexicon."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rl4lms_like.scoring.sentiment import POSITIVE, sentiments
 
 
 class SentimentMetric(BaseMetric):
-    """How positive texts are, as the reward `sentiment` sees them.
+    """Sentiment of the texts, as in the reward `sentiment`.
 
     Args:
-        include_prompt: score prompt and response together; False: the response alone.
+        include_prompt: score prompt and response together; False: score the response alone.
     """
 
     def __init__(self, include_prompt: bool = True) -> None:
@@ -28,7 +28,7 @@ class SentimentMetric(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`semantic/sentiment`: the mean compound score; `semantic/sentiment_positive`: the share of at least 0.05."""
+        """Compute `semantic/sentiment`, the compound score, and `.../sentiment_positive`, the fraction from 0.05 on."""
         scores = sentiments(prompt_texts, generated_texts, include_prompt=self.include_prompt)
         positive = [float(score >= POSITIVE) for score in scores]
         return {

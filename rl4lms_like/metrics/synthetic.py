@@ -1,4 +1,4 @@
-"""The toy rewards as metrics, under RL4LMs' names and keys."""
+"""Toy metrics, as the toy rewards, under RL4LMs' names and keys."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rl4lms_like.scoring.synthetic import has_date, increasing_numbers
 
 
 class IncreasingNumbersinText(BaseMetric):
-    """How much of each response is numbers that grow.
+    """Fraction of each response that is increasing numbers, from 0 to 1.
 
     Args:
-        min_tokens: responses of fewer than half as many words are scored as if they had that half.
+        min_tokens: responses with fewer than `min_tokens / 2` words are scored as if they had that many.
     """
 
     def __init__(self, min_tokens: int) -> None:
@@ -28,13 +28,13 @@ class IncreasingNumbersinText(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`synthetic/increasing_numbers_in_text`: the reward's score of each text, and their mean."""
+        """Compute `synthetic/increasing_numbers_in_text`: the reward's score of each text, and the mean."""
         scores = [increasing_numbers(text, self.min_tokens) for text in generated_texts]
         return {"synthetic/increasing_numbers_in_text": (scores, fmean(scores))}
 
 
 class DateInText(BaseMetric):
-    """Whether responses have a date like `2022-10-04`."""
+    """Fraction of responses that contain a date such as `2022-10-04`."""
 
     def compute(
         self,
@@ -45,6 +45,6 @@ class DateInText(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`synthetic/dates_in_text`: 0 or 1 for each text, and the share of 1."""
+        """Compute `synthetic/dates_in_text`: 0 or 1 for each text, and the fraction of 1."""
         scores = [has_date(text) for text in generated_texts]
         return {"synthetic/dates_in_text": (scores, fmean(scores))}

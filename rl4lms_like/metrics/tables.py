@@ -1,4 +1,4 @@
-"""Texts about tables: ToTTo's two published scores, for the whole split and for its two parts."""
+"""Metrics for texts about tables: ToTTo's two published scores, for the whole split and its two subsets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl4lms_like.scoring.totto import SUBSETS, TottoSample, bleu, totto_samples
 
 
 class ParentToTTo(BaseMetric):
-    """PARENT as ToTTo's script computes it: against the table and against its sentences."""
+    """PARENT as computed by ToTTo's script: against the table and against its sentences."""
 
     def __init__(self) -> None:
         require_parent("the metric 'parent_totto'")
@@ -26,10 +26,10 @@ class ParentToTTo(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`table_to_text/parent_<subset>/precision`, `.../recall`, `table_to_text/parent_<subset>_f_score`.
+        """Compute `table_to_text/parent_<subset>/precision`, `.../recall` and `table_to_text/parent_<subset>_f_score`.
 
         The subsets are `overall`, `overlap` and `non_overlap`. Means are over the texts whose table has a reference;
-        NaN where there is none. Each text's own F is with `overall`.
+        NaN if there is none. The F-score of each text is reported with `overall`.
         """
         samples = _samples(meta_infos, len(generated_texts), "parent_totto")
         scores = parent(generated_texts, samples)
@@ -45,7 +45,7 @@ class ParentToTTo(BaseMetric):
 
 
 class BLEUToTTo(BaseMetric):
-    """BLEU-4 as ToTTo's script computes it: sacrebleu on lower-cased, detokenised lines."""
+    """BLEU-4 as computed by ToTTo's script: sacrebleu on lower-cased, detokenised lines."""
 
     def __init__(self) -> None:
         require_parent("the metric 'bleu_totto'")
@@ -59,7 +59,7 @@ class BLEUToTTo(BaseMetric):
         model: Any = None,
         split_name: str | None = None,
     ) -> MetricResults:
-        """`table_to_text/bleu_overall`, `.../bleu_overlap`, `.../bleu_non_overlap`, from 0 to 1; NaN without texts."""
+        """Compute `table_to_text/bleu_overall`, `.../bleu_overlap`, `.../bleu_non_overlap`; NaN without texts."""
         samples = _samples(meta_infos, len(generated_texts), "bleu_totto")
         results: MetricResults = {}
         for name, overlap in SUBSETS.items():
@@ -74,7 +74,7 @@ def _samples(meta_infos: list[dict[str, Any] | None] | None, n_texts: int, id: s
 
 
 def _of_subset(samples: Sequence[TottoSample], overlap: bool | None) -> list[int]:
-    """The indices of those with references that belong to a subset."""
+    """Return the indices of the samples in a subset that have references."""
     return [
         index
         for index, sample in enumerate(samples)

@@ -1,4 +1,4 @@
-"""The language model as actor-critic, one policy per family.
+"""Language models as actor-critic policies, one policy per model family.
 
 from rl4lms_like.policies import POLICIES
 POLICIES.resolve("causal_lm_actor_critic_policy")     imports torch; the table does not
@@ -28,12 +28,12 @@ POLICIES = Registry(
         ),
         "maskable_causal_lm_actor_critic_policy": Entry(
             "rl4lms_like.policies.masked:MaskableCausalLMActorCriticPolicy",
-            "decoder-only language model that chooses from what a mask model allows; for nlpo",
+            "decoder-only language model restricted to the tokens that a mask model allows; for nlpo",
             arguments=_MASKABLE_ARGUMENTS,
         ),
         "maskable_seq2seq_lm_actor_critic_policy": Entry(
             "rl4lms_like.policies.masked:MaskableSeq2SeqLMActorCriticPolicy",
-            "encoder-decoder language model that chooses from what a mask model allows; for nlpo",
+            "encoder-decoder language model restricted to the tokens that a mask model allows; for nlpo",
             arguments=_MASKABLE_ARGUMENTS,
         ),
     },

@@ -1,12 +1,12 @@
-"""A language model as an actor-critic.
+"""Language model as an actor-critic policy.
 
     policy_model   the language model that is trained
-    value_model    the critic's own network, from the same weights or others; absent with `critic: shared`
-    value_head     hidden state -> value; absent with `critic: none`
-    ref_model      frozen copy that KL is measured against; absent where no KL is asked for
+    value_model    the critic's own network, with the same initial weights or others; None with `critic: shared`
+    value_head     hidden state -> value; None with `critic: none`
+    ref_model      frozen reference for the KL divergence; None if no KL is requested
 
-`generate` writes episodes, `evaluate_actions` scores them in one teacher-forced pass. The signature is that of a
-Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` in the place of the observations.
+`generate` samples episodes, `evaluate_actions` scores them in one teacher-forced pass. The signature is that of a
+Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` instead of the observations.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from rl4lms_like.policies.writing import TextWriter
 
 
 class LMActorCriticPolicy(BasePolicy):
-    """Base of the causal and the seq2seq policy.
+    """Base class of the causal and the seq2seq policy.
 
     Args:
-        observation_space: of the environment.
+        observation_space: observation space of the environment.
         action_space: `Discrete(vocabulary)`.
-        lr_schedule: Stable-Baselines3's.
+        lr_schedule: learning rate schedule of Stable-Baselines3.
         use_reference: load a reference model.
-        device: where the networks live; they are checked there.
+        device: device of the networks; the checks run there.
         optimizer_class: Stable-Baselines3's argument; its A2C passes RMSprop here.
-        use_sde: Stable-Baselines3's; must be False.
+        use_sde: Stable-Baselines3's argument; must be False.
         arguments: see the policy's `arguments_class`.
 
     Raises:
-        ModelError: a checkpoint cannot be loaded, or does not fit the action space.
-        ParityError: its teacher-forced log-probs are not the ones it samples with.
+        ModelError: a checkpoint cannot be loaded, or does not match the action space.
+        ParityError: teacher-forced log-probs differ from those of generation.
     """
 
     reader_class: ClassVar[Any]
@@ -127,14 +127,14 @@ class LMActorCriticPolicy(BasePolicy):
         assert isinstance(self.action_space, spaces.Discrete)
         if int(self.action_space.n) != self.vocab_size:
             raise ModelError(
-                f"{self.arguments.model_name!r} has {self.vocab_size} output tokens, the environment's action space "
-                f"{self.action_space.n}: build it with vocab_size={self.vocab_size}"
+                f"{self.arguments.model_name!r} has {self.vocab_size} output tokens, but the environment's action "
+                f"space has {self.action_space.n}: build the environment with vocab_size={self.vocab_size}"
             )
         reference = self.ref_model
         if reference is not None and reference.config.get_text_config().vocab_size != self.vocab_size:
             raise ModelError(
-                f"the reference {self.arguments.reference_model!r} has "
-                f"{reference.config.get_text_config().vocab_size} tokens, the policy {self.vocab_size}"
+                f"the reference model {self.arguments.reference_model!r} has "
+                f"{reference.config.get_text_config().vocab_size} tokens, but the policy has {self.vocab_size}"
             )
 
     def _build_heads(self) -> None:
@@ -168,36 +168,36 @@ class LMActorCriticPolicy(BasePolicy):
         if self.value_head is not None:
             yield from self.value_head.parameters()
 
-    # --- facts --------------------------------------------------------------------------------------------------
+    # --- properties ---------------------------------------------------------------------------------------------
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens the model chooses from."""
+        """Number of tokens in the model's vocabulary."""
         return int(self.policy_model.config.get_text_config().vocab_size)
 
     @property
     def model(self) -> PreTrainedModel:
-        """The language model that is trained, for metrics of the model itself."""
+        """The language model that is trained; used by metrics that take a model."""
         return self.policy_model
 
     @property
     def n_parameters(self) -> int:
-        """Parameters of the language model."""
+        """Number of parameters of the language model."""
         return sum(parameter.numel() for parameter in self.policy_model.parameters())
 
     @property
     def prompt_truncation_side(self) -> Literal["left", "right"]:
-        """Which side of a long prompt is cut in evaluation."""
+        """Side on which long prompts are truncated in evaluation."""
         return self.arguments.prompt_truncation_side
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a reference; without one the KL is 0."""
+        """True if there is a reference model; without one the KL is 0."""
         return self.ref_model is not None
 
     @property
     def has_critic(self) -> bool:
-        """Whether there is a critic; without one all values are 0."""
+        """True if there is a critic; without one all values are 0."""
         return self.value_head is not None
 
     @property
@@ -205,9 +205,10 @@ class LMActorCriticPolicy(BasePolicy):
         return int(self.arguments.logits_budget_mb * 2**20 / 4)
 
     def set_training_mode(self, mode: bool) -> None:
-        """Stable-Baselines3 switches to training before updates; dropout stays off unless the config asks for it.
+        """Set training mode; Stable-Baselines3 calls this before updates. Dropout stays off unless configured.
 
-        Gradient checkpointing works in training mode only; all dropout rates are 0 then.
+        Gradient checkpointing works only in training mode, so it enables training mode too; all dropout rates are then
+        0 unless `dropout` is on.
         """
         self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
         if self.ref_model is not None:
@@ -218,7 +219,7 @@ class LMActorCriticPolicy(BasePolicy):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    # --- writing ------------------------------------------------------------------------------------------------
+    # --- generation ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def generate(
@@ -231,15 +232,15 @@ class LMActorCriticPolicy(BasePolicy):
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> EpisodeBatch:
-        """One response for each prompt.
+        """Generate one response per prompt.
 
         Args:
             prompt_ids: `[n, prompt_len]`, padded on either side.
             prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
-            eos_token_ids: tokens that end a response; empty = all responses run to the length limit.
+            eos_token_ids: tokens that end a response; if empty, all responses reach the length limit.
             max_new_tokens: the environment's limit.
-            generation_kwargs: default: those of the policy.
-            seed: of the sampling; None draws from torch's global generator.
+            generation_kwargs: arguments of `generate`; default: those of the policy.
+            seed: seed of the sampling; None uses torch's global generator.
 
         Returns:
             The finished episodes, on the policy's device.
@@ -258,27 +259,28 @@ class LMActorCriticPolicy(BasePolicy):
     def evaluate_actions(
         self, observations: EpisodeBatch, actions: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, log-probs and entropies of all actions of some episodes, with gradients.
+        """Compute values, log-probs and entropies of all actions of the episodes, with gradients.
 
         Args:
             observations: the episodes.
-            actions: Stable-Baselines3's argument; the episodes know their actions.
+            actions: Stable-Baselines3's argument; unused, since the episodes contain their actions.
 
         Returns:
-            Values, log-prob and entropy, each flat `[n_tokens]`, float32.
+            Values, log-probs and entropies, each flat `[n_tokens]`, float32.
         """
         values, scores = self._read(observations)
         return values, scores.log_prob, scores.entropy
 
     def action_scores(self, observations: EpisodeBatch) -> ActionScores:
-        """Log-probs and entropies of all actions, with gradients; asks the policy's network alone."""
+        """Compute log-probs and entropies of all actions, with gradients; runs only the policy's network."""
         with self._autocast():
             return self.reader.scores(observations, logits_budget=self._logits_budget)
 
     def predict_values(self, observations: EpisodeBatch) -> Tensor:
-        """The critic's values of all actions `[n_tokens]`, with gradients for what is the critic's alone.
+        """Return the critic's values of all actions `[n_tokens]`, with gradients for the critic's own parameters.
 
-        With `critic: shared` that is its head: the trunk is the actor's. With `critic: none` they are 0.
+        With `critic: shared` these are the value head's, since the trunk belongs to the actor. With `critic: none` all
+        values are 0.
         """
         if not self.has_critic:
             return self._no_values(observations.n_tokens)
@@ -290,7 +292,7 @@ class LMActorCriticPolicy(BasePolicy):
             return self._value_of(states)
 
     def action_logits(self, observations: EpisodeBatch) -> Tensor:
-        """The policy's logits `[n_tokens, vocab]` for all actions, float32, twice differentiable.
+        """Return the policy's logits `[n_tokens, vocab]` for all actions, float32, twice differentiable.
 
         Tokens that the episodes do not allow have a logit far below all others.
         """
@@ -299,7 +301,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     @torch.no_grad()
     def score(self, episodes: EpisodeBatch) -> EpisodeScores:
-        """Everything a rollout needs to know of its episodes, without gradients."""
+        """Return the values, log-probs and entropies that a rollout stores, without gradients."""
         self.set_training_mode(False)
         if episodes.allowed is None:
             values, log_prob, entropy = self.evaluate_actions(episodes)
@@ -315,7 +317,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     @torch.no_grad()
     def final_values(self, episodes: EpisodeBatch) -> Tensor:
-        """The critic's value after each episode's last token `[n]`."""
+        """Return the critic's value after each episode's last token `[n]`."""
         if not self.has_critic:
             return self._no_values(episodes.n_episodes)
         with self._autocast():
@@ -323,7 +325,7 @@ class LMActorCriticPolicy(BasePolicy):
             return self._value_of(states)
 
     def _read(self, episodes: EpisodeBatch) -> tuple[Tensor, ActionScores]:
-        """Values and scores of all actions, from one forward pass each of critic and policy."""
+        """Return values and scores of all actions, from one forward pass each of critic and policy."""
         with self._autocast():
             scores = self.reader.scores(episodes, logits_budget=self._logits_budget)
             return self._values(episodes, scores.states), scores
@@ -349,11 +351,11 @@ class LMActorCriticPolicy(BasePolicy):
     # --- one step at a time (Stable-Baselines3's `predict`) --------------------------------------------------------
 
     def forward(self, observation: dict[str, Tensor], deterministic: bool = False) -> Tensor:
-        """The next token for each environment `[n]`."""
+        """Choose the next token of each environment `[n]`."""
         return self._predict(observation, deterministic)
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
-        """From the model's own distribution: `generation_kwargs` shape rollouts and evaluations, not single steps."""
+        """Choose from the model's own distribution; `generation_kwargs` apply to rollouts and evaluations only."""
         with torch.no_grad(), self._autocast():
             logits = self._next_token_logits(observation)
         if deterministic:
@@ -361,23 +363,23 @@ class LMActorCriticPolicy(BasePolicy):
         return torch.multinomial(logits.softmax(dim=-1), 1).squeeze(1)
 
     def _next_token_logits(self, observation: Any) -> Tensor:
-        """Logits `[n, vocab]` that a single step chooses by."""
+        """Return the logits `[n, vocab]` of a single step."""
         return self.reader.next_token_logits(observation)
 
-    # --- what changes during a run ------------------------------------------------------------------------------
+    # --- state of a run -----------------------------------------------------------------------------------------
 
     def training_state(self) -> dict[str, Tensor]:
-        """Trained parameters and buffers by name, each once: the tensors themselves, not copies."""
+        """Return trained parameters and buffers by name, each once. The tensors are not copied."""
         named = {name: parameter.data for name, parameter in self.named_parameters() if parameter.requires_grad}
         return named | {name: buffer for name, buffer in self.named_buffers() if not name.startswith("ref_model.")}
 
     # --- saving -------------------------------------------------------------------------------------------------
 
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
-        """Writes the language model so that `AutoModel*.from_pretrained(folder)` loads it, the tokenizer beside it.
+        """Save the language model and the tokenizer so that `AutoModel*.from_pretrained(folder)` loads them.
 
-        With `peft` that are the adapters alone, unless `merge_on_save` asks for a whole model. Dropout rates and the
-        generation config are those of the checkpoint it started from.
+        With `peft` only the adapters are saved, unless `merge_on_save` is set. Dropout rates and the generation config
+        are those of the initial checkpoint.
         """
         return save_language_model(
             self.policy_model,

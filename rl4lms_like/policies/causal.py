@@ -1,4 +1,4 @@
-"""Decoder-only language models as actor-critics."""
+"""Decoder-only language models as actor-critic policies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rl4lms_like.policies.teacher_forcing import CausalReader
 
 
 class CausalLMActorCriticPolicy(LMActorCriticPolicy):
-    """Any `AutoModelForCausalLM`: GPT-2, OPT, GPT-NeoX, Llama, Qwen, Mistral, Gemma ..."""
+    """Actor-critic policy of any `AutoModelForCausalLM`: GPT-2, OPT, GPT-NeoX, Llama, Qwen, Mistral, Gemma ..."""
 
     reader_class = CausalReader
     auto_class = AutoModelForCausalLM

@@ -1,7 +1,7 @@
-"""How a policy writes: transformers' `generate`, with nothing implied.
+"""Arguments of transformers' `generate`.
 
-What a checkpoint's own `generation_config` asks for (a temperature, forced tokens, no-repeat rules) is not applied
-unless the config says so: sampling is what the YAML names. transformers' own defaults stay, so an unset `top_k` is 50.
+Settings of a checkpoint's own `generation_config` (a temperature, forced tokens, no-repeat rules) are not applied: the
+YAML file alone configures sampling. transformers' own defaults apply, so an unset `top_k` is 50.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 DEFAULT_LENGTH = 20
-"""transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
+"""transformers' default length; for seq2seq models it includes the decoder's start token."""
 
 
 @contextmanager
 def plain_generation(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model's generation config has token ids only; outside, it is the checkpoint's."""
+    """Replace the model's generation config by one with token ids only, within the context."""
     own = model.generation_config
     start = getattr(own, "decoder_start_token_id", None)
     if start is None:
@@ -38,7 +38,7 @@ def plain_generation(model: PreTrainedModel) -> Iterator[None]:
 
 
 def pad_token_id(model_config: PretrainedConfig) -> int:
-    """An id for places that are masked: the model's pad, else its end of text, else 0."""
+    """Return the id of masked positions: the model's pad token, else its end-of-text token, else 0."""
     config = model_config.get_text_config()
     for token in (config.pad_token_id, config.eos_token_id):
         if isinstance(token, list | tuple):
@@ -55,16 +55,16 @@ def generate_arguments(
     eos_token_ids: Sequence[int],
     is_encoder_decoder: bool,
 ) -> dict[str, Any]:
-    """The keyword arguments of one `generate` call.
+    """Return the keyword arguments of one `generate` call.
 
-    `min_length` keeps RL4LMs' meaning: new tokens for a causal model, decoder tokens including the start token for a
+    `min_length` has RL4LMs' meaning: new tokens for a causal model, decoder tokens including the start token for a
     seq2seq model.
 
     Args:
-        generation_kwargs: from the config.
-        max_new_tokens: the environment's limit; the smaller one counts.
-        eos_token_ids: tokens that end a response; empty = none does.
-        is_encoder_decoder: the model's family.
+        generation_kwargs: arguments from the config.
+        max_new_tokens: the environment's limit; the smaller of the two limits applies.
+        eos_token_ids: tokens that end a response; may be empty.
+        is_encoder_decoder: True for seq2seq models.
     """
     arguments = {key: value for key, value in generation_kwargs.items() if key != "post_processing_fn"}
     asked = arguments.pop("max_new_tokens", None)
@@ -85,18 +85,18 @@ def generate_arguments(
 
 
 NOT_SETTABLE = {
-    "eos_token_id": "what ends a response is the tokenizer's and the model's end-of-text token, see env.args",
-    "num_return_sequences": "one response is written for each prompt",
+    "eos_token_id": "responses end at the end-of-text tokens of the tokenizer and the model; see env.args",
+    "num_return_sequences": "one response is generated for each prompt",
     **dict.fromkeys(
         ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
-        "texts are all that is asked for",
+        "only texts are returned",
     ),
 }
-"""Arguments of transformers' `generate` that are the library's to give."""
+"""Arguments of transformers' `generate` that this library sets -> the reason."""
 
 
 def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Keys that `generate` does not know, that cannot be set here, or not to this -> what to say of them."""
+    """Return error messages by key for arguments that are unknown, cannot be set, or have an invalid value."""
     known = [*GenerationConfig().to_dict(), "post_processing_fn"]
     messages = {}
     for key, value in generation_kwargs.items():
@@ -107,12 +107,12 @@ def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[s
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages[key] = f"not an argument of transformers' generate{hint}"
         elif key != "post_processing_fn" and (said := _refusal(key, value)) is not None:
-            messages[key] = f"transformers does not take it: {said}"
+            messages[key] = f"transformers rejects this value: {said}"
     return messages
 
 
 def _refusal(key: str, value: Any) -> str | None:
-    """What transformers says of one argument that it does not take; its advice on what goes with what is not asked."""
+    """Return transformers' error about one argument, or None; its warnings about combinations are silenced."""
     adviser = logging.getLogger("transformers.generation.configuration_utils")
     level = adviser.level
     adviser.setLevel(logging.CRITICAL)
@@ -127,7 +127,7 @@ def _refusal(key: str, value: Any) -> str | None:
 
 @contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Torch's random numbers from `seed` inside, untouched outside. None leaves them as they are."""
+    """Seed torch's random numbers within the context and restore their state after it. None does nothing."""
     if seed is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""What `generation_kwargs` may hold, as far as numbers and switches go. Loads no torch.
+"""Types of the numeric and boolean arguments in `generation_kwargs`. Does not import torch.
 
-transformers says what is wrong with a value in the middle of a rollout, or writes something else than was meant. Every
-other argument is looked up when transformers is loaded (`policies.generation`).
+transformers reports an invalid value only during a rollout, or silently generates something else. All other arguments
+are checked after transformers is loaded (`policies.generation`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ TYPES: dict[str, Any] = {
     "length_penalty": float,
     "early_stopping": bool | Literal["never"],
 }
-"""Arguments of transformers' `generate` -> the values that mean something; null leaves each at its default."""
+"""Arguments of transformers' `generate` -> valid values; null means the default."""
 
 
 def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Mistake]]:
-    """The arguments with their numbers read, and the mistakes.
+    """Return the arguments with their numbers parsed, and the errors.
 
     Args:
-        kwargs: what the config gives.
-        path: where, `alg.policy.args.generation_kwargs`.
+        kwargs: arguments from the config.
+        path: their path in the config, `alg.policy.args.generation_kwargs`.
     """
     bound, mistakes = dict(kwargs), []
     for key, value in kwargs.items():
@@ -44,5 +44,5 @@ def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any
             bound[key], wrong = check_value(value, TYPES[key], join(path, key))
             mistakes += wrong
         elif not isinstance(key, str):
-            mistakes.append(Mistake(join(path, key), "keys are text"))
+            mistakes.append(Mistake(join(path, key), "keys must be text"))
     return bound, mistakes

@@ -1,7 +1,7 @@
-"""Models and tokenizers from a hub id or a local folder, with errors that say which one and why.
+"""Loading of models and tokenizers from a hub id or a local folder.
 
-A name may also be that of an adapter (`adapter_config.json`, as PEFT writes it): then the model is its base with the
-adapter merged into the weights, whatever the base is, another adapter included.
+A name may also be that of an adapter (`adapter_config.json`, as PEFT writes it). The model is then its base with the
+adapter merged into the weights; the base may itself be an adapter.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     local_files_only: bool = False,
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer, with a pad token if `pad_token_as_eos_token` and it has none; an adapter's may be its base's.
+    """Load a tokenizer; of an adapter without one, the tokenizer of its base.
 
-    With `local_files_only` the hub is not asked.
+    With `pad_token_as_eos_token` a missing pad token is set to the end-of-text token. With `local_files_only` the hub
+    is not queried.
 
     Raises:
-        ModelError: it cannot be loaded, or there is no token to pad with.
+        ModelError: it cannot be loaded, or there is no token for padding.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -74,19 +75,19 @@ def load_model(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, dict[str, float]]:
-    """Load a language model in float32, and the dropout rates of its checkpoint.
+    """Load a language model in float32; return it and the dropout rates of its checkpoint.
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
         model_name: hub id or local folder, of a model or of an adapter.
-        role: what it is for, in messages.
+        role: name of its role in error messages.
         unused: see `core.model_weights.load_complete`.
         dropout: keep the rates of the model's config; otherwise all of them are set to 0.
-        attn_implementation: transformers' argument; None leaves the choice to it.
-        trust_remote_code: run code that the model brings along.
+        attn_implementation: transformers' argument; None means transformers' default.
+        trust_remote_code: run code that is part of the model.
 
     Raises:
-        ModelError: it cannot be loaded, or lacks weights.
+        ModelError: it cannot be loaded, or weights are missing.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
     model_name = place_of(model_name)
@@ -121,7 +122,7 @@ def load_model(
         trust_remote_code=trust_remote_code,
         **options,
     )
-    # The language model of a larger one has a part of the config for its own.
+    # The language model of a multimodal model has its own nested config; keep only the rates of that part.
     part = next((f"{name}." for name, value in vars(config).items() if type(value) is type(model.config)), "")
     return model, {name.removeprefix(part): rate for name, rate in rates.items() if name.startswith(part)}
 
@@ -134,17 +135,17 @@ def check_model_weights(
     unused: Unused | None = None,
     trust_remote_code: bool = False,
 ) -> bool:
-    """Refuse a local folder that lacks weights before any are read; see `core.model_weights.check_complete`.
+    """Raise if a local folder lacks weights, without reading them; see `core.model_weights.check_complete`.
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
         model_name: hub id or local folder; of an adapter, its base is checked.
         role: see `load_model`.
         unused: see `load_model`.
-        trust_remote_code: run code that the model brings along.
+        trust_remote_code: run code that is part of the model.
 
     Returns:
-        Whether they could be compared.
+        False if the weights could not be compared.
 
     Raises:
         ModelError: weights are missing, or the folder cannot be read.
@@ -156,18 +157,18 @@ def check_model_weights(
 
 
 def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | None:
-    """The model that an adapter was trained on; None where `model_name` is a model itself.
+    """Return the base model of an adapter, or None if `model_name` is not an adapter.
 
     Args:
         model_name: hub id or local folder.
-        local_files_only: do not ask the hub.
+        local_files_only: do not query the hub.
 
     Raises:
-        ModelError: its base is not named, or a folder that is not there.
+        ModelError: the adapter does not name its base, or the base is a folder that does not exist.
     """
     try:
         file = find_adapter_config_file(place_of(model_name), local_files_only=local_files_only)
-    except (OSError, ValueError):  # no name of anything: loading it says so
+    except (OSError, ValueError):  # not a valid name: loading it raises the error
         return None
     if file is None:
         return None
@@ -177,19 +178,19 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
         raise ModelError(cannot_load("adapter", model_name, error)) from error
     if not base:
         raise ModelError(
-            f"the adapter {model_name!r} does not say what it was trained on: write the name of its base into "
-            f"base_model_name_or_path of its adapter_config.json"
+            f"the adapter {model_name!r} does not name its base model: set base_model_name_or_path in its "
+            f"adapter_config.json"
         )
     if Path(base).is_absolute() and not Path(base).is_dir():
         raise ModelError(
-            f"the adapter {model_name!r} was trained on {base!r}, and there is no such folder: put the base back, or "
-            f"write where it is now into base_model_name_or_path of its adapter_config.json"
+            f"the adapter {model_name!r} was trained on {base!r}, which does not exist: restore that folder, or set "
+            f"base_model_name_or_path in its adapter_config.json to the new path"
         )
     return str(base)
 
 
 def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
-    """Where a model's config and whole weights lie: the model itself, or what its adapters were trained on."""
+    """Return the location of a model's config and whole weights; for an adapter, those of its base."""
     base = adapter_base(model_name, local_files_only=local_files_only)
     return place_of(model_name) if base is None else whole_checkpoint(base, local_files_only=local_files_only)
 
@@ -197,10 +198,10 @@ def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
 def load_model_config(
     model_name: str, *, trust_remote_code: bool = False, local_files_only: bool = False
 ) -> PretrainedConfig:
-    """The config of a language model; an adapter's is that of its base. With `local_files_only` the hub is not asked.
+    """Return the config of a language model or of an adapter's base; `local_files_only` does not query the hub.
 
     Raises:
-        ModelError: there is none under that name.
+        ModelError: no config can be loaded under that name.
     """
     try:
         name = whole_checkpoint(model_name, local_files_only=local_files_only)
@@ -213,12 +214,12 @@ def load_model_config(
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
-    """The transformers class that loads a language model of this family."""
+    """Return the transformers class that loads a language model of this family."""
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def dropout_rates(config: PretrainedConfig) -> dict[str, float]:
-    """Return the dropout rates of a model's config by name, those of nested configs as `text_config.dropout`."""
+    """Return the dropout rates of a config by name; nested configs give names such as `text_config.dropout`."""
     rates: dict[str, float] = {}
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
@@ -229,14 +230,14 @@ def dropout_rates(config: PretrainedConfig) -> dict[str, float]:
 
 
 def set_dropout_rates(config: PretrainedConfig, rates: Mapping[str, float]) -> None:
-    """Write dropout rates into a config, in place, under the names that `dropout_rates` gives."""
+    """Set dropout rates of a config in place, by the names that `dropout_rates` returns."""
     for name, rate in rates.items():
         *parents, field = name.split(".")
         setattr(reduce(getattr, parents, config), field, rate)
 
 
 def without_output_layer(model: PreTrainedModel) -> PreTrainedModel:
-    """Takes the language-model head off, in place: a critic needs hidden states only."""
+    """Replace the language-model head by an identity, in place: a critic needs hidden states only."""
     head = model.get_output_embeddings()
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -247,7 +248,7 @@ def without_output_layer(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Recomputes activations in the backward pass; transformers renamed the call in 5.23."""
+    """Enable activation checkpointing; transformers renamed the method in 5.23."""
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     else:

@@ -1,12 +1,12 @@
-"""Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) in place of whole weights, by PEFT.
+"""Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685), implemented with PEFT.
 
     base weights   frozen; one copy in memory
     policy         base + adapters          trained
     critic         base + its own adapters  trained, below its value head
-    reference      base                     a module tree of its own, without adapters
+    reference      base                     without adapters
 
-Each network is a module tree of its own and the frozen tensors in all of them are the same: nothing is switched on and
-off between forward passes, which recomputed activations would not survive.
+Each network is a separate module tree, and all trees share the frozen tensors. Adapters are never switched on and off
+between forward passes, which would break gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from rl4lms_like.core.errors import Mistake, ModelError, import_extra
 from rl4lms_like.policies.lora_arguments import LoraArguments
 
 NAME = "default"
-"""PEFT's name of an adapter that has none."""
+"""PEFT's default adapter name."""
 
 
 def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: bool) -> Any:
-    """PEFT's `LoraConfig` of `policy.args.peft`.
+    """Return PEFT's `LoraConfig` for `policy.args.peft`.
 
     Args:
         peft: fields of `LoraArguments`.
-        dropout: keep its `lora_dropout`; otherwise it is 0.
-        is_encoder_decoder: the model's family.
+        dropout: keep its `lora_dropout`; otherwise it is set to 0.
+        is_encoder_decoder: True for seq2seq models.
 
     Raises:
         MissingExtraError: PEFT is not installed.
-        ValueError: fields that do not go together; PEFT says which.
+        ValueError: fields are incompatible; PEFT's message names them.
     """
     fields = LoraArguments(**peft).fields()
     if not dropout:
@@ -52,11 +52,11 @@ def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: b
 
 
 def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[Mistake]:
-    """What only PEFT knows to be wrong with a block that has no mistakes of its own.
+    """Return the errors that PEFT finds in an otherwise valid block.
 
     Args:
         peft: fields of `LoraArguments`, or None.
-        path: where in the config, `alg.policy.args.peft`.
+        path: path in the config, `alg.policy.args.peft`.
 
     Raises:
         MissingExtraError: PEFT is not installed.
@@ -71,15 +71,15 @@ def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[Mistake]:
 
 
 def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, empty: bool = False) -> None:
-    """Freezes a model and gives it adapters to train, in place; what it computes stays the same for now.
+    """Freeze a model and add trainable adapters, in place; its outputs are unchanged at first.
 
-    The adapters are drawn from torch's global generator. The model stays a `PreTrainedModel`.
+    The adapters are initialized with torch's global generator. The model remains a `PreTrainedModel`.
 
     Args:
         model: a language model.
         peft: fields of `LoraArguments`.
         dropout: keep `lora_dropout`.
-        empty: make adapters without values, on torch's `meta` device.
+        empty: create adapters without values, on torch's `meta` device.
 
     Raises:
         MissingExtraError: PEFT is not installed.
@@ -92,20 +92,22 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, 
             _library().inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=empty)
         except (ValueError, TypeError) as error:
             raise ModelError(f"peft does not fit the model {name!r}: {error}") from error
-    model._hf_peft_config_loaded = True  # to transformers, too, it is a model with adapters now
+    model._hf_peft_config_loaded = True  # makes transformers treat it as a model with adapters
     config.base_model_name_or_path = _lasting(name)
     _refuse_tied(model)
 
 
 def refuse_unknown_layers(models: Sequence[PreTrainedModel], peft: Mapping[str, Any]) -> None:
-    """PEFT passes over names that no layer has, as long as one name fits; here each must fit one of the models.
+    """Raise unless each layer name in `peft` matches a layer of one of the models.
+
+    PEFT ignores unknown names as long as one name matches.
 
     Args:
-        models: those that get adapters, without them still.
+        models: models that will get adapters.
         peft: fields of `LoraArguments`.
 
     Raises:
-        ModelError: names which layer is not there.
+        ModelError: a name matches no layer.
     """
     layers = [name for model in models for name, _ in model.named_modules()]
     asked = [
@@ -120,28 +122,27 @@ def refuse_unknown_layers(models: Sequence[PreTrainedModel], peft: Mapping[str, 
             near = difflib.get_close_matches(name, {layer.rpartition(".")[2] for layer in layers}, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             places = " or ".join(dict.fromkeys(repr(str(model.name_or_path)) for model in models))
-            raise ModelError(f"peft.{field}: {name!r} is no layer of {places}{hint}")
+            raise ModelError(f"peft.{field}: {name!r} is not a layer of {places}{hint}")
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
-    """A module tree of its own over the very same frozen weights; what is trained is copied.
-
-    Without frozen weights it is a whole copy.
-    """
+    """Copy a module tree with its trainable weights; the frozen weights are shared with the original."""
     shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, shared)
 
 
 def has_lora(model: PreTrainedModel) -> bool:
-    """Whether the model has adapters."""
+    """Return True if the model has adapters."""
     return next(_adapted(model), None) is not None
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A plain model that computes the same: adapters added to weights of its own, all other weights shared.
+    """Return an equivalent model without adapters.
+
+    Adapters are added to copies of their weights; all other weights are shared.
 
     Args:
-        model: with adapters; it is left as it is.
+        model: a model with adapters; not changed.
     """
     plain = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     for name, layer in list(_adapted(plain)):
@@ -156,13 +157,13 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
-    """Writes `adapter_config.json` and `adapter_model.safetensors`, as PEFT reads them, and the generation config.
+    """Save `adapter_config.json` and `adapter_model.safetensors`, as PEFT reads them, and the generation config.
 
-    There is no `config.json`: with one, transformers would look for the whole weights in this folder too.
+    No `config.json` is saved: with it, transformers would also look for the whole weights in this folder.
 
     Args:
-        model: with adapters.
-        folder: is made if it is not there.
+        model: a model with adapters.
+        folder: created if it does not exist.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -171,22 +172,22 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = copy.copy(model.peft_config[NAME])
     for name in ("target_modules", "exclude_modules"):
-        if isinstance(names := getattr(config, name), set):  # whose order differs from process to process
+        if isinstance(names := getattr(config, name), set):  # a set's order differs from process to process
             setattr(config, name, sorted(names))
     config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
 
 
 def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """A base model with a saved adapter added to its weights, all of them trainable again.
+    """Return a base model with a saved adapter merged into its weights; all of them are trainable again.
 
     Args:
-        base: the model that the adapter was trained on; used up.
-        folder: where `adapter_config.json` and the adapter's weights lie, or a hub id.
+        base: the model that the adapter was trained on; changed by the merge.
+        folder: folder with `adapter_config.json` and the adapter's weights, or a hub id.
 
     Raises:
         MissingExtraError: PEFT is not installed.
-        ModelError: the adapter does not fit the base, or is of a kind that cannot be merged.
+        ModelError: the adapter does not fit the base, or cannot be merged.
     """
     peft = _library()
     trained = {name for name, weight in base.named_parameters() if weight.requires_grad}
@@ -212,22 +213,22 @@ def _library() -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what PEFT warns of although it is taken care of."""
+    """Silence PEFT's warnings about cases that are handled here."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # it finds out by itself
-        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # such adapters are refused
-        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not")  # so are these
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # its own question
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # PEFT corrects it
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # see _refuse_tied
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not")  # checked here
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # caused by PEFT
         yield
 
 
 def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
-    """The layers that have an adapter, with their names."""
+    """Yield the layers that have an adapter, with their names."""
     return ((name, module) for name, module in model.named_modules() if hasattr(module, "get_base_layer"))
 
 
 def _refuse_tied(model: PreTrainedModel) -> None:
-    """Weights that stand in two places cannot take up an adapter of one of them."""
+    """Raise if a weight with an adapter is tied to another layer, because it could not be merged."""
     places: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(weight), []).append(name.removesuffix(".weight"))
@@ -235,12 +236,12 @@ def _refuse_tied(model: PreTrainedModel) -> None:
         others = [place for place in places[id(layer.get_base_layer().weight)] if place != f"{name}.base_layer"]
         if others:
             raise ModelError(
-                f"peft reaches {name!r}, whose weights are those of {others[0]!r} too: its adapter could not be "
-                f"merged. Take it out of target_modules, or name it in exclude_modules"
+                f"peft adds an adapter to {name!r}, whose weights are tied to {others[0]!r}: the adapter could not be "
+                f"merged. Remove it from target_modules, or add it to exclude_modules"
             )
 
 
 def _lasting(model_name: str) -> str:
-    """A name that means the same in another working directory."""
+    """Return a name that is independent of the working directory."""
     folder = with_home(model_name)
     return str(folder.resolve()) if folder.is_dir() else model_name

@@ -1,6 +1,6 @@
-"""The `policy.args.peft` block: the fields of PEFT's `LoraConfig` that have a meaning here. Loads no torch, no PEFT.
+"""The `policy.args.peft` block: supported fields of PEFT's `LoraConfig`. Does not import torch or PEFT.
 
-What is left out would train or change weights of the base, which policy, critic and reference have in common.
+Unsupported fields would train or change weights of the base, which policy, critic and reference share.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from rl4lms_like.core.wording import shown
 
 @dataclass(frozen=True, kw_only=True)
 class LoraArguments:
-    """Low-rank adapters (arXiv 2106.09685); names and defaults are those of PEFT's `LoraConfig`.
+    """Arguments of low-rank adapters (arXiv 2106.09685); names and defaults are those of PEFT's `LoraConfig`.
 
     Args:
         r: rank of the adapters.
         lora_alpha: adapters are scaled by `lora_alpha / r`.
-        lora_dropout: on the input of the adapters; 0 unless `dropout` is on.
+        lora_dropout: dropout on the input of the adapters; 0 unless `dropout` is on.
         target_modules: names of the linear layers that get adapters, a regular expression, or `all-linear`; default:
-            what PEFT knows of the model's family.
-        exclude_modules: names, or a regular expression, of layers that get none.
+            PEFT's choice for the model's family.
+        exclude_modules: names, or a regular expression, of layers without adapters.
         layers_to_transform: indices of the blocks that get adapters; default: all.
-        layers_pattern: name of the list of blocks, where PEFT does not find it.
-        rank_pattern: name or regular expression -> another rank.
-        alpha_pattern: name or regular expression -> another `lora_alpha`.
+        layers_pattern: name of the list of blocks, if PEFT does not find it.
+        rank_pattern: name or regular expression -> rank of these layers.
+        alpha_pattern: name or regular expression -> `lora_alpha` of these layers.
         use_rslora: scale by `lora_alpha / sqrt(r)` (arXiv 2312.03732).
-        use_dora: train the length of each column apart from its direction (arXiv 2402.09353).
-        init_lora_weights: true, `gaussian` or `orthogonal`; adapters add nothing at first with each of them.
+        use_dora: train magnitude and direction of the weights separately (arXiv 2402.09353).
+        init_lora_weights: true, `gaussian` or `orthogonal`; the initial contribution of the adapters is always 0.
         bias: biases are not trained.
-        peft_type: LoRA is the only kind of adapter.
+        peft_type: LoRA is the only supported kind of adapter.
     """
 
     r: Count = 8
@@ -56,28 +56,28 @@ class LoraArguments:
     peft_type: Literal["LORA"] = "LORA"
 
     def fields(self) -> dict[str, Any]:
-        """Keyword arguments of PEFT's `LoraConfig`."""
+        """Return the keyword arguments of PEFT's `LoraConfig`."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "peft_type"}
         return fields | {"rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern)}
 
 
 _INSTEAD = {
-    "modules_to_save": "is not supported: whole layers beside the adapters would be weights of the base",
-    "trainable_token_indices": "is not supported: embeddings are weights of the base",
-    "task_type": "cannot be set: it follows from the model's family",
+    "modules_to_save": "is not supported: these layers are weights of the base, which stays frozen",
+    "trainable_token_indices": "is not supported: embeddings are weights of the base, which stays frozen",
+    "task_type": "cannot be set: it is determined by the model's family",
     "inference_mode": "cannot be set: adapters are trained",
-    "fan_in_fan_out": "cannot be set: it follows from the layers",
+    "fan_in_fan_out": "cannot be set: it is determined by the layers",
     "base_model_name_or_path": "cannot be set: it is the model_name",
 }
-"""Fields of `LoraConfig` that people may give -> why they cannot."""
+"""Unsupported fields of `LoraConfig` -> the reason."""
 
 
 def lora_mistakes(peft: Any, path: str) -> list[Mistake]:
-    """Everything wrong with a `peft` block; null is none.
+    """Return all errors of a `peft` block; null is valid.
 
     Args:
-        peft: what the config gives.
-        path: where, `alg.policy.args.peft`.
+        peft: the value in the config.
+        path: its path, `alg.policy.args.peft`.
     """
     if peft is None:
         return []
@@ -90,10 +90,10 @@ def lora_mistakes(peft: Any, path: str) -> list[Mistake]:
 
 
 def _pattern_mistakes(peft: Mapping[str, Any], path: str) -> list[Mistake]:
-    """What names no layer at all: an empty list, and what is no regular expression."""
+    """Return errors for an empty list of layers and for invalid regular expressions."""
     mistakes = []
     if peft.get("target_modules") in ([], ""):
-        message = "names no layer; list some, write all-linear, or drop it for what PEFT knows of the family"
+        message = "is empty; list layers, write all-linear, or remove it to use PEFT's default for the family"
         mistakes.append(Mistake(join(path, "target_modules"), message))
     patterns = [(join(path, key), peft.get(key)) for key in ("target_modules", "exclude_modules")]
     for key in ("rank_pattern", "alpha_pattern"):
@@ -103,5 +103,5 @@ def _pattern_mistakes(peft: Mapping[str, Any], path: str) -> list[Mistake]:
             try:
                 re.compile(pattern)
             except re.error as error:
-                mistakes.append(Mistake(place, f"{shown(pattern)} is no regular expression: {error}"))
+                mistakes.append(Mistake(place, f"{shown(pattern)} is not a valid regular expression: {error}"))
     return mistakes

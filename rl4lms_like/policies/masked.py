@@ -1,10 +1,10 @@
-"""Language models whose tokens are chosen from what a mask model allows (NLPO, Ramamurthy et al., arXiv 2210.01241).
+"""Policies restricted to the tokens that a mask model allows (NLPO, Ramamurthy et al., arXiv 2210.01241).
 
     policy_model   trained; log-probs and entropy are renormalised over the allowed tokens
-    mask_model     a frozen copy of it that lags behind: says at every step which tokens are allowed
+    mask_model     older, frozen copy of the policy; determines the allowed tokens at every step
 
-The masks come with the episodes (`EpisodeBatch.allowed`), so scoring needs nothing of this module. NLPO calls
-`update_mask_model` now and then; under any other algorithm the mask model stays what it was.
+The masks are stored with the episodes (`EpisodeBatch.allowed`), so scoring does not depend on this module. NLPO calls
+`update_mask_model` at intervals; other algorithms never update the mask model.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 
 MASK_MODEL_FOLDER = "mask_model"
-"""Where a saved policy's folder holds its mask model."""
+"""Subfolder of a saved policy that contains its mask model."""
 
 
 class MaskablePolicy(LMActorCriticPolicy):
-    """What the maskable policies have beyond a policy.
+    """Mixin of the maskable policies.
 
     Args:
         observation_space: as in `LMActorCriticPolicy`.
         action_space: as in `LMActorCriticPolicy`.
         lr_schedule: as in `LMActorCriticPolicy`.
-        special_token_ids: always allowed; NLPO gives the tokenizer's. Default: the model's own end, pad and begin.
+        special_token_ids: always allowed; NLPO passes the tokenizer's. Default: the model's own end, pad and begin.
         settings: further arguments of `LMActorCriticPolicy`, and those of `MaskablePolicyArguments`.
 
     Raises:
-        ConfigError: `mask_type` and `top_mask` do not fit, or rollouts would be beam searches.
-        ModelError: as in `LMActorCriticPolicy`; or a saved mask model does not fit the policy.
-        ParityError: as in `LMActorCriticPolicy`; or the mask model's step by step decoding is faulty.
+        ConfigError: `mask_type` and `top_mask` are incompatible, or rollouts use beam search.
+        ModelError: as in `LMActorCriticPolicy`; or a saved mask model does not match the policy.
+        ParityError: as in `LMActorCriticPolicy`; or the mask model's step-by-step decoding is wrong.
     """
 
     arguments_class = MaskablePolicyArguments
@@ -91,24 +91,24 @@ class MaskablePolicy(LMActorCriticPolicy):
         return logits.masked_fill(~self.writer.rule.allowed(judged), -torch.inf)
 
     def set_training_mode(self, mode: bool) -> None:
-        """As in `LMActorCriticPolicy`; the mask model is never in training mode."""
+        """Set training mode as in `LMActorCriticPolicy`; the mask model is never in training mode."""
         super().set_training_mode(mode)
         if self.mask_model is not None:
             self.mask_model.eval()
 
     @torch.no_grad()
     def update_mask_model(self) -> None:
-        """The mask model takes over the policy, in place: whatever reads it sees that.
+        """Update the mask model's weights from the policy's, in place.
 
-        With `mask_ema` d its weights become d * mask + (1 - d) * policy, else the policy's. Without a mask model
-        (`mask_type: topk`) there is nothing to do.
+        With `mask_ema` d its weights become d * mask + (1 - d) * policy, otherwise a copy of the policy's. Without a
+        mask model (`mask_type: topk`) this does nothing.
         """
         if self.mask_model is None:
             return
         policy = merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
         new_share = 1.0 - (self.arguments.mask_ema or 0.0)
         for mine, theirs in zip(self.mask_model.parameters(), policy.parameters(), strict=True):
-            if mine is theirs:  # a frozen weight that both share
+            if mine is theirs:  # a frozen weight that both models share
                 continue
             if new_share == 1.0:
                 mine.copy_(theirs)
@@ -118,7 +118,7 @@ class MaskablePolicy(LMActorCriticPolicy):
             buffer.copy_(other)
 
     def training_state(self) -> dict[str, Tensor]:
-        """As in `LMActorCriticPolicy`, and the mask model's own weights, which refreshes change."""
+        """Return the state of `LMActorCriticPolicy` and the mask model's own weights."""
         named = super().training_state()
         if self.mask_model is None:
             return named
@@ -127,7 +127,7 @@ class MaskablePolicy(LMActorCriticPolicy):
         return named | {name: weight for name, weight in own.items() if weight.data_ptr() not in shared}
 
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
-        """As in `LMActorCriticPolicy`, the mask model in `mask_model/`; a policy loaded from there goes on with it."""
+        """Save as in `LMActorCriticPolicy`, and the mask model in `mask_model/`, from which policies load it."""
         folder = super().save_model(folder, tokenizer)
         if self.mask_model is not None:
             save_language_model(self.mask_model, folder / MASK_MODEL_FOLDER, checkpoint_dropout=self._saved_dropout)
@@ -138,22 +138,22 @@ class MaskablePolicy(LMActorCriticPolicy):
 
 
 class MaskableCausalLMActorCriticPolicy(MaskablePolicy, CausalLMActorCriticPolicy):
-    """A decoder-only model that chooses from what its mask model allows."""
+    """Decoder-only policy restricted to the tokens that its mask model allows."""
 
 
 class MaskableSeq2SeqLMActorCriticPolicy(MaskablePolicy, Seq2SeqLMActorCriticPolicy):
-    """An encoder-decoder model that chooses from what its mask model allows."""
+    """Encoder-decoder policy restricted to the tokens that its mask model allows."""
 
 
 def masked_writer(
     model: PreTrainedModel, arguments: MaskablePolicyArguments, special_token_ids: Sequence[int] | None = None
 ) -> MaskedTextWriter:
-    """What writes with a model as a maskable policy that starts from it does.
+    """Return a text generator that generates like a maskable policy initialized from `model`.
 
     Args:
-        model: the policy's; where no mask model was saved with it, it is its own.
-        arguments: of the policy.
-        special_token_ids: always allowed; default: the model's own.
+        model: the policy's model; also used as the mask model if none was saved with it.
+        arguments: arguments of the policy.
+        special_token_ids: always allowed; default: those of the model's config.
     """
     mask_model = load_mask_model(auto_class_of(model.config), arguments)
     if mask_model is None:
@@ -163,11 +163,11 @@ def masked_writer(
 
 
 def load_mask_model(auto_class: Any, arguments: MaskablePolicyArguments) -> PreTrainedModel | None:
-    """The mask model that was saved with a model, if there is one.
+    """Load the mask model that was saved with a model, or return None.
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
-        arguments: of the policy.
+        arguments: arguments of the policy.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -186,7 +186,7 @@ def load_mask_model(auto_class: Any, arguments: MaskablePolicyArguments) -> PreT
 
 
 def own_special_tokens(model: PreTrainedModel) -> list[int]:
-    """The ids that a model's configs name as end, pad or begin."""
+    """Return the end, pad and begin token ids of a model's configs."""
     ids: set[int] = set()
     for config in (model.config.get_text_config(), model.generation_config):
         for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
@@ -203,7 +203,7 @@ def _writer(
 ) -> MaskedTextWriter:
     vocab_size = int(model.config.get_text_config().vocab_size)
     if mask_model is not None and mask_model.config.get_text_config().vocab_size != vocab_size:
-        raise ModelError(f"the mask model saved with {arguments.model_name!r} has other tokens than the policy")
+        raise ModelError(f"the mask model saved with {arguments.model_name!r} and the policy differ in vocabulary")
     special = own_special_tokens(model) if special_token_ids is None else special_token_ids
     return MaskedTextWriter(
         model,

@@ -1,12 +1,13 @@
-"""Writing with masks: at every step a mask model says which tokens may be chosen (NLPO, arXiv 2210.01241).
+"""Generation with masks: a mask model determines the allowed tokens at every step (NLPO, arXiv 2210.01241).
 
     policy      logits ─ min_new_tokens, suppressed ... ─> only allowed tokens ─ temperature, top_k ... ─> token
-    mask model  its own cache, its own encoder pass ─ logits ─ rule ─> allowed tokens, recorded bit by bit
+    mask model  separate cache and encoder pass ─ logits ─ rule ─> allowed tokens, recorded as packed bits
 
-The masks are kept with the episodes, never made again: other padding or precision would turn single bits, and the mask
-model may have been refreshed since. A mask model's mask is the rule's alone, or everything where `generation_kwargs`
-exclude all that the rule allows; what they exclude besides shapes the sampling, not the distribution that is trained,
-as for every policy. Without a mask model the rule sees the scores that they left (a penalty, a least length).
+The masks are stored with the episodes and never recomputed: different padding or precision could change single bits,
+and the mask model may have been updated since. The mask of a mask model depends only on the rule; if
+`generation_kwargs` exclude all tokens that the rule allows, all tokens are allowed. As for every policy, other
+exclusions of `generation_kwargs` affect the sampling, not the trained distribution. Without a mask model the rule is
+applied to the scores after `generation_kwargs` (for instance a penalty or a minimum length).
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from rl4lms_like.policies.writing import TextWriter
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens some logits allow.
+    """Rule that computes the allowed tokens from logits.
 
     Args:
         mask_type: `learned_top_p`, `learned_top_k` (logits of the mask model) or `topk` (the policy's own scores).
-        top_mask: the probability of the allowed tokens together, or their number.
-        min_tokens_to_keep: with `learned_top_p` at least so many.
+        top_mask: total probability of the allowed tokens, or their number.
+        min_tokens_to_keep: minimum number of allowed tokens with `learned_top_p`.
         special_token_ids: always allowed.
     """
 
@@ -46,7 +47,7 @@ class MaskRule:
     special_token_ids: tuple[int, ...] = ()
 
     def allowed(self, logits: Tensor) -> Tensor:
-        """The tokens that logits `[n, vocab]` allow `[n, vocab]`, bool."""
+        """Return the mask of allowed tokens `[n, vocab]`, bool, for logits `[n, vocab]`."""
         if self.mask_type == "learned_top_p":
             allowed = top_p_mask(logits, self.top_mask, self.min_tokens_to_keep)
         else:
@@ -55,15 +56,15 @@ class MaskRule:
 
 
 class MaskDecoder(ABC):
-    """Follows a generation step by step with a model of its own.
+    """Runs the mask model along with a generation, step by step.
 
     Args:
         model: the mask model, in evaluation mode.
-        prompt_ids: `[n, prompt_len]`, padded on the side that the family wants.
+        prompt_ids: `[n, prompt_len]`, padded on the side that the family requires.
         prompt_mask: `[n, prompt_len]`, bool.
-        n_beams: rows that are generated for each prompt. Beams change places from step to step, so with more than one
-            the whole text is read at every step, without a cache. The same where a family's cache is not one of keys
-            and values, as a state-space model's.
+        n_beams: rows generated per prompt. Beams are reordered at every step, so with more than one beam the whole
+            text is processed at every step, without a cache. This also holds for families without a key-value cache,
+            for instance state-space models.
     """
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
@@ -76,10 +77,10 @@ class MaskDecoder(ABC):
         self._cache: Any = None
 
     def next_logits(self, input_ids: Tensor) -> Tensor:
-        """Logits `[n * n_beams, vocab]` of the next token.
+        """Return the logits `[n * n_beams, vocab]` of the next token.
 
         Args:
-            input_ids: what `generate` has so far; prompt and response, or start token and response.
+            input_ids: ids that `generate` has so far: prompt and response, or start token and response.
         """
         new_ids = input_ids if self._cache is None else input_ids[:, -1:]
         output = self._forward(new_ids, input_ids.shape[1])
@@ -89,11 +90,11 @@ class MaskDecoder(ABC):
 
     @abstractmethod
     def _forward(self, new_ids: Tensor, length: int) -> Any:
-        """The model's output for the last of `length` tokens, those that the cache does not hold."""
+        """Return the model's output for `new_ids`, the last of `length` tokens, which are not in the cache."""
 
 
 class CausalMaskDecoder(MaskDecoder):
-    """Follows a decoder-only model's generation."""
+    """Mask decoder of decoder-only models."""
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
         super().__init__(model, prompt_ids, prompt_mask, n_beams=n_beams)
@@ -113,7 +114,7 @@ class CausalMaskDecoder(MaskDecoder):
 
 
 class Seq2SeqMaskDecoder(MaskDecoder):
-    """Follows an encoder-decoder model's generation, from an encoder pass of its own."""
+    """Mask decoder of encoder-decoder models, with its own encoder pass."""
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
         super().__init__(model, prompt_ids, prompt_mask, n_beams=n_beams)
@@ -135,21 +136,21 @@ class Seq2SeqMaskDecoder(MaskDecoder):
 def mask_decoder(
     model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1
 ) -> CausalMaskDecoder | Seq2SeqMaskDecoder:
-    """The decoder of a mask model's family; see `MaskDecoder`."""
+    """Return the decoder for a mask model's family; see `MaskDecoder`."""
     kind = Seq2SeqMaskDecoder if model.config.is_encoder_decoder else CausalMaskDecoder
     return kind(model, prompt_ids, prompt_mask, n_beams=n_beams)
 
 
 class MaskProcessor(LogitsProcessor):
-    """Excludes what is not allowed, and remembers what was; good for one `generate` call.
+    """Logits processor that excludes and records tokens by mask; valid for one `generate` call.
 
-    transformers runs it after its own rules (`min_new_tokens`, suppressed tokens) and before temperature, `top_k` and
-    `top_p`. Where those rules exclude all that is allowed, everything is allowed at that step.
+    transformers applies it after its own rules (`min_new_tokens`, suppressed tokens) and before temperature, `top_k`
+    and `top_p`. If those rules exclude all allowed tokens, all tokens are allowed at that step.
 
     Args:
-        rule: which tokens are allowed.
-        decoder: the mask model; None where the rule looks at the policy's own scores.
-        record: keep the masks.
+        rule: rule for the allowed tokens.
+        decoder: the mask model; None if the rule uses the policy's own scores.
+        record: store the masks.
     """
 
     def __init__(self, rule: MaskRule, decoder: MaskDecoder | None, *, record: bool = True) -> None:
@@ -159,9 +160,9 @@ class MaskProcessor(LogitsProcessor):
         self._steps: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores `[n, vocab]` with -inf where a token is not allowed."""
+        """Return the scores `[n, vocab]` with -inf for tokens that are not allowed."""
         allowed = self.rule.allowed(scores if self.decoder is None else self.decoder.next_logits(input_ids))
-        possible = scores > torch.finfo(scores.dtype).min  # which `remove_invalid_values` makes of -inf
+        possible = scores > torch.finfo(scores.dtype).min  # `remove_invalid_values` turns -inf into this minimum
         nothing_left = ~(allowed & possible).any(dim=1, keepdim=True)
         allowed |= nothing_left
         if self.record:
@@ -169,10 +170,10 @@ class MaskProcessor(LogitsProcessor):
         return scores.masked_fill(~allowed, -torch.inf)
 
     def recorded(self, episodes: EpisodeBatch) -> Tensor:
-        """The masks that the actions of these episodes were chosen from `[n_tokens, n_bytes]`.
+        """Return the masks of the episodes' actions `[n_tokens, n_bytes]`.
 
         Raises:
-            ModelError: they do not belong to these episodes: a way of generating that does not take step after step.
+            ModelError: the masks do not match the episodes, because generation was not token by token.
         """
         steps = torch.stack(self._steps, dim=1)
         if steps.shape[:2] == episodes.response_mask.shape:
@@ -180,21 +181,21 @@ class MaskProcessor(LogitsProcessor):
             if bool(contains(masks, episodes.actions).all()):
                 return masks
         raise ModelError(
-            f"the masks of {steps.shape[1]} steps do not belong to responses of {episodes.response_ids.shape[1]} "
-            f"tokens: a maskable policy writes its rollouts token by token; take what generates otherwise (assistants, "
-            f"prompt lookup) out of alg.policy.args.generation_kwargs"
+            f"the masks of {steps.shape[1]} steps do not match responses of {episodes.response_ids.shape[1]} tokens: "
+            f"a maskable policy must generate token by token; remove other generation modes (assistants, prompt "
+            f"lookup) from alg.policy.args.generation_kwargs"
         )
 
 
 class MaskedTextWriter(TextWriter):
-    """Writes with a policy, but only tokens that are allowed; the episodes say which ones were.
+    """Text generator restricted to allowed tokens; the masks are stored in the episodes.
 
-    Beam search works, but records nothing: no mask belongs to a beam's text.
+    Beam search is supported, but without recorded masks.
 
     Args:
-        model: the policy's.
-        mask_model: what allows tokens, in evaluation mode; None for the policy's own scores. Refreshed in place.
-        rule: which tokens its logits allow.
+        model: the policy's model.
+        mask_model: model for the masks, in evaluation mode; None for the policy's own scores. Updated in place.
+        rule: rule for the allowed tokens.
         generation_kwargs: as in `TextWriter`.
         prompt_truncation_side: as in `TextWriter`.
         bfloat16: as in `TextWriter`.
@@ -241,15 +242,15 @@ class MaskedTextWriter(TextWriter):
 
 @torch.no_grad()
 def check_mask_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = False) -> float:
-    """Measures on two short prompts whether a model followed step by step, as in rollouts, gives its own logits.
+    """Check on two short prompts that a mask model's step-by-step decoding gives its teacher-forced log-probs.
 
     Args:
-        reader: reads with the mask model, which is in evaluation mode.
-        name: what to call it.
+        reader: reader of the mask model, which is in evaluation mode.
+        name: name of the model in messages.
         in_bfloat16: check under bfloat16 autocast.
 
     Returns:
-        The largest difference of log-probs to those of one teacher-forced pass, in nats.
+        The largest difference of log-probs, in nats.
 
     Raises:
         ParityError: it exceeds the tolerance.
@@ -268,8 +269,8 @@ def check_mask_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = F
     gap = float((stepped.log_softmax(dim=-1) - forced.log_softmax(dim=-1)).abs().max())
     if not gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else TOLERANCE):
         raise ParityError(
-            f"{type(model).__name__} ({name!r}) as a mask model: followed step by step it gives log-probs that differ "
-            f"by {gap:.3g} nats from those of one pass, so its masks would not be its own. Likely cause: its cache "
+            f"{type(model).__name__} ({name!r}) as a mask model: log-probs of step-by-step decoding differ by "
+            f"{gap:.3g} nats from those of one forward pass, so the masks would be wrong. Likely cause: its cache "
             f"needs arguments that are not passed. Try attn_implementation: eager, or report the family"
         )
     return gap

@@ -1,10 +1,10 @@
-"""The networks of a policy, from checkpoints.
+"""Loading of a policy's networks from checkpoints.
 
     policy      model_name                     all weights trained, or adapters only (`peft`)
-    critic      the same, or critic_model      with adapters of its own where the policy has some; `separate` only
+    critic      the same, or critic_model      separate adapters if the policy has adapters; `separate` only
     reference   the same, or reference_model   frozen
 
-Networks from one checkpoint are read once. Where weights are frozen, they are the same tensors in all of them.
+Each checkpoint is read once. Networks from the same checkpoint share their frozen weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl4lms_like.policies.lora import add_lora, copy_sharing_frozen, refuse_unkn
 
 
 class Networks(NamedTuple):
-    """The language models of an actor-critic; `dropout_rates` are those of the policy's checkpoint."""
+    """Language models of an actor-critic; `dropout_rates` are those of the policy's checkpoint."""
 
     policy: PreTrainedModel
     critic: PreTrainedModel | None
@@ -35,21 +35,21 @@ class Networks(NamedTuple):
 
 
 def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference: bool) -> Networks:
-    """Loads the networks that the arguments ask for.
+    """Load the networks of a policy.
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
-        arguments: of the policy.
-        use_reference: whether there is a reference.
+        arguments: arguments of the policy.
+        use_reference: load a reference model.
 
     Raises:
-        ModelError: a checkpoint cannot be loaded, or does not fit its role.
+        ModelError: a checkpoint cannot be loaded, or is not valid for its role.
         MissingExtraError: PEFT is needed and not installed.
     """
     _check_critic(arguments)
     policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
     if arguments.peft is not None:
-        policy.requires_grad_(False)  # before it is copied: copies share what is frozen
+        policy.requires_grad_(False)  # before it is copied: copies share frozen weights
     critic = reference = None
     if arguments.critic == "separate":
         critic = _like(policy, auto_class, arguments.critic_model, arguments, role="critic", unused=output_layer)
@@ -76,7 +76,7 @@ def _like(
     role: str,
     unused: Unused | None = None,
 ) -> PreTrainedModel:
-    """A network from another checkpoint, or from the policy's."""
+    """Return a network from another checkpoint, or a copy of the policy."""
     if model_name in (None, arguments.model_name):
         return copy_sharing_frozen(policy)
     return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
@@ -100,21 +100,21 @@ def _check_critic(arguments: PolicyArguments) -> None:
     if arguments.critic_model is None:
         return
     if arguments.critic != "separate":
-        raise ModelError("critic_model is the network of a separate critic: set critic to 'separate'")
+        raise ModelError("critic_model requires critic: separate")
     policy, critic = (
         load_model_config(name, trust_remote_code=arguments.trust_remote_code)
         for name in (arguments.model_name, arguments.critic_model)
     )
     if bool(policy.is_encoder_decoder) != bool(critic.is_encoder_decoder):
         raise ModelError(
-            f"the critic {arguments.critic_model!r} is {_family(critic)}, the policy {arguments.model_name!r} "
-            f"{_family(policy)}: critic_model must be of the policy's family"
+            f"the critic {arguments.critic_model!r} is {_family(critic)}, but the policy "
+            f"{arguments.model_name!r} is {_family(policy)}: both must be of the same kind"
         )
     of_critic, of_policy = (int(config.get_text_config().vocab_size) for config in (critic, policy))
     if of_critic != of_policy:
         raise ModelError(
-            f"the critic {arguments.critic_model!r} has {of_critic} tokens, the policy {arguments.model_name!r} "
-            f"{of_policy}: critic_model must read the policy's tokens"
+            f"the critic {arguments.critic_model!r} has {of_critic} tokens, but the policy "
+            f"{arguments.model_name!r} has {of_policy}: both must have the same vocabulary"
         )
 
 

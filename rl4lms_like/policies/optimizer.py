@@ -1,4 +1,4 @@
-"""Parameter groups: weight decay on matrices only, actor and critic apart so that each can have its learning rate."""
+"""Optimizer with separate parameter groups for actor and critic, and weight decay on matrices only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 def parameter_groups(
     actor: Iterable[nn.Parameter], critic: Iterable[nn.Parameter], *, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Optimizer groups with the extra key `role`, `actor` or `critic`.
+    """Return optimizer groups with the extra key `role` (`actor` or `critic`), so that each can have a learning rate.
 
-    Biases and normalisation weights (everything with fewer than two dimensions) do not decay. A parameter that both
-    use counts as the actor's.
+    Biases and normalisation weights (everything with fewer than two dimensions) have no weight decay. A parameter that
+    both use belongs to the actor.
     """
     groups: list[dict[str, Any]] = []
     seen: set[int] = set()
@@ -39,7 +39,7 @@ def make_optimizer(
     learning_rate: float,
     optimizer_kwargs: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
-    """The optimizer over the groups; the fused implementation where the class has one and nothing else was asked."""
+    """Return the optimizer; Adam and AdamW are fused unless `optimizer_kwargs` set `fused` or `foreach`."""
     kwargs = {name: value for name, value in optimizer_kwargs.items() if name != "weight_decay"}
     if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and not {"fused", "foreach"} & set(kwargs):
         kwargs["fused"] = True

@@ -1,10 +1,10 @@
-"""The check every policy passes when it is built: what it samples with is what is trained.
+"""Check at construction of a policy: the trained log-probs are those of sampling.
 
-The first ratio of an update is 1 whenever two scorings agree with each other, also when both are wrong. So a family
-that nobody has tried is compared with more than itself:
+A ratio of 1 in the first minibatch only shows that two teacher-forced passes agree; both could be wrong. The log-probs
+of a model are therefore compared with independent ones:
 
-generated   teacher-forced log-probs with the logits that `generate` itself saw, a pad token inside the responses
-padded      those of a batch with those of each of its rows alone, and of a wider batch
+generated   teacher-forced log-probs with the raw logits of `generate`, with a pad token inside the responses
+padded      log-probs of a batch with those of each row alone, and with those of a wider batch
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rl4lms_like.policies.teacher_forcing import EpisodeReader
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
-"""Largest difference in nats, in float32. Kernels of real checkpoints differ by about 1e-5, mistakes by 0.1 to 100."""
+"""Largest difference in nats, in float32. Rounding gives about 1e-5, errors give 0.1 to 100."""
 
 TOLERANCE_BFLOAT16 = 0.1
-"""The same for attention kernels that know no float32."""
+"""The same for attention kernels without float32 support."""
 
 PROMPT_LENGTHS = (2, 5)
 RESPONSE_LENGTH = 4
@@ -52,11 +52,11 @@ def probe_episodes(vocab_size: int, prompt_side: Literal["left", "right"]) -> Ep
 
 
 class _PadAt(LogitsProcessor):
-    """Write the pad token at one step, whatever the model prefers.
+    """Logits processor that forces the pad token at one step.
 
     Args:
-        length: of the ids that `generate` has before that step.
-        pad_token_id: the token.
+        length: length of the ids before that step.
+        pad_token_id: id of the pad token.
     """
 
     def __init__(self, length: int, pad_token_id: int) -> None:
@@ -64,7 +64,7 @@ class _PadAt(LogitsProcessor):
         self.pad_token_id = pad_token_id
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores `[n, vocab]` that leave nothing but the pad token at that step."""
+        """Return the scores `[n, vocab]`, with only the pad token possible at that step."""
         if input_ids.shape[1] != self.length:
             return scores
         return torch.full_like(scores, -torch.inf).index_fill(1, scores.new_tensor([self.pad_token_id]).long(), 0.0)
@@ -77,11 +77,11 @@ def parity_gap(
     """Return the largest difference between teacher-forced log-probs and the raw logits of `generate`, in nats.
 
     Args:
-        reader: a language model, its head probed, in evaluation mode.
-        prompt_ids: `[n, prompt_len]`, padded on the side that the family wants.
+        reader: reader of a model in evaluation mode, after `probe_head`.
+        prompt_ids: `[n, prompt_len]`, padded on the side that the family requires.
         prompt_mask: `[n, prompt_len]`, bool.
-        max_new_tokens: length of the responses; nothing ends them earlier.
-        with_pad: make the first token of each response a pad token, which any policy may sample.
+        max_new_tokens: length of all responses.
+        with_pad: force a pad token, which any policy may sample, as the first token of each response.
     """
     device = prompt_ids.device
     model: Any = reader.model
@@ -111,18 +111,18 @@ def parity_gap(
 
 @torch.no_grad()
 def padding_gap(reader: EpisodeReader, episodes: EpisodeBatch) -> float:
-    """Return how much the log-probs of an episode depend on the batch that it is scored in, in nats.
+    """Return the largest difference of an episode's log-probs between batches with different padding, in nats.
 
     Args:
-        reader: a language model, its head probed, in evaluation mode.
-        episodes: padded to one width; as wide as the longest.
+        reader: reader of a model in evaluation mode, after `probe_head`.
+        episodes: episodes padded to the width of the longest.
     """
     together = _log_probs(reader, episodes)
     n, prompt_len, response_len = episodes.n_episodes, episodes.prompt_ids.shape[1], episodes.response_ids.shape[1]
     wider = _log_probs(reader, episodes.widened(2 * prompt_len + 1, 2 * response_len + 1))
     gaps = [(wider[:, :response_len] - together).abs().max()]
     for row in range(n):
-        twice = torch.tensor([row, row], device=together.device)  # one row would be compiled apart
+        twice = torch.tensor([row, row], device=together.device)  # a batch of one would be compiled separately
         alone = _log_probs(reader, episodes.select(twice))
         gaps.append((alone - together[twice, : alone.shape[1]]).abs().max())
     return float(torch.stack(gaps).max())
@@ -131,22 +131,22 @@ def padding_gap(reader: EpisodeReader, episodes: EpisodeBatch) -> float:
 def check_parity(
     reader: EpisodeReader, name: str, *, in_bfloat16: bool = False, never_written: Collection[int] = ()
 ) -> float:
-    """Measure `parity_gap` and `padding_gap` on two short random prompts, where the model is.
+    """Check `parity_gap` and `padding_gap` on two short random prompts, on the model's device.
 
-    Weights are float32 also where a run computes in bfloat16, so the check is exact; only kernels that know no float32
-    are checked under autocast, roughly.
+    Weights are float32 even if a run computes in bfloat16, so the check is exact. Only kernels without float32 support
+    are checked under autocast, with a larger tolerance.
 
     Args:
-        reader: a language model, its head probed, in evaluation mode.
-        name: what to call it.
+        reader: reader of a model in evaluation mode, after `probe_head`.
+        name: name of the model in messages.
         in_bfloat16: check under bfloat16 autocast.
-        never_written: tokens that responses cannot have; a pad token among them is not tried.
+        never_written: tokens that cannot occur in responses; if the pad token is among them, it is not checked.
 
     Returns:
         The larger gap, in nats.
 
     Raises:
-        ModelError: its log-probs are not finite.
+        ModelError: log-probs are not finite.
         ParityError: a gap exceeds the tolerance.
     """
     model = reader.model
@@ -167,8 +167,8 @@ def check_parity(
         if with_pad and not generated <= tolerance and gap_to_generate(with_pad=False) <= tolerance:
             raise ParityError(
                 f"{type(model).__name__} ({name!r}): after a pad token inside a response, teacher-forced log-probs "
-                f"differ from those of its own generate() by {generated:.3g} nats: it takes the token for padding. "
-                f"Exclude it from what is sampled: suppress_tokens: [{pad}] in generation_kwargs"
+                f"differ from those of its own generate() by {generated:.3g} nats: the model treats it as padding. "
+                f"Exclude it from sampling: suppress_tokens: [{pad}] in generation_kwargs"
             )
         if not generated <= tolerance:
             raise ParityError(
@@ -183,39 +183,39 @@ def check_parity(
         raise ParityError(
             f"{type(model).__name__} ({name!r}): the log-probs of an episode depend on the padding of its batch, by "
             f"{padded:.3g} nats (at most {tolerance:g} is rounding). Batches of prompts of unequal length would be "
-            f"silently wrong. Likely cause: the model reads padding in spite of the attention mask. Try "
+            f"silently wrong. Likely cause: the model attends to padding despite the attention mask. Try "
             f"attn_implementation: eager, or report the family."
         )
     return max(generated, padded)
 
 
 def require_finite(model: PreTrainedModel, name: str, numbers: Tensor) -> None:
-    """Refuse a model that answers NaN or infinity to the probe.
+    """Raise if a model's outputs on the probe contain NaN or infinity.
 
     Args:
-        model: names the weights that are not finite.
-        name: what to call it.
-        numbers: what it answered.
+        model: the model; its non-finite weights are named in the error.
+        name: name of the model in messages.
+        numbers: its outputs.
 
     Raises:
-        ModelError: not all of the numbers are finite.
+        ModelError: not all outputs are finite.
     """
     if bool(numbers.isfinite().all()):
         return
     broken = [key for key, weight in model.named_parameters() if not bool(weight.isfinite().all())]
-    cause = "its weights are finite, so its numbers are too large for their precision"
+    cause = "its weights are finite, so its activations overflow their precision"
     if broken:
         more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-        cause = f"NaN or infinity is in its weights {', '.join(broken[:3])}{more}: copy the checkpoint again"
-    raise ModelError(f"{type(model).__name__} ({name!r}) answers with NaN or infinity; {cause}")
+        cause = f"its weights {', '.join(broken[:3])}{more} contain NaN or infinity: copy the checkpoint again"
+    raise ModelError(f"{type(model).__name__} ({name!r}) outputs NaN or infinity; {cause}")
 
 
 @contextmanager
 def first_episodes(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Raise what the code of a family raises on the first episodes as a `ModelError`.
+    """Convert exceptions of a model's code on the first episodes to `ModelError`.
 
     Raises:
-        ModelError: the family wants other arguments, or gives other outputs, than all that this library knows.
+        ModelError: the family has other arguments or outputs than the supported ones.
     """
     try:
         yield
@@ -225,8 +225,8 @@ def first_episodes(model: PreTrainedModel, name: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise ModelError(
-            f"{type(model).__name__} ({name!r}) cannot be trained: it does not read or write episodes as other "
-            f"families do ({raised(error)}). Use another family, or report this one"
+            f"{type(model).__name__} ({name!r}) cannot be trained: its interface differs from those of the supported "
+            f"families ({raised(error)}). Use another family, or report this one"
         ) from error
 
 
@@ -235,14 +235,14 @@ def warn_of_dynamic_positions(model: PreTrainedModel, name: str, longest: int | 
 
     Args:
         model: the language model.
-        name: what to call it.
-        longest: tokens of a prompt with its response, at most; None = unknown.
+        name: name of the model in messages.
+        longest: maximum number of tokens of prompt and response together; None if unknown.
     """
     limit = same_in_any_batch(model.config)
     if limit is not None and (longest is None or longest > limit):
         logger.warning(
-            "%s (%r): as soon as a text of a batch has more than %d tokens, the positions of all its texts change, and "
-            "their log-probs with them. Keep prompt and response together within %d tokens",
+            "%s (%r): if one text of a batch has more than %d tokens, the positions and log-probs of all texts of the "
+            "batch change. Keep prompt and response together within %d tokens",
             type(model).__name__,
             name,
             limit,
@@ -251,10 +251,10 @@ def warn_of_dynamic_positions(model: PreTrainedModel, name: str, longest: int | 
 
 
 def same_in_any_batch(config: PretrainedConfig) -> int | None:
-    """Return up to which length a text's log-probs are the same in any batch; None: at any length.
+    """Return the length up to which a text's log-probs are independent of its batch, or None if unlimited.
 
-    Rotary positions of the types `dynamic` and `longrope` are those of the longest text of a batch, as soon as that is
-    longer than what the model was pretrained with.
+    Rotary positions of the types `dynamic` and `longrope` depend on the longest text of a batch if it is longer than
+    the pretraining length.
     """
     config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -268,5 +268,5 @@ def same_in_any_batch(config: PretrainedConfig) -> int | None:
 
 
 def _log_probs(reader: EpisodeReader, episodes: EpisodeBatch) -> Tensor:
-    """Return the log-probs of all actions `[n, response_len]`, teacher-forced."""
+    """Return the teacher-forced log-probs of all actions `[n, response_len]`."""
     return episodes.pad(reader.scores(episodes, logits_budget=sys.maxsize).log_prob)

@@ -1,4 +1,4 @@
-"""A language model on disk: whole, as `AutoModel*.from_pretrained` reads it, or its adapters only, as PEFT reads them.
+"""Saving of language models: whole, for `AutoModel*.from_pretrained`, or adapters only, for PEFT.
 
 whole      config.json  model.safetensors  generation_config.json             tokenizer
 adapters   adapter_config.json  adapter_model.safetensors  generation_config.json   tokenizer
@@ -24,13 +24,13 @@ def save_language_model(
     checkpoint_dropout: Mapping[str, float],
     merge: bool = False,
 ) -> Path:
-    """Writes a language model; one with adapters as its adapters, beside which its base is needed.
+    """Save a language model; of a model with adapters only these, so loading also needs the base.
 
     Args:
-        model: with or without adapters; left as it is.
-        folder: where to.
-        tokenizer: saved beside it.
-        checkpoint_dropout: the dropout rates to save in the config of a whole model.
+        model: with or without adapters; not changed.
+        folder: target folder.
+        tokenizer: saved in the same folder.
+        checkpoint_dropout: dropout rates to save in the config of a whole model.
         merge: merge the adapters and save a whole model.
 
     Returns:
@@ -45,7 +45,7 @@ def save_language_model(
             save_adapters(model, folder)
         else:
             _save_whole(merged(model) if has_lora(model) else model, folder, checkpoint_dropout)
-    except SafetensorError as error:  # what it makes of a full disk
+    except SafetensorError as error:  # raised by safetensors if the disk is full
         raise OSError(str(error)) from error
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

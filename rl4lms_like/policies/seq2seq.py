@@ -1,4 +1,4 @@
-"""Encoder-decoder language models as actor-critics."""
+"""Encoder-decoder language models as actor-critic policies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rl4lms_like.policies.teacher_forcing import Seq2SeqReader
 
 
 class Seq2SeqLMActorCriticPolicy(LMActorCriticPolicy):
-    """Any `AutoModelForSeq2SeqLM`: T5, BART, Marian, mBART, Blenderbot ..."""
+    """Actor-critic policy of any `AutoModelForSeq2SeqLM`: T5, BART, Marian, mBART, Blenderbot ..."""
 
     reader_class = Seq2SeqReader
     auto_class = AutoModelForSeq2SeqLM

@@ -1,11 +1,11 @@
-"""How a language model reads whole episodes: one forward pass, hidden states at the positions that chose an action.
+"""Scoring of whole episodes in one forward pass, from the hidden states at the positions that chose an action.
 
     causal    input    [pad  p1 p2 p3 | r1 r2 r3]        the state at p3 chose r1, at r1 chose r2, at r2 chose r3
     seq2seq   encoder  [p1 p2 p3 pad]   decoder [start r1 r2]
 
-What must be right for these log-probs to be those of `generate` was measured for twelve families: positions counted
-from the mask, the attention mask always given, seq2seq prompts padded on the right, the decoder's start token taken
-from the model and never masked.
+For these log-probs to equal those of `generate` (measured for twelve families), position ids are computed from the
+mask, the attention mask is always passed, seq2seq prompts are padded on the right, and the decoder's start token is
+that of the model and never masked.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from rl4lms_like.policies.heads import current_head, linear_head_scale
 
 
 class ActionScores(NamedTuple):
-    """What one forward pass says of each action; flat `[n_tokens]`, float32.
+    """Scores of all actions from one forward pass; flat `[n_tokens]`, float32.
 
     Args:
-        log_prob: of the action among the tokens it was chosen from.
-        entropy: of the distribution over those tokens.
-        raw_log_prob: of the action among all tokens. Without masks it is `log_prob`; with them it has no gradient.
-        states: the hidden states `[n_tokens, d]`, where they were made.
+        log_prob: log-prob of the action over the allowed tokens.
+        entropy: entropy of the distribution over the allowed tokens.
+        raw_log_prob: log-prob of the action over all tokens. Equal to `log_prob` without masks; with masks it has no
+            gradient.
+        states: hidden states `[n_tokens, d]`, or None if they were not computed.
     """
 
     log_prob: Tensor
@@ -47,11 +48,11 @@ class ActionScores(NamedTuple):
 
 
 class EpisodeScores(NamedTuple):
-    """What a rollout keeps of one scoring pass; flat `[n_tokens]`, float32.
+    """Scores that a rollout stores; flat `[n_tokens]`, float32.
 
-    `log_prob` and `entropy` are over the tokens that the episodes allow, `raw_log_prob` is over all tokens; without
-    masks both log-probs are the same. The KL is that of the whole distributions, `raw_log_prob - ref_log_prob`.
-    `ref_log_prob` equals `raw_log_prob` where there is no reference model: the KL is 0.
+    `log_prob` and `entropy` are over the allowed tokens, `raw_log_prob` is over all tokens; without masks both
+    log-probs are equal. The KL is that of the full distributions, `raw_log_prob - ref_log_prob`. Without a reference
+    model `ref_log_prob` equals `raw_log_prob`, so the KL is 0.
     """
 
     values: Tensor
@@ -62,13 +63,13 @@ class EpisodeScores(NamedTuple):
 
 
 class EpisodeReader(ABC):
-    """Reads episodes with a language model.
+    """Base class for scoring episodes with a language model.
 
     Attributes:
         model: the language model.
-        prompt_side: the side on which its prompts are padded.
-        is_encoder_decoder: the family.
-        head_scale: scale of its linear head, or None where only its own forward knows its logits; see `probe_head`.
+        prompt_side: side on which prompts are padded.
+        is_encoder_decoder: True for seq2seq models.
+        head_scale: scale of the linear head, or None if logits need the model's own forward; see `probe_head`.
     """
 
     prompt_side: ClassVar[Literal["left", "right"]]
@@ -80,31 +81,31 @@ class EpisodeReader(ABC):
 
     @abstractmethod
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        """The hidden states that chose each action `[n_tokens, d]`."""
+        """Return the hidden states that chose the actions `[n_tokens, d]`."""
 
     @abstractmethod
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
-        """The hidden state after each episode's last token `[n, d]`."""
+        """Return the hidden state after each episode's last token `[n, d]`."""
 
     @abstractmethod
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        """The model's own logits for each action `[n_tokens, vocab]`."""
+        """Return the model's own logits for each action `[n_tokens, vocab]`."""
 
     @abstractmethod
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
-        """Logits `[n, vocab]` of the token after an environment's observation."""
+        """Return the logits `[n, vocab]` of the token after an environment's observation."""
 
     @torch.no_grad()
     def probe_head(self, probe: EpisodeBatch) -> None:
-        """Finds out on some episodes whether a linear head explains the model's logits."""
+        """Set `head_scale`: test on some episodes if a linear head reproduces the model's logits."""
         self.head_scale = linear_head_scale(self.model, self.states(probe), self.logits(probe))
 
     def scores(self, episodes: EpisodeBatch, *, logits_budget: int) -> ActionScores:
-        """Log-prob and entropy of each action, over the tokens that the episodes allow.
+        """Compute log-prob and entropy of each action over the allowed tokens.
 
         Args:
-            episodes: what to read; see `EpisodeBatch.allowed`.
-            logits_budget: how many logits may be kept, counted in numbers.
+            episodes: episodes to score; see `EpisodeBatch.allowed`.
+            logits_budget: maximum number of logits kept for the backward pass.
         """
         actions, allowed = episodes.actions, episodes.allowed
         if self.head_scale is None:
@@ -122,7 +123,7 @@ class EpisodeReader(ABC):
         return ActionScores(log_prob, entropy, log_prob, states=states)
 
     def action_logits(self, episodes: EpisodeBatch) -> Tensor:
-        """The logits `[n_tokens, vocab]` that `scores` judges by, in float32 and twice differentiable."""
+        """Return the logits `[n_tokens, vocab]` that `scores` uses, float32, twice differentiable."""
         if self.head_scale is None:
             logits = self.logits(episodes)
         else:
@@ -133,11 +134,11 @@ class EpisodeReader(ABC):
 
 
 class CausalReader(EpisodeReader):
-    """Reads episodes with a decoder-only model.
+    """Scores episodes with a decoder-only model.
 
     Args:
         model: any `AutoModelForCausalLM`.
-        compile: run its trunk through `torch.compile`.
+        compile: apply `torch.compile` to its trunk.
     """
 
     prompt_side = "left"
@@ -152,23 +153,23 @@ class CausalReader(EpisodeReader):
         self._takes_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        """The hidden states that chose each action `[n_tokens, d]`."""
+        """Return the hidden states that chose the actions `[n_tokens, d]`."""
         return self._hidden(episodes, drop_last=True)[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
-        """The hidden state after each episode's last token `[n, d]`."""
+        """Return the hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, drop_last=False)
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        """The model's own logits for each action `[n_tokens, vocab]`."""
+        """Return the model's own logits for each action `[n_tokens, vocab]`."""
         length = episodes.response_ids.shape[1]
         keep = {"logits_to_keep": length} if self._takes_keep else {}
         logits = self.model(**self._inputs(episodes, drop_last=True), **keep).logits[:, -length:]
         return logits[episodes.action_mask].float()
 
     def _hidden(self, episodes: EpisodeBatch, *, drop_last: bool) -> Tensor:
-        """Hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
+        """Return the hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
         inputs = self._inputs(episodes, drop_last=drop_last)
         if self._has_trunk:
             hidden = self._trunk(**inputs).last_hidden_state
@@ -180,8 +181,8 @@ class CausalReader(EpisodeReader):
         stop = -1 if drop_last else None
         ids = torch.cat([episodes.prompt_ids, episodes.response_ids], dim=1)[:, :stop]
         real = torch.cat([episodes.prompt_mask, episodes.response_mask], dim=1)[:, :stop]
-        # What follows an episode's end cannot reach back to it; leaving it unmasked spares the attention a mask
-        # wherever no prompt is padded.
+        # Tokens after an episode's end cannot influence earlier positions. Leaving them unmasked means that attention
+        # needs no mask in batches without padded prompts.
         mask = torch.cat([episodes.prompt_mask, torch.ones_like(episodes.response_mask)], dim=1)[:, :stop]
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long(), "use_cache": False}
         if self._takes_positions:
@@ -189,7 +190,7 @@ class CausalReader(EpisodeReader):
         return inputs
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
-        """Logits `[n, vocab]` of the token after an environment's observation."""
+        """Return the logits `[n, vocab]` of the token after an environment's observation."""
         mask = observation["input_attention_mask_pt"].bool()
         ids = observation["input_encoded_pt"].long()
         empty = ids.new_zeros(len(ids), 1)
@@ -198,14 +199,14 @@ class CausalReader(EpisodeReader):
 
 
 class Seq2SeqReader(EpisodeReader):
-    """Reads episodes with an encoder-decoder model.
+    """Scores episodes with an encoder-decoder model.
 
     Args:
         model: any `AutoModelForSeq2SeqLM`.
-        compile: run encoder and decoder through `torch.compile`.
+        compile: apply `torch.compile` to encoder and decoder.
 
     Raises:
-        ModelError: the model does not say which token its decoder starts with.
+        ModelError: the model has no decoder start token.
     """
 
     prompt_side = "right"
@@ -219,16 +220,16 @@ class Seq2SeqReader(EpisodeReader):
         self._decoder: Any = torch.compile(decoder, dynamic=True) if compile else decoder
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        """The decoder's hidden states that chose each action `[n_tokens, d]`."""
+        """Return the decoder's hidden states that chose the actions `[n_tokens, d]`."""
         return self._hidden(episodes, self._shifted(episodes)[:, :-1])[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
-        """The decoder's hidden state after each episode's last token `[n, d]`."""
+        """Return the decoder's hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, self._shifted(episodes))
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        """The model's own logits for each action `[n_tokens, vocab]`."""
+        """Return the model's own logits for each action `[n_tokens, vocab]`."""
         output = self.model(
             input_ids=episodes.prompt_ids,
             attention_mask=episodes.prompt_mask.long(),
@@ -249,7 +250,7 @@ class Seq2SeqReader(EpisodeReader):
         ).last_hidden_state
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
-        """Logits `[n, vocab]` of the token after an environment's observation."""
+        """Return the logits `[n, vocab]` of the token after an environment's observation."""
         prompt_ids, prompt_mask = aligned(
             observation["prompt_or_input_encoded_pt"].long(),
             observation["prompt_or_input_attention_mask_pt"].bool(),
@@ -264,8 +265,8 @@ class Seq2SeqReader(EpisodeReader):
         started = episodes.response_ids[:, 0] == self.start_token_id
         if not bool(started.all()):
             raise ModelError(
-                f"the decoder of this model starts with token {self.start_token_id}, the environment's context does "
-                f"not: set env.args.context_start_token to {self.start_token_id}"
+                f"the decoder of this model starts with token {self.start_token_id}, but the environment's context "
+                f"does not: set env.args.context_start_token to {self.start_token_id}"
             )
         output = self.model(
             input_ids=episodes.prompt_ids,
@@ -278,10 +279,10 @@ class Seq2SeqReader(EpisodeReader):
 
 
 def decoder_start_token_id(model: PreTrainedModel) -> int:
-    """The token that a seq2seq model's decoder starts with.
+    """Return the start token of a seq2seq model's decoder.
 
     Raises:
-        ModelError: neither its config nor its generation config names one.
+        ModelError: neither its config nor its generation config defines one.
     """
     for config in (model.generation_config, model.config):
         token = getattr(config, "decoder_start_token_id", None)
@@ -291,8 +292,8 @@ def decoder_start_token_id(model: PreTrainedModel) -> int:
 
 
 def aligned(ids: Tensor, mask: Tensor, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
-    """Ids and mask `[n, length]` with each row's real tokens moved to one end, and no column that all rows pad."""
-    # A stable sort keeps the order of the real tokens; padding gathers on the given side.
+    """Move each row's real tokens `[n, length]` to one side and drop columns that are padding in all rows."""
+    # A stable sort keeps the order of the real tokens and moves padding to the given side.
     order = mask.long().sort(dim=1, stable=True, descending=side == "right").indices
     width = max(int(mask.sum(dim=1).max()), 1)
     columns = slice(-width, None) if side == "left" else slice(width)

@@ -1,8 +1,8 @@
-"""How a language model writes episodes: padded prompts in, whole responses out.
+"""Generation of episodes with a language model.
 
     prompts [n, prompt_len] ─ generate ─> EpisodeBatch: up to and including each response's first end token
 
-A policy writes its rollouts through this, and so does every evaluation, whether of a policy or of a model alone.
+Used for rollouts and for all evaluations, of policies and of plain models.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rl4lms_like.policies.generation import generate_arguments, plain_generation
 from rl4lms_like.policies.teacher_forcing import aligned
 
 NO_PROMPT = (
-    "a prompt has no tokens, and a decoder-only model needs one to go on from: begin with the token that begins or "
-    "ends its texts, as <|endoftext|> for GPT-2"
+    "a prompt has no tokens, but a decoder-only model needs at least one: use the model's begin or end token as the "
+    "prompt, for instance <|endoftext|> for GPT-2"
 )
-"""Why an empty prompt is refused: the model would go on from padding, at a position that families disagree on."""
+"""Error for an empty prompt: the model would continue from padding, at a position that differs between families."""
 
 
 class TextWriter:
-    """Writes with a language model; dropout is off while it does.
+    """Text generator of a language model; dropout is off during generation.
 
     Args:
         model: any `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM`.
-        generation_kwargs: of transformers' `generate`, where a call brings none of its own.
-        prompt_truncation_side: where prompts that are too long are cut.
+        generation_kwargs: default arguments of transformers' `generate`.
+        prompt_truncation_side: side on which long prompts are truncated.
         bfloat16: compute under bfloat16 autocast.
     """
 
@@ -52,12 +52,12 @@ class TextWriter:
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """The model's family."""
+        """True for seq2seq models."""
         return bool(self.model.config.is_encoder_decoder)
 
     @property
     def prompt_side(self) -> Literal["left", "right"]:
-        """The side on which prompts are padded."""
+        """Side on which prompts are padded."""
         return "right" if self.is_encoder_decoder else "left"
 
     @torch.no_grad()
@@ -71,22 +71,22 @@ class TextWriter:
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> EpisodeBatch:
-        """One response for each prompt.
+        """Generate one response per prompt.
 
         Args:
             prompt_ids: `[n, prompt_len]`, padded on either side.
             prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
-            eos_token_ids: tokens that end a response; empty = all responses run to the length limit.
+            eos_token_ids: tokens that end a response; if empty, all responses reach the length limit.
             max_new_tokens: the environment's limit.
-            generation_kwargs: default: those of the writer.
-            seed: of the sampling; None draws from torch's global generator.
+            generation_kwargs: arguments of `generate`; default: those of the constructor.
+            seed: seed of the sampling; None uses torch's global generator.
 
         Returns:
             The finished episodes, on the model's device.
 
         Raises:
-            ModelError: the model gives no probabilities any more; it is decoder-only, and a prompt has no tokens; or
-                transformers does not take the arguments.
+            ModelError: the model's probabilities are invalid; a prompt of a decoder-only model has no tokens; or
+                transformers rejects the arguments.
         """
         device = self.model.device
         ids, mask = aligned(prompt_ids.to(device), prompt_mask.bool().to(device), self.prompt_side)
@@ -109,7 +109,7 @@ class TextWriter:
         seed: int | None,
         processors: LogitsProcessorList | None = None,
     ) -> EpisodeBatch:
-        """What `generate` wrote, up to each response's first end token."""
+        """Return the generated episodes, each cut after the response's first end token."""
         sequences = self._sequences(ids, mask, arguments, seed, processors)
         response_ids = sequences[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
         response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
@@ -123,7 +123,7 @@ class TextWriter:
         seed: int | None,
         processors: LogitsProcessorList | None,
     ) -> Tensor:
-        """What `generate` wrote, prompt or start token included."""
+        """Return the output ids of `generate`, including prompt or start token."""
         model: Any = self.model
         was_training = model.training
         model.eval()
@@ -135,9 +135,9 @@ class TextWriter:
         except RuntimeError as error:
             if "probability tensor contains" not in str(error):
                 raise
-            raise ModelError(f"the policy writes no probabilities any more, it has diverged ({error})") from error
+            raise ModelError(f"the policy has diverged: its token probabilities are invalid ({error})") from error
         except (ValueError, TypeError) as error:
-            raise ModelError(f"transformers' generate refuses the generation_kwargs: {error}") from error
+            raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
         finally:
             model.train(was_training)
         return sequences

@@ -1,4 +1,4 @@
-"""What is done to finished texts before they are scored and kept. `POST_PROCESSORS` has every function by id.
+"""Registry of the functions applied to generated texts before they are scored and saved, by id.
 
 function(text, **args) -> text       `post_processing_fn: {id, args}` in a supervised run's `generation_kwargs`
 """
@@ -15,17 +15,17 @@ from rl4lms_like.core.secrets import with_values
 
 
 class PostProcessors(Registry):
-    """The functions by id; a config's `args` are what a function takes beside the text."""
+    """Functions by id; a config's `args` are a function's arguments besides the text."""
 
     def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[str], str]:
-        """The function with its arguments filled in, all but the text (RL4LMs' `PostProcessorRegistry.get`)."""
+        """Return the function with all arguments bound except the text (RL4LMs' `PostProcessorRegistry.get`)."""
         function = self.resolve(id)
         bound: Callable[[str], str] = functools.partial(function, **with_values(kwargs)) if kwargs else function
         return bound
 
 
 def beside_the_text(function: Any) -> Any:
-    """What has the signature of `function` without its first parameter, the text."""
+    """Return a callable with the signature of `function` without its first parameter, the text."""
     if not callable(function):
         return function
 
@@ -39,7 +39,7 @@ def beside_the_text(function: Any) -> Any:
 
 
 def _misfit(function: Any) -> str | None:
-    """Any function could be called with a text first, so one that is meant to be says so by its parameter's name."""
+    """Return why an object is no post-processor, or None: the first parameter of a post-processor is named `text`."""
     try:
         first = next(iter(inspect.signature(function).parameters.values()), None)
     except (TypeError, ValueError):
@@ -55,13 +55,13 @@ POST_PROCESSORS = PostProcessors(
     table={
         "three_sentence_summary": Entry(
             "rl4lms_like.scoring.nltk_data:three_sentence_summary",
-            "the first three sentences, one a line",
+            "first three sentences, one per line",
             needs="extra 'lexical', NLTK's punkt_tab",
         ),
     },
     signature_of=beside_the_text,
 )
 PostProcessorRegistry = POST_PROCESSORS
-"""RL4LMs' name."""
+"""Alias with RL4LMs' name."""
 
 __all__ = ["POST_PROCESSORS", "PostProcessorRegistry"]

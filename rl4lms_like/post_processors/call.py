@@ -1,4 +1,4 @@
-"""Calls users' post-processors and vouches for what comes back: a text for a text, or a `ComponentError`."""
+"""Calls of users' post-processors with validation of their results; any failure is raised as a `ComponentError`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
 from rl4lms_like.core.wording import excerpt, raised
 
 TRIAL = "This is one sentence. This is another. Here comes a third. And this is the last."
-"""What a post-processor is tried on before anything is loaded or written."""
+"""Text on which a post-processor is tried before anything is loaded or written."""
 
 
 def post_process(function: Callable[[str], str], texts: Sequence[str]) -> list[str]:
-    """What the function makes of each text.
+    """Return the function's result for each text.
 
     Raises:
-        ComponentError: it failed, or returned something else than a text; says for which text.
+        ComponentError: the function failed or did not return a text; the message has the text it was called with.
     """
     return [_processed(function, text) for text in texts]
 
 
 def try_post_processor(function: Callable[[str], str]) -> None:
-    """Calls the function once, so that what it lacks is told before a model is loaded.
+    """Call the function once, so that a missing requirement is reported before a model is loaded.
 
     Raises:
-        RL4LMsLikeError: as `post_process`; a missing package or word list by its own error.
+        RL4LMsLikeError: as in `post_process`; a missing package or word list has its own error.
     """
     post_process(function, [TRIAL])
 
@@ -36,9 +36,9 @@ def _processed(function: Callable[[str], str], text: str) -> str:
         result = function(text)
     except (RL4LMsLikeError, KeyboardInterrupt):
         raise
-    except BaseException as error:
+    except BaseException as error:  # users' code may also raise SystemExit
         said = raised(error)
         raise ComponentError(f"the post-processor {name} failed on the text {start!r}: {said}") from error
     if not isinstance(result, str):
-        raise ComponentError(f"the post-processor {name} made {excerpt(result)} of the text {start!r}; expected a text")
+        raise ComponentError(f"the post-processor {name} returned {excerpt(result)} for {start!r}; expected a text")
     return result

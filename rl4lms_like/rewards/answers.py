@@ -1,4 +1,4 @@
-"""Rewards that check an answer: a pattern, the references as text, the references as numbers."""
+"""Rewards that check an answer: against a pattern, against references as text, or against references as numbers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rl4lms_like.scoring.math_numbers import Percents
 
 
 class RegexReward(TextReward):
-    """`reward` where the response fits a regular expression of Python, else `penalty`.
+    """Reward that is `reward` if the response matches a Python regular expression, else `penalty`.
 
-    A pattern that repeats repetitions, as `(a+)+$`, can take for ever on a long response; nothing ends it.
+    A pattern with nested repetitions, such as `(a+)+$`, can run almost forever on a long response. There is no timeout.
 
     Args:
         pattern: the regular expression.
-        group: the group, by number or name, that has to take part in the match; 0 is the whole.
-        match: anywhere in the response (`search`), at its start (`match`), or all of it (`fullmatch`).
-        flags: of Python's `re`.
-        invert: pay `reward` where it does not fit.
-        reward: for a fit.
-        penalty: for none.
+        group: the group, by number or name, that must take part in the match; 0 is the whole match.
+        match: where to match: anywhere in the response (`search`), at its start (`match`), or all of it (`fullmatch`).
+        flags: flags of Python's `re` module.
+        invert: give `reward` to responses that do not match.
+        reward: value for a match.
+        penalty: value for no match.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class RegexReward(TextReward):
 
 
 class ExactMatchReward(TextReward):
-    """`reward` where the response, or the answer in it, is one of the references, else `penalty`.
+    """Reward that is `reward` if the response, or the answer in it, equals a reference, else `penalty`.
 
     Args:
-        ignore_case: upper and lower case are the same.
-        ignore_whitespace: white space around counts for nothing, and inside as one space.
-        ignore_punctuation: ASCII punctuation is left out.
-        ignore_articles: the words a, an, the are left out; with case and punctuation, SQuAD's normalisation.
-        extract: regular expression of the answer: the first group of its last match; without a match the response is
-            wrong. Of a reference it takes the answer too, or the whole without a match.
-        reward: for a match.
-        penalty: for none.
+        ignore_case: treat upper and lower case as equal.
+        ignore_whitespace: strip surrounding whitespace and collapse inner whitespace to one space.
+        ignore_punctuation: remove ASCII punctuation.
+        ignore_articles: remove the words a, an, the; together with case and punctuation this is SQuAD's normalisation.
+        extract: regular expression that finds the answer: the first group of its last match. A response without a match
+            is wrong. It is also applied to references; a reference without a match is used whole.
+        reward: value for a match.
+        penalty: value for no match.
     """
 
     needs_references = True
@@ -106,19 +106,19 @@ class ExactMatchReward(TextReward):
 
 
 class MathEqualReward(TextReward):
-    r"""`reward` where the response ends in the number, or the LaTeX, of a reference, else `penalty`.
+    r"""Reward that is `reward` if the final number or LaTeX answer equals a reference, else `penalty`.
 
-    The answer is in the last `\boxed{}`, else behind the last `####`, else the last number. Fractions, percent signs,
-    thousands separators, exponents, `\frac`, `\sqrt`, units, tuples and sets are read; nothing is run as code. Where a
-    response goes on after its answer, `extract` finds it: `answer is ([^ ]+)`.
+    The answer is the content of the last `\boxed{}`, else the text after the last `####`, else the last number.
+    Fractions, percent signs, thousands separators, exponents, `\frac`, `\sqrt`, units, tuples and sets are parsed.
+    Nothing is executed as code. If responses continue after the answer, set `extract`, e.g. `answer is ([^ ]+)`.
 
     Args:
-        rel_tol: numbers are equal if they differ by at most this share of the larger one.
-        abs_tol: or by at most this.
-        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`), or what makes the answers equal (`either`).
-        extract: regular expression of the answer instead: the first group of its last match.
-        reward: for an equal answer.
-        penalty: for another, or none.
+        rel_tol: numbers are equal if they differ by at most this fraction of the larger one.
+        abs_tol: numbers are also equal if they differ by at most this.
+        percent: read 50% as 0.5 (`hundredth`), as 50 (`ignored`), or as whichever makes the answers equal (`either`).
+        extract: regular expression that finds the answer instead: the first group of its last match.
+        reward: value for an equal answer.
+        penalty: value for a different answer or none.
     """
 
     needs_references = True

@@ -1,8 +1,8 @@
-"""What a user subclasses to say what is good.
+"""Base classes of reward functions.
 
-RewardFunction          one token at a time: two observations and an action in, one number out
-BatchedRewardFunction   a list of texts in, a list of numbers out
-RewardOfParts           others, weighted and added (`combine.CombinedReward`)
+RewardFunction          one token per call: two observations and an action in, one number out
+BatchedRewardFunction   many texts per call: a list of texts in, a list of numbers out
+RewardOfParts           weighted sum of other rewards (`combine.CombinedReward`)
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rl4lms_like.core.remembering import load_state, state_of
 
 
 class RewardFunction(ABC):
-    """A reward that looks at one transition.
+    """Reward computed from one transition.
 
     Attributes:
-        terminal: a promise that the reward is 0 while `done` is False. It is then called for last tokens only.
-        needs_references: the reward fails on samples without references; a run whose samples have none is then refused
-            before a model is loaded.
+        terminal: True declares that the reward is 0 while `done` is False. It is then called for last tokens only.
+        needs_references: True if the reward fails on samples without references. A run whose samples have none then
+            stops with an error before a model is loaded.
     """
 
     terminal: ClassVar[bool] = False
@@ -40,28 +40,28 @@ class RewardFunction(ABC):
         done: bool,
         meta_info: dict[str, Any] | None = None,
     ) -> float:
-        """The reward of one token.
+        """Return the reward of one token.
 
         Args:
-            prev_observation: what the policy saw.
-            action: the token id that it chose.
+            prev_observation: the observation before the token.
+            action: the token id chosen by the policy.
             current_observation: prompt and response including that token.
-            done: whether the episode ends with it.
+            done: True if the episode ends with this token.
             meta_info: the sample's `meta_data`.
 
         Returns:
-            One finite number. Anything else, or an exception, stops the run with a `RewardError`.
+            One finite number. Any other value, or an exception, stops the run with a `RewardError`.
         """
 
 
 class BatchedRewardFunction(ABC):
-    """A reward that scores many texts in one call.
+    """Reward that scores many texts in one call.
 
     Attributes:
-        terminal: a promise that the reward is 0 where `dones` is False. It is then called with finished responses
-            only; otherwise with every transition of every episode (`gen_texts` are the texts so far).
-        needs_references: the reward fails on samples without references; a run whose samples have none is then refused
-            before a model is loaded.
+        terminal: True declares that the reward is 0 where `dones` is False. It is then called with finished responses
+            only. Otherwise it is called with every transition of every episode; `gen_texts` are the texts so far.
+        needs_references: True if the reward fails on samples without references. A run whose samples have none then
+            stops with an error before a model is loaded.
     """
 
     terminal: ClassVar[bool] = False
@@ -76,21 +76,21 @@ class BatchedRewardFunction(ABC):
         dones: list[bool],
         meta_infos: list[dict[str, Any] | None] | None = None,
     ) -> Sequence[float]:
-        """One finite number for each of the `n` entries; all arguments have length `n`."""
+        """Return one finite number for each of the `n` entries; all arguments have length `n`."""
 
 
 AnyReward: TypeAlias = RewardFunction | BatchedRewardFunction
-"""Either kind. A constructor's parameter of this type takes `{id, args}` in a config, and gets the object."""
+"""Either kind of reward. For a constructor parameter of this type, a config gives `{id, args}` of the reward."""
 
 
 @dataclass(frozen=True)
 class RewardPart:
-    """One part of a reward that is made of others; in a config `{id, args, weight, name}`.
+    """One term of a weighted sum of rewards; in a config `{id, args, weight, name}`.
 
     Args:
-        reward: the object.
-        weight: what its values are multiplied with.
-        name: what its share is logged as; default: the id in a config, the class's name in Python.
+        reward: the reward function.
+        weight: factor of its values.
+        name: name under which its contribution is logged; default: the id in a config, the class name in Python.
     """
 
     reward: AnyReward
@@ -99,29 +99,29 @@ class RewardPart:
 
     @property
     def label(self) -> str:
-        """What the part is called."""
+        """Name of the part in logs and errors."""
         return self.name or type(self.reward).__name__
 
 
 class RewardOfParts(RewardFunction):
-    """A reward whose value is the weighted sum of others'; `call` asks each of them in the way that it works best.
+    """Weighted sum of other rewards; each part is called in its own way, per token or batched (see `call`).
 
     Attributes:
-        parts: what is added, in this order.
+        parts: the terms of the sum, in this order.
     """
 
     parts: tuple[RewardPart, ...]
 
     @property
     def needs_references(self) -> bool:  # type: ignore[override]
-        """Return whether one of the parts fails on samples without references."""
+        """True if one of the parts fails on samples without references."""
         return any(getattr(part.reward, "needs_references", False) for part in self.parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the parts remember."""
+        """Return the states of the parts."""
         return {"parts": [state_of(part.reward) for part in self.parts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         for part, own in zip(self.parts, state["parts"], strict=True):
             load_state(part.reward, own)

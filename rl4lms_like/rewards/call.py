@@ -1,15 +1,15 @@
-"""Calls users' rewards and vouches for what comes back: one finite number for each request, or a `RewardError`.
+"""Call users' rewards and validate the results: one finite number per request, or a `RewardError`.
 
-    score_transition   one token                            what `TextGenEnv.step` pays
-    score_episodes     all tokens of finished episodes       what `TextVecEnv.play` pays; the same numbers
-    ..._in_parts       both, with what each part of a `RewardOfParts` adds to them
+    score_transition   one token                            used by `TextGenEnv.step`
+    score_episodes     all tokens of finished episodes       used by `TextVecEnv.play`; same numbers
+    ..._in_parts       both, with the contribution of each part of a `RewardOfParts`
 
-A failure is attributed to the reward's class and the sample, and raised; nothing is put in its place. Whatever a reward
-raises is one, but Ctrl-C: a reward that exits must not end the run as if it were done, and panics of Rust and cancelled
-tasks are no `Exception`. A batched reward that fails is asked for texts alone, to find the one that it fails on.
+A failure is re-raised with the reward's class and the sample; no default value is substituted. Every exception except
+`KeyboardInterrupt` counts as a failure: a `SystemExit` raised by a reward must not look like a finished run, and Rust
+panics and cancelled tasks are not subclasses of `Exception`. A batched reward that fails is called again with single
+texts, to find the failing sample.
 
-Rewards that promise to be `terminal` are called for last tokens only. Sums are made in float64, part after part, in
-both forms.
+Rewards with `terminal` set are called for last tokens only. Parts are summed in float64, in order, in both forms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class TransitionRewards(NamedTuple):
-    """The reward of one token, and what each part adds to it; no parts where the reward has none."""
+    """Reward of one token and the contribution of each part; `parts` is empty if the reward has no parts."""
 
     total: float
     parts: dict[str, float]
@@ -46,7 +46,7 @@ class TokenRewards(NamedTuple):
 
     Attributes:
         total: flat `[n_tokens]` float32.
-        parts: name -> what that part adds to `total`, flat `[n_tokens]` float64; empty where the reward has no parts.
+        parts: name -> contribution of that part to `total`, flat `[n_tokens]` float64; empty if there are no parts.
     """
 
     total: np.ndarray
@@ -56,7 +56,7 @@ class TokenRewards(NamedTuple):
 def score_transition(
     reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
 ) -> float:
-    """The reward of one token; a batched reward is called with a batch of one.
+    """Return the reward of one token; a batched reward is called with a batch of one.
 
     Raises:
         RewardError: the reward failed, or did not return one finite number.
@@ -67,10 +67,10 @@ def score_transition(
 def score_transition_in_parts(
     reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
 ) -> TransitionRewards:
-    """The reward of one token, and what each part adds to it.
+    """Return the reward of one token and the contribution of each part.
 
     Raises:
-        RewardError: as `score_transition`; of parts it says which.
+        RewardError: as for `score_transition`; the message names the failing part.
     """
     if not isinstance(reward_fn, RewardOfParts):
         return TransitionRewards(_score_of_transition(reward_fn, previous, action, current, done), {})
@@ -85,11 +85,11 @@ def score_transition_in_parts(
 
 
 def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
-    """The rewards of all tokens of finished episodes; `done` holds at the last token of each, however it ended.
+    """Return the rewards of all tokens of finished episodes; `done` is True at the last token of each episode.
 
     Args:
         reward_fn: the task's reward.
-        episodes: the last observation of each, with at least one action.
+        episodes: the last observation of each episode, terminated or truncated, with at least one action.
 
     Returns:
         Flat `[n_tokens]` float32: the tokens of episode 0, then those of episode 1, ...
@@ -101,10 +101,10 @@ def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.
 
 
 def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation]) -> TokenRewards:
-    """The rewards of all tokens of finished episodes, and what each part adds to them.
+    """Return the rewards of all tokens of finished episodes and the contribution of each part.
 
     Raises:
-        RewardError: as `score_episodes`; of parts it says which.
+        RewardError: as for `score_episodes`; the message names the failing part.
     """
     if not isinstance(reward_fn, RewardOfParts):
         return TokenRewards(_scores_of_episodes(reward_fn, episodes).astype(np.float32), {})
@@ -119,7 +119,7 @@ def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation
 
 
 class Leaf(NamedTuple):
-    """A reward that has no parts itself, with its weight in the whole and the names that lead to it."""
+    """Reward without parts of its own, with its total weight and its path of names."""
 
     name: str
     weight: float
@@ -127,7 +127,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(reward_fn: RewardOfParts) -> Iterator[Leaf]:
-    """The parts of a reward; of parts that have parts, theirs, as `outer/inner`."""
+    """Yield the parts of a reward; nested parts are flattened and named `outer/inner`."""
     for part in reward_fn.parts:
         if isinstance(part.reward, RewardOfParts):
             for leaf in leaves(part.reward):
@@ -137,14 +137,14 @@ def leaves(reward_fn: RewardOfParts) -> Iterator[Leaf]:
 
 
 def is_batched(reward_fn: AnyReward) -> bool:
-    """Whether the reward, or a part of it, scores many texts in one call."""
+    """Return True if the reward, or a part of it, scores many texts in one call."""
     if isinstance(reward_fn, RewardOfParts):
         return any(is_batched(part.reward) for part in reward_fn.parts)
     return isinstance(reward_fn, BatchedRewardFunction)
 
 
 class _Attributed:
-    """Says which part of a reward an error comes from."""
+    """Context manager that adds the name of the part to a `RewardError`."""
 
     def __init__(self, part: str) -> None:
         self.part = part
@@ -192,7 +192,7 @@ def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -
 
 
 def is_terminal(reward_fn: AnyReward) -> bool:
-    """Whether the reward promises to be 0 before the last token."""
+    """Return True if the reward is declared to be 0 before the last token."""
     return bool(getattr(reward_fn, "terminal", False))
 
 
@@ -214,7 +214,7 @@ def _scores_of_episode(reward_fn: RewardFunction, episode: Observation) -> Itera
 
 
 def _states(episode: Observation) -> Iterator[Observation]:
-    """The observations after each token, the first one to the last."""
+    """Yield the observation after each token, from the first to the last."""
     return (episode.after(n_actions) for n_actions in range(1, episode.n_actions + 1))
 
 
@@ -287,7 +287,7 @@ def _with_culprit(
 
 
 def as_list(scores: Any) -> list[Any] | None:
-    """A list of what a batched reward returned: a sequence, an array or a tensor; None for anything else."""
+    """Convert the result of a batched reward (sequence, array or tensor) to a list; None for anything else."""
     values = scores.tolist() if hasattr(scores, "tolist") else scores
     if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(values, "__len__"):
         return None
@@ -295,7 +295,7 @@ def as_list(scores: Any) -> list[Any] | None:
 
 
 def _finite(value: Any) -> float | None:
-    """The value as a float, None unless it is one finite number that float32 can hold."""
+    """Return the value as a float, or None unless it is one finite number in float32's range."""
     if isinstance(value, (str, bytes)):
         return None
     try:

@@ -11,21 +11,21 @@ from rl4lms_like.scoring.spice import require_spice, spice
 
 
 class SpiderRewardFunction(TextReward):
-    """SPICE and CIDEr-D of the text against all references: `spice_coeff * SPICE + cider_coeff * CIDEr`.
+    """Weighted sum of SPICE and CIDEr-D against all references: `spice_coeff * SPICE + cider_coeff * CIDEr`.
 
-    A part whose coefficient is 0 is neither computed nor needed. CIDEr needs to know how rare words are. With
-    `references_file` it is told, and a text gets the same reward alone and in any batch. Without it the references of
-    the batch decide, as in RL4LMs: rewards then depend on what else is scored, samples drawn twice count twice, and one
-    text alone would always get 0, which is an error here (a batch is what `env.n_envs` episodes end with; with
-    `env.reward_workers`, a worker's share of it).
+    A part whose coefficient is 0 is not computed, and its packages are not needed. CIDEr weights words by document
+    frequency. With `references_file` the frequencies are fixed, and a text gets the same reward alone and in any batch.
+    Without it they come from the references of the batch, as in RL4LMs. Rewards then depend on the other texts in the
+    batch, samples drawn twice count twice, and a single text would always get 0, which is an error here. A batch is the
+    final responses of `env.n_envs` episodes, or the part of them that one of `env.reward_workers` scores.
 
     Args:
-        spice_coeff: weight of SPICE, which is from 0 to 1.
-        cider_coeff: weight of CIDEr-D, which is from 0 to 10.
-        references_file: where document frequencies come from: `.jsonl`, a line being the references of one sample
-            (text, a list, or an object with `references`), or plain text with one reference a line.
-        java_memory: the most memory that SPICE's Java may take.
-        timeout: seconds after which a run of SPICE is stopped.
+        spice_coeff: weight of SPICE, which ranges from 0 to 1.
+        cider_coeff: weight of CIDEr-D, which ranges from 0 to 10.
+        references_file: source of the document frequencies: `.jsonl` with the references of one sample per line
+            (text, a list, or an object with `references`), or plain text with one reference per line.
+        java_memory: maximum memory of SPICE's Java process.
+        timeout: seconds after which a SPICE run is stopped.
     """
 
     needs_references = True
@@ -72,8 +72,8 @@ class SpiderRewardFunction(TextReward):
             return cider(gen_texts, ref_texts, frequencies_of_file(self.references_file))
         if len(gen_texts) == 1:
             raise ValueError(
-                "CIDEr of one text alone is always 0, since its own references are then all that is known of how rare "
-                "words are; name a file of references in `references_file`, or score several texts together "
+                "CIDEr of a single text is always 0, because the document frequencies then come from its own "
+                "references only; set `references_file`, or score several texts together "
                 "(env.n_envs above 1, env.reward_workers 0)"
             )
         return cider(gen_texts, ref_texts)

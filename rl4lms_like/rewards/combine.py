@@ -1,9 +1,9 @@
-"""A reward made of others: each part weighted, scored as it works best, and logged on its own.
+"""Weighted sum of other rewards, with each part logged separately.
 
-    combine             parts by hand, `{id, args, weight, name}`
-    args.shaping_fn     of any reward in a config: that reward and one more, both with weight 1
+    combine             explicit parts, `{id, args, weight, name}`
+    args.shaping_fn     of any reward in a config: that reward plus a second one, both with weight 1
 
-Parts may be single-token or batched, terminal or dense, and combinations themselves.
+Parts may be single-token or batched, terminal or dense, or combinations themselves.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Part: TypeAlias = Annotated[RewardPart, InWords("a mapping with the keys id, arg
 
 
 class CombinedReward(RewardOfParts):
-    """The weighted sum of other rewards.
+    """Weighted sum of other rewards.
 
     Args:
-        rewards: the parts, `{id, args, weight: 1.0, name}`; a name is the id where it is left out, and what the part is
-            logged as: `rollout_info/reward/<name>` is what it adds to an episode's reward.
+        rewards: the parts, `{id, args, weight: 1.0, name}`. The name defaults to the id. The contribution of a part to
+            the episode reward is logged as `rollout_info/reward/<name>`.
     """
 
     def __init__(self, rewards: list[Part]) -> None:
         self.parts = tuple(rewards)
         labels = [part.label for part in self.parts]
         if not labels:
-            raise ValueError("rewards: there is nothing to combine")
+            raise ValueError("rewards: the list is empty, so there is nothing to combine")
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
-            raise ValueError(f"rewards: {twice[0]!r} is there more than once; give each part a name of its own")
+            raise ValueError(f"rewards: {twice[0]!r} occurs more than once; give each part a distinct name")
 
     @property
     def terminal(self) -> bool:  # type: ignore[override]
-        """Whether all parts promise to be 0 before the last token."""
+        """True if all parts are 0 before the last token."""
         return all(is_terminal(part.reward) for part in self.parts)
 
     def __call__(
@@ -48,12 +48,12 @@ class CombinedReward(RewardOfParts):
         done: bool,
         meta_info: dict[str, Any] | None = None,
     ) -> float:
-        """The weighted sum for one token."""
+        """Return the weighted sum for one token."""
         return score_transition(self, prev_observation, action, current_observation, done)
 
 
 def shaped(reward: Any, name: str, shaping: Any, shaping_name: str) -> CombinedReward:
-    """A reward and its shaping function, added; the shaping's name is told apart from an equal one."""
+    """Return the sum of a reward and its shaping function; a shaping function of the same name gets a suffix."""
     second = shaping_name if shaping_name != name else f"{shaping_name}_shaping"
     parts: Sequence[RewardPart] = [RewardPart(reward, name=name), RewardPart(shaping, name=second)]
     return CombinedReward(list(parts))

@@ -1,4 +1,4 @@
-"""What CommonGen sentences should not do."""
+"""Penalties for degenerate CommonGen sentences."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rl4lms_like.scoring.concepts import PREFIX, repeat_penalty
 
 
 class CommonGenPenaltyShapingFunction(TextReward):
-    """-1 for a sentence that only says its concepts in a row or repeats its instruction, else 0; meant as shaping.
+    """Shaping reward: -1 for a sentence that only lists its concepts or repeats its instruction, else 0.
 
     Args:
-        prefix: what stands before the concepts in every prompt; a prompt that lacks it has its concepts in
+        prefix: text before the concepts in every prompt; if a prompt lacks it, the concepts are read from
             `meta_data["concepts"]`.
     """
 
     def __init__(self, prefix: str = PREFIX) -> None:
         if not prefix:
-            raise ValueError("prefix: expected some text, got ''; every text has that")
+            raise ValueError("prefix: expected some text, got '', which every prompt starts with")
         self.prefix = prefix
 
     def scores(
@@ -35,9 +35,9 @@ class CommonGenPenaltyShapingFunction(TextReward):
 
 
 class BatchedCommonGenPenaltyShapingFunction(CommonGenPenaltyShapingFunction):
-    """The same under RL4LMs' second name; here every reward takes batches and single texts alike.
+    """Same reward under RL4LMs' second name; in this library one class handles batches and single texts.
 
     Args:
-        prefix: what stands before the concepts in every prompt; a prompt that lacks it has its concepts in
+        prefix: text before the concepts in every prompt; if a prompt lacks it, the concepts are read from
             `meta_data["concepts"]`.
     """

@@ -1,9 +1,10 @@
-"""Which text of a batch a reward fails on.
+"""Search for the sample of a batch on which a reward fails.
 
     batch  x x x ! x     fails
-    alone  . . . !       the first text that fails in the same way, if there is one that does not
+    alone  . . . !       first text that fails with the same error class, provided that another text succeeds
 
-It costs at most as long as the failed call took, or a second, and a reward that remembers is given back its memory.
+No further text is tried after the time of the failed call or one second, whichever is longer. The state of a stateful
+reward is restored afterwards.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from rl4lms_like.core.remembering import load_state, state_of
 from rl4lms_like.rewards.time_limit import TimeIsUp
 
 _MOST = 64
-"""Texts that are tried."""
+"""Maximum number of texts tried."""
 
 _LEAST_S = 1.0
 
 
 def culprit(reward_fn: Any, alone: Callable[[int], Any], n: int, error: BaseException, seconds: float) -> int | None:
-    """The place of a text on which a reward fails alone too, with an error of the same class.
+    """Return the index of a text on which the reward also fails alone, with an error of the same class.
 
     Args:
-        reward_fn: that failed on a batch.
-        alone: calls it with the text at a place.
-        n: texts of the batch.
-        error: what it raised.
-        seconds: that it took to.
+        reward_fn: the reward that failed on a batch.
+        alone: calls the reward with the text at an index.
+        n: number of texts in the batch.
+        error: the exception raised for the batch.
+        seconds: duration of the failed call.
 
     Returns:
-        None if all of those tried fail, or none: then it is not the text.
+        None if all texts tried fail or all succeed, since the failure is then not due to a single text.
     """
     try:
         state = state_of(reward_fn)
         found = _tried(alone, min(n, _MOST), error, time.monotonic() + max(_LEAST_S, seconds)) if n > 1 else None
         load_state(reward_fn, state)
-    except (Exception, TimeIsUp):  # it is the first error that counts
+    except (Exception, TimeIsUp):  # the caller reports the original error, not one of this search
         return None
     return found
 

@@ -1,4 +1,4 @@
-"""A reward for dialogue: the asked-for intent, and words in common with the reference."""
+"""Reward for dialogue: the requested intent, plus word overlap with the reference (METEOR)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rl4lms_like.scoring.references import require_references
 
 
 class IntentAccuracy(TextReward):
-    """Whether a response has the intent that its sample asks for, plus METEOR of this response.
+    """Match of the response's intent with the requested intent, plus METEOR of the response.
 
-    `intent_coeff` [seen intent = `meta_data["intent"][0]`] + `auto_coeff` METEOR, the latter if `shape`.
+    `intent_coeff` * [predicted intent = `meta_data["intent"][0]`] + `auto_coeff` * METEOR; METEOR only if `shape`.
 
     Args:
         shape: add METEOR.
-        intent_coeff: weight of the intent.
+        intent_coeff: weight of the intent match.
         auto_coeff: weight of METEOR.
-        model_name: hub id or local folder of the classifier of intents; its label 0 is intent 1.
+        model_name: hub id or local folder of the intent classifier; its label 0 is intent 1.
         batch_size: texts per forward pass.
-        device: of the classifier; `auto` is a GPU if there is one.
-        dtype: of its weights.
+        device: device of the classifier; `auto` uses a GPU if available.
+        dtype: data type of its weights.
     """
 
     needs_references = True

@@ -1,10 +1,10 @@
-"""An event loop beside the training loop, for rewards that wait: for servers, for functions that are async.
+"""Event loop in a background thread, for rewards that wait for servers or for async functions.
 
-    caller's thread                 thread of its own
-    run(work)  ── coroutine ──>     awaits, as long as the reward lives
-               <── result ─────     an interrupt of the caller ends the work
+    caller's thread                 background thread
+    run(work)  ── coroutine ──>     awaits it; the loop exists as long as the reward
+               <── result ─────     an interrupt in the caller cancels the work
 
-What work keeps between calls (a client, a semaphore) stays usable, and the caller may be inside another loop.
+Objects kept between calls (a client, a semaphore) stay usable, and the caller may itself run inside an event loop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _PATIENCE_S = 1.0
-"""Until work that was cancelled is cancelled again."""
+"""Seconds before a cancelled task that is still running is cancelled again."""
 
 
 class EventLoop:
-    """Runs coroutines of threads that have no loop of their own; starts at the first, in each process anew.
+    """Event loop for synchronous callers; its thread starts at the first call, separately in each process.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,8 +34,8 @@ class EventLoop:
         self._process = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of the coroutine; what it raises is raised here."""
-        if self._loop is None or self._process != os.getpid():  # a thread does not follow into a forked process
+        """Return the result of the coroutine; its exceptions are raised here."""
+        if self._loop is None or self._process != os.getpid():  # threads do not survive a fork
             self._loop, self._process = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_serve, args=(self._loop,), name=self.name, daemon=True).start()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -46,7 +46,7 @@ class EventLoop:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the loop."""
+        """Return the state without the event loop, which cannot be pickled."""
         return self.__dict__ | {"_loop": None}
 
     def __del__(self) -> None:
@@ -55,11 +55,11 @@ class EventLoop:
 
 
 async def gathered(calls: Sequence[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
-    """The results of all calls, in their order; the first that fails ends the others.
+    """Return the results of all calls, in order; the first failure cancels the others.
 
     Args:
-        calls: each makes something to wait for.
-        at_once: how many are waited for at the same time.
+        calls: functions that each return an awaitable.
+        at_once: maximum number of concurrent calls.
     """
     free = asyncio.Semaphore(at_once)
 
@@ -73,7 +73,7 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[T]]], at_once: int) ->
     finally:
         while left := [task for task in tasks if not task.done()]:
             for task in left:
-                task.cancel()  # again: before Python 3.12 `wait_for` forgets it where its work was just done
+                task.cancel()  # repeated: before 3.12, `wait_for` drops a cancellation if its work has just finished
             await asyncio.wait(left, timeout=_PATIENCE_S)
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -83,7 +83,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         while True:
             try:
                 loop.run_forever()
-            except (KeyboardInterrupt, SystemExit):  # of the work, and told to whoever waits for it; others do too
+            except (KeyboardInterrupt, SystemExit):  # already stored in the caller's future; other work continues
                 continue
             break
     finally:

@@ -1,4 +1,4 @@
-"""Rewards by a sequence classifier: the probability of a label, or what a reward model says."""
+"""Rewards from a sequence classifier: the probability of a label, or the output of a reward model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rl4lms_like.scoring.reward_model import RewardModelScorer, Template, Value
 
 
 class LearnedBatchedRewardFunction(TextReward):
-    """The probability that a classifier gives one label, for prompt and response read as one text.
+    """Probability of one label under a classifier, with prompt and response concatenated to one text.
 
     Args:
         model_name: hub id or local folder of a sequence classifier.
         label_ix: index of the label.
-        include_prompt_for_eval: read the prompt before the response; False: the response alone.
+        include_prompt_for_eval: prepend the prompt to the response; False: score the response alone.
         batch_size: texts per forward pass.
-        device: of the classifier; `auto` is a GPU if there is one.
-        dtype: of its weights.
-        trust_remote_code: run code that the checkpoint brings along.
+        device: device of the classifier; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        trust_remote_code: run code shipped with the checkpoint.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class LearnedBatchedRewardFunction(TextReward):
 
 
 class RewardModel(TextReward):
-    """What a reward model says of a response: the logit of a sequence classifier, or a label's probability.
+    """Output of a reward model for a response: the logit of a sequence classifier, or a label's probability.
 
     Args:
         model_name: hub id or local folder of a sequence classifier.
-        template: how it reads them: `text` prompt + response, `response` alone, `pair` as two texts, `chat` as a user's
-            and an assistant's message in the tokenizer's chat template.
-        label: index or name of the label that counts; may be left out where the model has one logit.
+        template: model input: `text` prompt + response, `response` the response alone, `pair` a pair of texts, `chat` a
+            user and an assistant message in the tokenizer's chat template.
+        label: index or name of the label to use; may be omitted if the model has one logit.
         value: `logit`, or `probability`: sigmoid of a single logit, softmax over several.
         scale: factor of the value.
-        clip: the largest size of the reward, after scaling.
+        clip: maximum absolute value of the reward, after scaling.
         batch_size: texts per forward pass.
-        device: of the model; `auto` is a GPU if there is one.
-        dtype: of its weights.
-        trust_remote_code: run code that the checkpoint brings along.
-        append_eos: end what it reads with the end-of-text token, as reward models are often trained; null: what
-            `append_eos` in its config.json says, else false, with a warning.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        trust_remote_code: run code shipped with the checkpoint.
+        append_eos: append the end-of-text token to the input, as in the training of many reward models; null: use
+            `append_eos` of the model's config.json, else false with a warning.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rewards below 0: for long responses, for those that go in circles. Parts of a `combine`, or a `shaping_fn`."""
+"""Penalties for long and for repetitive responses, to be used as parts of `combine` or as a `shaping_fn`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rl4lms_like.scoring.lengths import Unit, length_of, length_penalty, repetit
 
 
 class LengthPenalty(RewardFunction):
-    """A price for every unit that the finished response is longer than `max_length`.
+    """Penalty for every unit by which the finished response exceeds `max_length`.
 
     Args:
-        max_length: what is free.
-        unit: `words` (between white space), `characters`, or `tokens` of the policy, the end token counted.
-        penalty: the price of each unit more.
-        min_reward: it never costs more than that.
+        max_length: length up to which there is no penalty.
+        unit: `words` (separated by whitespace), `characters`, or `tokens` of the policy, including the end token.
+        penalty: penalty per additional unit.
+        min_reward: lower bound of the reward.
     """
 
     terminal = True
@@ -43,7 +43,7 @@ class LengthPenalty(RewardFunction):
         done: bool,
         meta_info: dict[str, Any] | None = None,
     ) -> float:
-        """The price at the last token, 0 before."""
+        """Return the reward at the last token, 0 before."""
         if not done:
             return 0.0
         seen = current_observation
@@ -52,18 +52,18 @@ class LengthPenalty(RewardFunction):
 
 
 class SoftOverlong(RewardFunction):
-    """0 for short responses, then a straight line down to -1 at the length limit (DAPO, arXiv 2503.14476, eq. 13).
+    """0 for short responses, then linear down to -1 at the length limit (DAPO, arXiv 2503.14476, eq. 13).
 
     Args:
-        max_length: tokens, the end token counted; longer responses cost 1. Usually `max_episode_length`.
-        cache: tokens before that, over which the price rises from 0 to 1.
+        max_length: tokens, including the end token; longer responses get -1. Usually `max_episode_length`.
+        cache: number of tokens before `max_length` over which the penalty grows from 0 to 1.
     """
 
     terminal = True
 
     def __init__(self, max_length: Count, cache: Count) -> None:
         if cache > max_length:
-            raise ValueError(f"cache is {cache}, and cannot be longer than max_length, {max_length}")
+            raise ValueError(f"cache is {cache}, which exceeds max_length, {max_length}")
         self.max_length, self.cache = max_length, cache
 
     def __call__(
@@ -74,18 +74,18 @@ class SoftOverlong(RewardFunction):
         done: bool,
         meta_info: dict[str, Any] | None = None,
     ) -> float:
-        """The price at the last token, 0 before."""
+        """Return the reward at the last token, 0 before."""
         if not done:
             return 0.0
         return soft_overlong(current_observation.n_actions, max_length=self.max_length, cache=self.cache)
 
 
 class RepetitionPenalty(TextReward):
-    """`max_penalty` times the share of the response's n-grams that occurred in it before.
+    """Penalty of `max_penalty` times the fraction of the response's n-grams that repeat an earlier one.
 
     Args:
-        ngram_size: words of an n-gram; shorter responses cost nothing.
-        max_penalty: what a response of nothing but repetitions would cost.
+        ngram_size: words per n-gram; shorter responses get 0.
+        max_penalty: reward in the limit of a response that consists of repetitions only.
     """
 
     def __init__(self, ngram_size: Count = 3, max_penalty: Annotated[float, Le(0)] = -1.0) -> None:

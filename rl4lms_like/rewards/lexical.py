@@ -1,4 +1,4 @@
-"""Overlap of words and characters with the references. The metrics of the same ids call the same functions."""
+"""Rewards for word and character overlap with the references. Metrics with the same ids call the same functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl4lms_like.scoring.translation import SacreBleuSettings, SmoothMethod, chr
 
 
 class ReferenceReward(TextReward):
-    """A reward that compares finished responses with their references; a sample without references is an error."""
+    """Reward that compares finished responses with their references; a sample without references is an error."""
 
     needs_references = True
 
@@ -33,7 +33,7 @@ class ReferenceReward(TextReward):
 
     @abstractmethod
     def compare(self, generated_texts: list[str], references: list[list[str]]) -> Sequence[float]:
-        """One score for each text; every sample has a reference."""
+        """Return one score per text; every sample has at least one reference."""
 
 
 class MeteorRewardFunction(ReferenceReward):
@@ -47,10 +47,10 @@ class MeteorRewardFunction(ReferenceReward):
 
 
 class RougeRewardFunction(ReferenceReward):
-    """ROUGE F-measure with stems, from 0 to 1.
+    """ROUGE F-measure with stemming, from 0 to 1.
 
     Args:
-        rouge_type: words, pairs of words, longest common subsequence, the same line by line.
+        rouge_type: unigrams, bigrams, longest common subsequence, or longest common subsequence per line.
         use_single_ref: compare with the first reference; False: with the best.
     """
 
@@ -65,7 +65,7 @@ class RougeRewardFunction(ReferenceReward):
 
 
 class RougeCombined(ReferenceReward):
-    """The mean of rouge1, rouge2 and rougeL against the first reference, from 0 to 1."""
+    """Mean of rouge1, rouge2 and rougeL against the first reference, from 0 to 1."""
 
     def __init__(self) -> None:
         require_rouge("the reward 'rouge_combined'")
@@ -78,16 +78,16 @@ class RougeLMaxRewardFunction(ReferenceReward):
     """ROUGE-L as py-rouge defines it, against the best reference, from 0 to 1.
 
     Args:
-        max_n: of no effect here; for configs that name it.
-        limit_length: whether texts are cut.
-        length_limit: to this length; 0: not at all.
-        length_limit_type: in `words`, or in `bytes`, which are characters in fact.
-        apply_avg: of no effect here: references are compared one by one.
-        apply_best: of no effect here, likewise.
+        max_n: has no effect; accepted for configs that set it.
+        limit_length: truncate texts.
+        length_limit: maximum length of a text; 0: no limit.
+        length_limit_type: unit of the limit: `words`, or `bytes`, which in fact counts characters.
+        apply_avg: has no effect, because references are compared one by one.
+        apply_best: has no effect, for the same reason.
         stemming: compare stems.
         alpha: weight of the recall in the F-measure.
-        weight_factor: precision and recall are raised to its inverse.
-        ensure_compatibility: as the original Perl script: sentences are lines; False: NLTK's sentences and stems.
+        weight_factor: precision and recall are raised to the inverse of this number.
+        ensure_compatibility: follow the original Perl script: sentences are lines; False: NLTK's sentences and stems.
     """
 
     def __init__(
@@ -113,22 +113,22 @@ class RougeLMaxRewardFunction(ReferenceReward):
 
 
 class BLEURewardFunction(ReferenceReward):
-    """BLEU-4 of the response alone, from 0 to 1: whitespace tokens, all references, 0 without a common 4-gram."""
+    """Sentence BLEU-4 from 0 to 1: whitespace tokens, all references, no smoothing (0 without a common 4-gram)."""
 
     def compare(self, generated_texts: list[str], references: list[list[str]]) -> list[float]:
         return bleu(generated_texts, references).texts
 
 
 class SacreBleu(ReferenceReward):
-    """sacrebleu's BLEU of the response alone, from 0 to 1.
+    """Sentence BLEU by sacrebleu, from 0 to 1.
 
     Args:
-        smooth_method: what is done about n-gram orders without a match.
-        smooth_value: of the methods `floor` (default 0.1) and `add-k` (default 1).
-        force: of no effect here: sacrebleu's warning about tokenized text is never printed.
+        smooth_method: smoothing of n-gram orders without a match.
+        smooth_value: parameter of the methods `floor` (default 0.1) and `add-k` (default 1).
+        force: has no effect, because sacrebleu's warning about tokenized text is never printed.
         lowercase: compare in lower case.
         tokenize: `13a` (also for null), `intl`, `zh`, `char`, `none` ...
-        use_effective_order: leave out orders that a short text has not.
+        use_effective_order: ignore n-gram orders that are longer than the text.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SacreBleu(ReferenceReward):
 
 
 class TER(ReferenceReward):
-    """1 minus the translation edit rate: 1 for a reference, below 0 where more is edited than the reference has."""
+    """1 minus the translation edit rate: 1 for an exact match, negative if edits outnumber the reference's words."""
 
     def __init__(self) -> None:
         require_sacrebleu("the reward 'ter'")

@@ -1,4 +1,4 @@
-"""What was to score, as people read it: a sample in an error, a batch in the file that a failed run leaves."""
+"""Readable descriptions of samples, for error messages and for the file that a failed run writes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _EXCERPT = 60
 
 
 def named(state: Observation) -> str:
-    """A sample as errors name it: its id, and how its prompt begins."""
+    """Return the description of a sample for error messages: its id and the beginning of its prompt."""
     text = state.prompt_or_input_text
     excerpt = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 3]}..."
     return f"sample {state.sample.id!r} (prompt {excerpt!r})"
 
 
 def texts_to_score(samples: Sequence[Sample], responses: Sequence[str]) -> list[dict[str, Any]]:
-    """What a reward was to score, one mapping a response, for the file that a failed run keeps it in."""
+    """Return the inputs of a failed reward, one mapping per response, for the file that a failed run writes."""
     return [
         {
             "sample_id": sample.id,

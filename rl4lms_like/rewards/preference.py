@@ -1,4 +1,4 @@
-"""A reward by people's preferences, for sentences made of given concepts (CommonGen)."""
+"""Reward from a model of human preferences, for sentences made of given concepts (CommonGen)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rl4lms_like.scoring.references import require_references
 
 
 class CommonGenPrefRM(TextReward):
-    """How likely people prefer the response, by RL4LMs' T5 that answers `good` or `bad`; it reads the response alone.
+    """Probability that people prefer the response, from RL4LMs' T5 that outputs `good` or `bad`.
 
-    P(good) / (1 + `concept_penalty_coeff` x missing concepts) + `meteor_coeff` METEOR. The concepts are those of
-    `meta_data["concepts"]`; one is missing where it is nowhere in the lower-cased response.
+    P(good) / (1 + `concept_penalty_coeff` x missing concepts) + `meteor_coeff` METEOR. The T5 reads the response alone.
+    The concepts are `meta_data["concepts"]`; a concept is missing if the lower-cased response does not contain it.
 
     Args:
-        model_type: of the published model; there is no other, and it changes nothing.
-        device: of the model; `auto` is a GPU if there is one.
+        model_type: size of the published model; only one exists, so this has no effect.
+        device: device of the model; `auto` uses a GPU if available.
         batch_size: texts per forward pass.
-        concept_penalty_coeff: how much a missing concept costs.
+        concept_penalty_coeff: strength of the penalty for missing concepts.
         meteor_coeff: weight of METEOR against the references.
-        model_name: hub id or local folder of a T5 that answers `good` or `bad`; with `weights`: of the T5 that they
+        model_name: hub id or local folder of a T5 that outputs `good` or `bad`. With `weights`: the T5 that the weights
             belong to, by default `google-t5/t5-11b`.
-        weights: a `.pt` file with weights, as RL4LMs published it.
-        dtype: of the weights.
+        weights: a `.pt` file with weights, as published by RL4LMs.
+        dtype: data type of the weights.
     """
 
     needs_references = True
@@ -76,6 +76,6 @@ def _concepts(meta_info: Mapping[str, Any] | None, prompt: str) -> list[str]:
     if not isinstance(concepts, (list, tuple)):
         raise ValueError(
             f"the sample with the prompt {prompt[:60]!r} has no concepts: its meta_data needs a list `concepts`, as "
-            f"the data pool 'commongen' gives it, not {concepts!r}"
+            f"provided by the data pool 'commongen', got {concepts!r}"
         )
     return [str(concept) for concept in concepts]

@@ -1,4 +1,4 @@
-"""Any Python function as a reward, sync or async, for all texts at once or for each.
+"""Reward from any Python function, sync or async, called once per batch or once per text.
 
 async def judge(*, prompt, response, references, meta_info, **kwargs) -> float        batched: false
 
@@ -27,23 +27,23 @@ T = TypeVar("T")
 _EXCERPT = 60
 _OF_ALL = ("prompts", "responses", "references", "meta_infos")
 _OF_ONE = ("prompt", "response", "references", "meta_info")
-"""What a function gets by name."""
+"""Names of the keyword arguments passed to a function."""
 
 
 class PythonReward(TextReward):
-    """What a function returns, by its import path.
+    """Return value of a Python function, given by its import path.
 
     With `batched`, it is called as `function(prompts=..., responses=..., references=..., meta_infos=..., **kwargs)` and
-    returns one number for each; otherwise as `function(prompt=..., response=..., references=..., meta_info=...,
-    **kwargs)` for each finished response, and returns a number. Either may be `async`.
+    returns one number per response. Otherwise it is called as `function(prompt=..., response=..., references=...,
+    meta_info=..., **kwargs)` for each finished response and returns a number. Either form may be `async`.
 
     Args:
-        function: `package.module:name`, of an installed package or a folder named by `--code`.
-        batched: one call for all texts; false: one for each.
-        kwargs: what it gets by name besides.
-        max_concurrency: of an async function that is not batched: calls that wait at the same time.
-        timeout_s: seconds that one call may take; default: any time. A function that is not async goes on in its
-            thread, though nobody waits for it.
+        function: `package.module:name`, in an installed package or in a folder given by `--code`.
+        batched: one call for all texts; false: one call per text.
+        kwargs: additional keyword arguments.
+        max_concurrency: maximum number of concurrent calls of an async function that is not batched.
+        timeout_s: time limit of one call in seconds; default: none. A synchronous function keeps running in its thread
+            after the timeout; its result is discarded.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PythonReward(TextReward):
 
     @property
     def __name__(self) -> str:
-        """What errors call it."""
+        """Name in error messages."""
         return f"the function {self.function!r}"
 
     def scores(
@@ -76,7 +76,7 @@ class PythonReward(TextReward):
         ref_texts: list[list[str]],
         meta_infos: list[dict[str, Any] | None],
     ) -> Sequence[float]:
-        """What the function returns."""
+        """Return the results of the function."""
         function = _loaded(self.function)
         if self.batched:
             named = dict(zip(_OF_ALL, (prompt_texts, gen_texts, ref_texts, meta_infos), strict=True))
@@ -96,7 +96,7 @@ class PythonReward(TextReward):
         return found
 
     def _one(self, call: Callable[[], Any]) -> Any:
-        """One call, whatever it is: a result that is awaitable is awaited."""
+        """Call a sync or async function; an awaitable result is awaited."""
         result = self._timed(call)
         return self._loop.run(self._awaited(result)) if inspect.isawaitable(result) else result
 
@@ -104,7 +104,7 @@ class PythonReward(TextReward):
         try:
             return await asyncio.wait_for(result, self.timeout_s)
         except asyncio.TimeoutError as error:
-            if not isinstance(error.__cause__, asyncio.CancelledError):  # one of the function's own
+            if not isinstance(error.__cause__, asyncio.CancelledError):  # raised by the function itself
                 raise
             raise TimeoutError(f"no answer within {self.timeout_s:g} s") from error
 
@@ -115,7 +115,7 @@ class PythonReward(TextReward):
             raise _failed_on(error, place, text) from error
 
     def _timed(self, call: Callable[[], T]) -> T:
-        """A call of a function that is not async, given up after `timeout_s`."""
+        """Call a synchronous function and raise `TimeoutError` after `timeout_s`."""
         if self.timeout_s is None or inspect.iscoroutinefunction(_unwrapped(call)):
             return call()
         outcome: dict[str, Any] = {}
@@ -138,10 +138,10 @@ class PythonReward(TextReward):
 
 
 def imported_function(path: str) -> Callable[..., Any]:
-    """The function at an import path.
+    """Import a function by its import path.
 
     Raises:
-        ValueError: there is none, or a config may not choose it.
+        ValueError: there is no such function, or configs are not allowed to select it.
     """
     module, _, name = path.partition(":")
     if not module or not name:
@@ -161,26 +161,26 @@ def imported_function(path: str) -> Callable[..., Any]:
 
 
 def _loaded(path: str) -> Callable[..., Any]:
-    """A function that was looked up before, perhaps in the process that started this one."""
+    """Return a function that was validated before, possibly in the parent process of this one."""
     module, _, name = path.partition(":")
     function: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
     return function
 
 
 def _check_reads(function: Callable[..., Any], path: str, name: str) -> None:
-    """Anything that takes `**kwargs` could be called; what is meant to score says that it reads responses."""
+    """Raise a `ValueError` unless the function names a response parameter; `**kwargs` alone is no sign of a reward."""
     try:
         known = set(inspect.signature(function).parameters)
-    except ValueError:  # some built-in functions do not say
+    except ValueError:  # some built-in functions have no signature
         known = set()
     if name not in known:
-        raise ValueError(f"function: {path!r} has no parameter {name!r}, so it scores nothing")
+        raise ValueError(f"function: {path!r} has no parameter {name!r}, so it cannot score responses")
 
 
 def _check_takes(function: Callable[..., Any], path: str, names: Collection[str]) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some built-in functions do not say
+    except ValueError:  # some built-in functions have no signature
         return
     try:
         signature.bind(**dict.fromkeys(names))
@@ -190,7 +190,7 @@ def _check_takes(function: Callable[..., Any], path: str, names: Collection[str]
 
 
 def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The function below partial applications; of an object, its `__call__`."""
+    """Return the function inside nested partials; for a callable object, its `__call__`."""
     while isinstance(call, partial):
         call = call.func
     return call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004

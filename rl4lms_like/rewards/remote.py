@@ -1,12 +1,12 @@
-"""Scores from a server: texts out, numbers back, by HTTP.
+"""Rewards from an HTTP server.
 
     POST url   {"prompts": [n], "responses": [n], "references": [n][], "meta_infos": [n]}
     200        {"rewards": [n]}
 
-    no connection, no answer in time, cut off, 429, 5xx     again, after 1, 2, 4 ... back-offs or as `Retry-After` says
-    anything else                                           an error with URL, status and the answer's first letters
+    connection error, timeout, cut off, 429, 5xx     retried after 1, 2, 4 ... back-offs, or as `Retry-After` says
+    anything else                                    an error with URL, status and the first characters of the answer
 
-Headers with secrets are read from the environment, and never stand in a config, an error or a pickle.
+Headers with secrets are read from the environment. They never appear in a config, an error or a pickle.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MAX_REDIRECTS = 3
 
 
 class RemoteError(ValueError):
-    """The scorer did not give usable rewards."""
+    """Error of a server that did not return usable rewards."""
 
 
-class _Passing(Exception):  # noqa: N818  (it may pass, if the request is made again)
-    """What may go away: a server that is busy, gone or slow."""
+class _Passing(Exception):  # noqa: N818  (internal: leads to a retry)
+    """Temporary failure: the server is busy, unreachable or slow."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -47,20 +47,21 @@ class _Passing(Exception):  # noqa: N818  (it may pass, if the request is made a
 
 
 class HttpReward(TextReward):
-    """What a server answers for each finished response: `POST {prompts, responses, references, meta_infos}`.
+    """Rewards of finished responses from a server: `POST {prompts, responses, references, meta_infos}`.
 
-    It answers `{"rewards": [one number each]}`. A request may be made again, so scoring must have no side effects.
+    The server answers `{"rewards": [one number per response]}`. Requests may be repeated, so scoring must have no side
+    effects.
 
     Args:
-        url: `http://` or `https://`, without name and password in it.
-        batch_size: texts of a request.
-        timeout_s: seconds that a request may take, its answer included.
-        retries: how often a request is made again.
-        backoff_s: seconds before the first retry; doubled with each.
-        max_wait_s: a server that asks to wait longer than that (`Retry-After`) has failed; no back-off is longer.
+        url: `http://` or `https://`, without user name and password.
+        batch_size: texts per request.
+        timeout_s: time limit of a request in seconds, including its answer.
+        retries: maximum number of retries of a request.
+        backoff_s: seconds before the first retry; doubled with each retry.
+        max_wait_s: maximum back-off in seconds; if the server asks for a longer wait (`Retry-After`), it has failed.
         headers_from_env: header -> name of the environment variable that holds its value.
-        max_response_bytes: of an answer.
-        max_connections: requests at the same time.
+        max_response_bytes: maximum size of an answer.
+        max_connections: maximum number of concurrent requests.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class HttpReward(TextReward):
         ref_texts: list[list[str]],
         meta_infos: list[dict[str, Any] | None],
     ) -> list[float]:
-        """The server's rewards, in the order of the texts."""
+        """Return the server's rewards, in the order of the texts."""
         starts = range(0, len(gen_texts), self.batch_size)
         parts = [slice(start, start + self.batch_size) for start in starts]
         batches: list[dict[str, list[Any]]] = [
@@ -116,7 +117,7 @@ class HttpReward(TextReward):
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise self._error("answered 200 with what is no JSON", content) from error
+            raise self._error("answered 200 with invalid JSON", content) from error
         rewards = answer.get("rewards") if isinstance(answer, dict) else None
         if not isinstance(rewards, list):
             raise self._error('answered 200 without a list under "rewards"', content)
@@ -129,7 +130,7 @@ class HttpReward(TextReward):
         return [float(reward) for reward in rewards]
 
     async def _answer(self, body: bytes) -> bytes:
-        """The answer to a request, made again as long as that may help."""
+        """Send a request, with retries after temporary failures, and return the body of the answer."""
         for attempt in range(self.retries + 1):
             try:
                 return await asyncio.wait_for(self._request(body), self.timeout_s)
@@ -160,13 +161,13 @@ class HttpReward(TextReward):
                         continue
                     return self._checked(response, content)
         except httpx2.TransportError as error:
-            raise _Passing(f"could not be asked: {type(error).__name__}: {error}") from error
+            raise _Passing(f"could not be reached: {type(error).__name__}: {error}") from error
         except httpx2.RequestError as error:
-            raise self._error(f"gave no usable answer: {type(error).__name__}: {error}") from None
+            raise self._error(f"did not return a valid answer: {type(error).__name__}: {error}") from None
         raise self._error(f"redirects more than {_MAX_REDIRECTS} times")
 
     async def _content(self, response: httpx2.Response) -> bytes:
-        """The body, as long as it may be; packed ones could be of any size, and are not unpacked."""
+        """Return the raw body up to `max_response_bytes`; a compressed body could expand without limit."""
         content = bytearray()
         async for piece in response.aiter_raw():
             content += piece
@@ -189,7 +190,7 @@ class HttpReward(TextReward):
         return content
 
     def _redirected(self, url: str, location: str, status: int) -> str:
-        """Where a redirect leads, if that is the same server."""
+        """Return the target of a redirect to the same server; any other target is an error."""
         target = urljoin(url, location)
         if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
             where = _without_query(target)
@@ -197,7 +198,7 @@ class HttpReward(TextReward):
         return target
 
     def _connected(self) -> httpx2.AsyncClient:
-        """The client of the running loop; `timeout_s` bounds a request as a whole, not its steps."""
+        """Return the client of the running loop, without its own timeout: `timeout_s` limits the whole request."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._client_loop is not loop:
             import httpx2
@@ -208,7 +209,7 @@ class HttpReward(TextReward):
         return self._client
 
     def _error(self, what: str, content: bytes | None = None) -> RemoteError:
-        """An error that names the server, and shows no secret, wherever the server put it."""
+        """Return an error that names the server; secrets are masked, also in text quoted from the server."""
         said = self._without_secrets(f"{self._shown} {what}")
         return RemoteError(said if content is None else f"{said}: {self._excerpt(content)}")
 
@@ -217,7 +218,7 @@ class HttpReward(TextReward):
         return repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")
 
     def _without_secrets(self, text: str) -> str:
-        """A server may send back what it was sent, and errors quote it; names of servers are in small letters."""
+        """Mask secrets that the server may echo; case is ignored because `httpx2` lower-cases host names."""
         for value in secret_headers(self.headers_from_env).values():
             for secret in sorted({value, *value.split()}, key=len, reverse=True):
                 text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE) if len(secret) > 3 else text
@@ -228,7 +229,7 @@ class HttpReward(TextReward):
         return _without_query(self.url)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the connections."""
+        """Return the state without the connections, which cannot be pickled."""
         return self.__dict__ | {"_client": None, "_client_loop": None}
 
 
@@ -237,10 +238,10 @@ async def _pause(seconds: float) -> None:
 
 
 def secret_headers(headers_from_env: Mapping[str, str]) -> dict[str, str]:
-    """Headers with their values from the environment.
+    """Return the headers with their values from the environment.
 
     Raises:
-        ValueError: a variable is not set, or a header cannot have its value, which the message does not show.
+        ValueError: a variable is not set, or its value is not valid in a header. The message does not show the value.
     """
     headers = {}
     for header, variable in headers_from_env.items():
@@ -248,7 +249,7 @@ def secret_headers(headers_from_env: Mapping[str, str]) -> dict[str, str]:
         if not value:
             raise ValueError(f"headers_from_env: {variable}, for the header {header}, is not set in the environment")
         if not (value.isascii() and value.isprintable()):
-            raise ValueError(f"headers_from_env: the value of {variable} cannot be a header: letters outside ASCII")
+            raise ValueError(f"headers_from_env: the value of {variable} cannot be a header: it is not printable ASCII")
         headers[header] = value
     return headers
 
@@ -257,22 +258,22 @@ def _checked_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"url: expected http://... or https://..., got {_without_query(url)!r}")
-    _ = parts.port  # raises where it is none
+    _ = parts.port  # raises a ValueError if the port is invalid
     if parts.username or parts.password:
         raise ValueError(
-            "url: holds a name or password; set them as a header, headers_from_env: {Authorization: MY_VARIABLE}"
+            "url: contains a name or password; use a header instead, headers_from_env: {Authorization: MY_VARIABLE}"
         )
     return url
 
 
 def _without_query(url: str) -> str:
-    """The URL without what may be secret in it."""
+    """Return the URL without the parts that may be secret: user name, password, query and fragment."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _retry_after(header: str | None) -> float | None:
-    """Seconds from a `Retry-After` header, which has seconds or a date; None if it says neither."""
+    """Return the seconds given by a `Retry-After` header (seconds or a date), or None if it is neither."""
     if header is None:
         return None
     if header.strip().isdecimal():
@@ -286,5 +287,5 @@ def _retry_after(header: str | None) -> float | None:
 def _is_finite(number: int | float) -> bool:
     try:
         return math.isfinite(number)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer too large for a float
         return False

@@ -1,4 +1,4 @@
-"""Rewards by models that compare a response with its references: BERTScore, BLEURT."""
+"""Rewards from models that compare a response with its references: BERTScore and BLEURT."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rl4lms_like.scoring.references import require_references
 
 
 class BERTScoreRewardFunction(TextReward):
-    """BERTScore's F1 (Zhang et al., 2020) against the best reference; an empty response has 0.
+    """BERTScore F1 (Zhang et al., 2020) against the best reference; 0 for an empty response.
 
     Args:
-        language: chooses the model where none is named: `en` roberta-large, `zh` bert-base-chinese, `tr` a Turkish
-            BERT, `en-sci` SciBERT, others bert-base-multilingual-cased.
+        language: selects the model if `model_type` is not set: `en` roberta-large, `zh` bert-base-chinese, `tr` a
+            Turkish BERT, `en-sci` SciBERT, others bert-base-multilingual-cased.
         model_type: hub id or local folder of another model.
-        num_layers: its layer that is compared; must be given for models that `bert-score` does not know.
+        num_layers: layer whose embeddings are compared; required for models that are not listed in `bert-score`.
         batch_size: texts per forward pass.
-        device: of the model; `auto` is a GPU if there is one.
-        dtype: of its weights.
-        rescale_with_baseline: shift and stretch by the scores of unrelated texts, which `bert-score` knows for some
-            models.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        rescale_with_baseline: rescale linearly by the mean score of unrelated texts; `bert-score` ships these baselines
+            for some models.
     """
 
     needs_references = True
@@ -65,13 +65,13 @@ class BLEURTRewardFunction(TextReward):
     """BLEURT (Sellam et al., 2020) against the best reference, roughly from -1 to 1.
 
     Args:
-        checkpoint: `bleurt-base-128` (the default), another published one of BERT's architecture (`bleurt-tiny-128` to
-            `bleurt-large-512`), or hub id or local folder of a BERT with one logit.
+        checkpoint: `bleurt-base-128` (the default), another published checkpoint with BERT's architecture
+            (`bleurt-tiny-128` to `bleurt-large-512`), or the hub id or local folder of a BERT with one logit.
         batch_size: pairs per forward pass.
-        device: of the model; `auto` is a GPU if there is one.
-        dtype: of its weights.
-        max_length: tokens of a pair; default: what a published checkpoint was tuned with. A local copy does not say:
-            give 128 for one of `bleurt-base-128`.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        max_length: maximum tokens per pair; default: the length used to train the published checkpoint. Local copies
+            do not store it: set 128 for a copy of `bleurt-base-128`.
     """
 
     needs_references = True

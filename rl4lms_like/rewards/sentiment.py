@@ -1,4 +1,4 @@
-"""Sentiment of the finished text by a lexicon: no model, no network."""
+"""Reward for the sentiment of the finished text, from a lexicon: needs no model and no network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SentimentReward(TextReward):
     """VADER's compound score of the finished text, from -1 (negative) to 1 (positive).
 
     Args:
-        include_prompt: score prompt and response together; False: the response alone.
+        include_prompt: score prompt and response together; False: score the response alone.
     """
 
     def __init__(self, include_prompt: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Toy rewards: cheap, exact, good for tests and first runs."""
+"""Toy rewards for tests and first runs: cheap and exact."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rl4lms_like.scoring.synthetic import has_date, increasing_numbers
 
 
 class RewardIncreasingNumbers(RewardFunction):
-    """How much of the finished response is numbers that grow, from 0 to 1.
+    """Fraction of the finished response that is increasing numbers, from 0 to 1.
 
     Args:
-        min_tokens: responses of fewer than half as many words are scored as if they had that half.
+        min_tokens: responses with fewer than `min_tokens / 2` words are scored as if they had that many.
     """
 
     terminal = True
@@ -29,12 +29,12 @@ class RewardIncreasingNumbers(RewardFunction):
         done: bool,
         meta_info: dict[str, Any] | None = None,
     ) -> float:
-        """The score at the last token, 0 before."""
+        """Return the score at the last token, 0 before."""
         return increasing_numbers(current_observation.context_text, self.min_tokens) if done else 0.0
 
 
 class RewardSentencesWithDates(RewardFunction):
-    """1 if the finished response has a date like `2022-10-04`, else 0."""
+    """1 if the finished response contains a date such as `2022-10-04`, else 0."""
 
     terminal = True
 
@@ -46,5 +46,5 @@ class RewardSentencesWithDates(RewardFunction):
         done: bool,
         meta_info: dict[str, Any] | None = None,
     ) -> float:
-        """The score at the last token, 0 before."""
+        """Return the score at the last token, 0 before."""
         return has_date(current_observation.context_text) if done else 0.0

@@ -10,9 +10,9 @@ from rl4lms_like.scoring.totto import totto_samples
 
 
 class PARENTRewardFunction(TextReward):
-    """PARENT's F of the text against its ToTTo table and that table's sentences, from 0 to 1.
+    """PARENT F-score of the text against its ToTTo table and the table's sentences, from 0 to 1.
 
-    The references are those of `meta_data["raw_table"]`, which the data pool `totto` gives.
+    The references are those in `meta_data["raw_table"]`, as provided by the data pool `totto`.
     """
 
     def __init__(self) -> None:

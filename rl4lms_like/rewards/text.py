@@ -1,7 +1,7 @@
-"""Rewards that are a score of the finished text: most of the catalogue.
+"""Base class of rewards that score the finished text, which are most rewards of the library.
 
-    scores(prompts, responses, references, meta_infos)  ->  [n]      one number a text; the only thing to write
-    __call__(..., dones)                                ->  [n]      the same where `dones`, 0 elsewhere
+    scores(prompts, responses, references, meta_infos)  ->  [n]      one number per text; implemented by subclasses
+    __call__(..., dones)                                ->  [n]      the same where `dones` is True, 0 elsewhere
 
 The metric of the same name calls the same function of `scoring`.
 """
@@ -17,7 +17,7 @@ from rl4lms_like.rewards.call import as_list
 
 
 class TextReward(BatchedRewardFunction):
-    """A terminal reward that scores finished responses, all of a batch in one call."""
+    """Terminal reward that scores all finished responses of a batch in one call."""
 
     terminal = True
 
@@ -29,7 +29,7 @@ class TextReward(BatchedRewardFunction):
         ref_texts: list[list[str]],
         meta_infos: list[dict[str, Any] | None],
     ) -> Sequence[float]:
-        """One finite number for each of the `n` finished responses; all arguments have length `n`."""
+        """Return one finite number for each of the `n` finished responses; all arguments have length `n`."""
 
     def __call__(
         self,
@@ -39,7 +39,7 @@ class TextReward(BatchedRewardFunction):
         dones: list[bool],
         meta_infos: list[dict[str, Any] | None] | None = None,
     ) -> list[float]:
-        """The scores of finished responses, 0 for the others; unfinished ones are never scored."""
+        """Return the scores of finished responses and 0 for unfinished ones, which are not passed to `scores`."""
         metas = meta_infos if meta_infos is not None else [None] * len(gen_texts)
         finished = [index for index, done in enumerate(dones) if done]
         rewards = [0.0] * len(gen_texts)

@@ -1,10 +1,10 @@
-"""How long a reward may take in the process that trains.
+"""Time limit for rewards that run in the training process.
 
-    within(30, call)        SIGALRM after 30 s raises `TimeIsUp` out of Python code, sleep and sockets
+    within(30, call)        SIGALRM after 30 s raises `TimeIsUp` inside Python code, sleep and sockets
 
-What holds Python's lock in C code cannot be left in this way, nor what catches `BaseException` in a loop, nor a thread
-but the main one, nor Windows; processes of their own can be ended anywhere (`env.reward_workers`). Other signals are
-left alone, an alarm of others is put off.
+This cannot interrupt C code that holds the GIL or code that catches `BaseException` in a loop. It works neither outside
+the main thread nor on Windows. Worker processes can be stopped in all these cases (`env.reward_workers`). Other signals
+are unaffected; an alarm that was already set is postponed.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ T = TypeVar("T")
 
 
 class TimeIsUp(BaseException):
-    """A reward took too long; no `Exception`, so that a reward's own `except Exception` does not keep it."""
+    """Raised when a reward takes too long; not an `Exception`, so that `except Exception` does not catch it."""
 
 
 def check_time_limit(seconds: float | None) -> None:
-    """Whether this thread can end a call after so many seconds.
+    """Check that this thread can interrupt a call after `seconds`; None needs no interruption.
 
     Raises:
-        ConfigError: it cannot; says what can.
+        ConfigError: it cannot; the message suggests worker processes.
     """
     if seconds is None:
         return
     if not hasattr(signal, "setitimer"):
         why = "this system has no SIGALRM"
     elif threading.current_thread() is not threading.main_thread():
-        why = "only the main thread hears of SIGALRM"
+        why = "only the main thread receives SIGALRM"
     else:
         return
-    said = f"a reward in this process cannot be ended: {why}; set env.reward_workers to 1"
+    said = f"a reward in this process cannot be interrupted: {why}; set env.reward_workers to 1"
     raise ConfigError([Mistake("env.reward_timeout", said)])
 
 
 def within(seconds: float | None, call: Callable[[], T]) -> T:
-    """The result of a call that is left after so many seconds, and again after as many, should it keep that to itself.
+    """Return the result of a call, or raise `TimeIsUp` inside it every `seconds` until it stops.
 
-    What it returns nevertheless, from an `except` that takes everything, does not count.
+    If the call catches `TimeIsUp` and returns a value, the value is discarded and `TimeIsUp` is raised.
 
     Args:
-        seconds: None for ever.
-        call: what takes its time.
+        seconds: the time limit; None for no limit.
+        call: the function to call.
 
     Raises:
-        TimeIsUp: it was not done.
-        ConfigError: this thread cannot end it; see `check_time_limit`.
+        TimeIsUp: the call did not finish in time.
+        ConfigError: this thread cannot interrupt the call; see `check_time_limit`.
     """
     if seconds is None:
         return call()
@@ -75,7 +75,7 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
         try:
             result = call()
         finally:
-            is_armed = False  # an alarm that is under way already finds it so
+            is_armed = False  # an alarm that fires from here on is ignored
         if has_rung:
             raise TimeIsUp(said)
         return result

@@ -1,1 +1,1 @@
-"""From prompts to a buffer full of whole episodes, ready for an update."""
+"""Collection of rollouts: from prompts to a buffer of whole episodes for an update."""

@@ -3,7 +3,7 @@
     TextPPO = with_text_rollouts(stable_baselines3.PPO)
     TextPPO(CausalLMActorCriticPolicy, env, policy_kwargs={"model_name": "gpt2"}).learn(100_000)
 
-The algorithm keeps its own `train()`; only where rollouts come from changes.
+The algorithm keeps its own `train()`; only the collection of rollouts is replaced.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
 
 
 class TextRollouts:
-    """Mixin that stands before an `OnPolicyAlgorithm` and collects whole episodes.
+    """Mixin that makes an `OnPolicyAlgorithm` collect whole episodes; it precedes the algorithm in the bases.
 
     Args:
-        kl_controller: what the KL to the reference costs; default: nothing, and no reference model is loaded.
+        kl_controller: controller of the KL coefficient; default: no penalty, and no reference model is loaded.
         norm_reward: see `RolloutCollector`.
         bootstrap_truncated: see `RolloutCollector`.
         score_batch_size: see `RolloutCollector`.
         sort_by_length: see `EpisodeBuffer`.
 
     Attributes:
-        interruption: who asks the run to stop is heard at once in a rollout.
-        on_step: called when an update has begun, and after each of its steps, where the algorithm knows how to go on
-            from there; what it raises ends the update.
-        update: of the rollout in the buffer; None while there is no whole one.
+        interruption: handles Ctrl-C and SIGTERM; in a rollout they stop the run immediately.
+        on_step: called at the start of an update and after each of its steps, if the algorithm can resume from there.
+            An exception that it raises ends the update.
+        update: progress of the update on the rollout in the buffer; None while the rollout is incomplete.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TextRollouts:
         self._goes_on = False
         kwargs["rollout_buffer_class"] = EpisodeBuffer
         kwargs["rollout_buffer_kwargs"] = {"sort_by_length": sort_by_length}
-        # Stable-Baselines3 adds to this dict in place; the caller's stays as it is.
+        # A new dict: Stable-Baselines3 adds to it in place, which must not change the caller's.
         kwargs["policy_kwargs"] = {
             "use_reference": self._needs_reference,
             "device": get_device(kwargs.get("device", "auto")),
@@ -104,22 +104,22 @@ class TextRollouts:
 
     def _setup_learn(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.env is None:
-            said = "has no environment: give `load` one (env=...), or call `set_env` before `learn`"
+            said = "has no environment: pass env=... to `load`, or call `set_env` before `learn`"
             raise RL4LMsLikeError(f"{type(self).__name__} {said}")
         return super()._setup_learn(*args, **kwargs)  # type: ignore[misc]
 
     def collect_rollouts(
         self: Any, env: VecEnv, callback: BaseCallback, rollout_buffer: EpisodeBuffer, n_rollout_steps: int
     ) -> bool:
-        """Replaces Stable-Baselines3's: at least `n_rollout_steps * n_envs` tokens, in whole episodes.
+        """Collect at least `n_rollout_steps * n_envs` tokens in whole episodes, in place of Stable-Baselines3's method.
 
-        Callbacks are called once a rollout, so what they count as steps (`save_freq`, `eval_freq`) are rollouts;
+        Callbacks are called once per rollout, so that their frequencies (`save_freq`, `eval_freq`) count rollouts.
         `num_timesteps` counts tokens.
 
         Returns:
             False if a callback asked to stop.
         """
-        if self._goes_on:  # the rollout of an update that was stopped is there
+        if self._goes_on:  # the rollout of an interrupted update was restored
             self._goes_on = False
             self.num_timesteps += rollout_buffer.n_tokens
             return True
@@ -147,18 +147,18 @@ class TextRollouts:
         return True
 
     def learn_iteration(self: Any, iteration: int, n_iterations: int) -> None:
-        """One rollout and one update; schedules see `iteration / n_iterations` as progress."""
+        """Run one rollout and one update; schedules receive `iteration / n_iterations` as progress."""
         self._iteration = (iteration, n_iterations)
         is_first = self.num_timesteps == 0 and not self._goes_on  # Stable-Baselines3 then resets the environment
         try:
-            with in_part("update"):  # a rollout's parts say so themselves
+            with in_part("update"):  # the parts of a rollout have their own `in_part`
                 self.learn(total_timesteps=1, reset_num_timesteps=is_first, log_interval=None)
         finally:
             self._iteration = None
-        self._custom_logger = True  # the next iteration goes on with this logger, instead of a new one in a new folder
+        self._custom_logger = True  # keep this logger instead of a new one in a new folder
 
     def training_state(self: Any) -> dict[str, Any]:
-        """What changes during a run besides the policy, in JSON's types."""
+        """Return the state that changes during a run, without the policy's, in JSON's types."""
         return {
             "num_timesteps": self.num_timesteps,
             "n_updates": self._n_updates,
@@ -167,16 +167,16 @@ class TextRollouts:
         }
 
     def load_training_state(self: Any, state: dict[str, Any]) -> None:
-        """Takes over what `training_state` gave."""
+        """Restore the state returned by `training_state`."""
         self.num_timesteps, self._n_updates = state["num_timesteps"], state["n_updates"]
         self.collector.load_state_dict(state["collector"])
         self.rollout_buffer.load_state_dict(state["buffer"])
 
     def update_state(self: Any, progress: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What an update goes on from besides `training_state`: numbers in JSON's types, and tensors.
+        """Return what resuming an update needs in addition to `training_state`: numbers in JSON's types, and tensors.
 
         Args:
-            progress: `update.state_dict()` at the step it goes on after.
+            progress: `update.state_dict()` after the last finished step.
         """
         values = self.logger.name_to_value.items()
         recorded = [[key, value.item() if hasattr(value, "item") else value] for key, value in values]
@@ -186,7 +186,7 @@ class TextRollouts:
         return {"progress": progress, "recorded": recorded, "prompt_side": side}, steps | rollout
 
     def load_update_state(self: Any, numbers: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Takes over what `update_state` gave, after `load_training_state`."""
+        """Restore the state returned by `update_state`; call `load_training_state` first."""
         parts: dict[str, dict[str, Tensor]] = {"step": {}, "rollout": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
@@ -198,11 +198,11 @@ class TextRollouts:
             self.logger.record(key, value)
 
     def goes_on_with_update(self: Any) -> bool:
-        """Whether there is the rest of an update that was stopped; if so, `learn_iteration` does that first."""
+        """Return whether an interrupted update can be resumed; if so, `learn_iteration` finishes it first."""
         if self.update is None or not self.update.can_go_on:
             return False
         self.update.is_over = False
-        self.num_timesteps -= self.rollout_buffer.n_tokens  # counted once more where the rollout would be collected
+        self.num_timesteps -= self.rollout_buffer.n_tokens  # `collect_rollouts` adds them again
         self._goes_on = True
         return True
 
@@ -211,7 +211,7 @@ class TextRollouts:
 
     def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
         if self._iteration is None:
-            # Progress at the start of the rollout: at its end the last update's schedules would be at 0.
+            # Use the progress at the start of the rollout: at its end, schedules would be 0 in the last update.
             start = min(num_timesteps - self.rollout_buffer.n_tokens, total_timesteps)
             super()._update_current_progress_remaining(start, total_timesteps)  # type: ignore[misc]
         else:
@@ -219,10 +219,10 @@ class TextRollouts:
 
 
 def with_text_rollouts(algorithm: type[Algorithm]) -> type[Algorithm]:
-    """A subclass of an on-policy algorithm that trains a language model; its own `train()` is not touched.
+    """Return a subclass of an on-policy algorithm that trains a language model; `train()` is not changed.
 
     Raises:
-        RL4LMsLikeError: the algorithm needs more of its policy or its rollouts than text has.
+        RL4LMsLikeError: the algorithm requires features of its policy or rollouts that text does not support.
     """
     if reason := unsupported(algorithm):
         name = getattr(algorithm, "__name__", algorithm)
@@ -235,4 +235,4 @@ def with_text_rollouts(algorithm: type[Algorithm]) -> type[Algorithm]:
 
 
 def _nothing() -> None:
-    """What nobody listens to."""
+    """Do nothing; the default of `on_step`."""

@@ -1,10 +1,10 @@
-"""A rollout of whole episodes that speaks Stable-Baselines3.
+"""Rollout buffer of whole episodes with the interface of Stable-Baselines3.
 
     add(episodes, rewards, values, log_probs)      as often as needed
     compute_returns_and_advantage()                once
-    get(batch_size) -> Minibatch                   observations: EpisodeBatch; all else flat [n_tokens]
+    get(batch_size) -> Minibatch                   observations: EpisodeBatch; other fields flat [n_tokens]
 
-So unmodified Stable-Baselines3 algorithms train a language model through it.
+With it, unmodified Stable-Baselines3 algorithms can train a language model.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rl4lms_like.core.advantages import generalized_advantages
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 
 SORTING_WINDOW = 4
-"""With `sort_by_length`, episodes are sorted within windows of this many minibatches, so that order stays random."""
+"""With `sort_by_length`, episodes are sorted within windows of this many minibatches, to keep the order random."""
 
 
 class Minibatch(NamedTuple):
-    """Whole episodes and what is known of their actions; the first six names are those of Stable-Baselines3.
+    """Whole episodes and data of their actions; the first six names are those of Stable-Baselines3.
 
     Args:
         observations: the episodes.
-        actions: `[n_actions]`, token ids, episode after episode, as in all that follow.
-        old_values: `[n_actions]`, the critic's in the rollout.
-        old_log_prob: `[n_actions]`, in the rollout.
+        actions: `[n_actions]`, token ids, episode after episode; the following fields have the same order.
+        old_values: `[n_actions]`, the critic's values in the rollout.
+        old_log_prob: `[n_actions]`, log-probs in the rollout.
         advantages: `[n_actions]`.
         returns: `[n_actions]`.
-        weights: `[n_actions]`, how an action counts in the policy's loss; see `core.objective.action_weights`.
+        weights: `[n_actions]`, weights of the actions in the policy's loss; see `core.objective.action_weights`.
     """
 
     observations: EpisodeBatch
@@ -48,18 +48,18 @@ class Minibatch(NamedTuple):
 
 
 class EpisodeBuffer:
-    """Episodes of one rollout with what is known of their tokens.
+    """Episodes of one rollout with rewards, values, log-probs and advantages of their tokens.
 
     The signature is that of Stable-Baselines3's `RolloutBuffer`.
 
     Args:
-        buffer_size: Stable-Baselines3's; a rollout has as many tokens as its episodes.
-        observation_space: Stable-Baselines3's; episodes know their shapes.
-        action_space: likewise.
-        device: where episodes and fields live.
+        buffer_size: for compatibility with Stable-Baselines3, ignored: a rollout has as many tokens as its episodes.
+        observation_space: for compatibility with Stable-Baselines3, ignored.
+        action_space: for compatibility with Stable-Baselines3, ignored.
+        device: device of the episodes and fields.
         gae_lambda: lambda of the advantages.
-        gamma: discount.
-        n_envs: Stable-Baselines3's; without meaning here.
+        gamma: discount factor.
+        n_envs: for compatibility with Stable-Baselines3, ignored.
         sort_by_length: pack episodes of similar length together.
     """
 
@@ -86,26 +86,26 @@ class EpisodeBuffer:
         self.reset()
 
     def seed(self, seed: int) -> None:
-        """Seeds the order of minibatches."""
+        """Seed the order of minibatches."""
         self._rng = np.random.default_rng(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the random numbers; episodes do not outlive their iteration."""
+        """Return the state of the random number generator. Episodes are not included."""
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         self._rng.bit_generator.state = state["rng"]
 
     def rollout(self) -> dict[str, Tensor]:
-        """The episodes and all that is known of their tokens, by name; `load_rollout` takes it back."""
+        """Return the episodes and all fields of their tokens, by name; `load_rollout` restores them."""
         assert self.episodes is not None
         parts = {name: getattr(self.episodes, name) for name in _OF_EPISODES}
         parts |= {name: getattr(self, f"_{name}") for name in _OF_TOKENS}
         return {name: part for name, part in parts.items() if part is not None}
 
     def load_rollout(self, rollout: Mapping[str, Tensor], prompt_side: Literal["left", "right"]) -> None:
-        """Takes over what `rollout` gave, of episodes whose prompts are padded on that side."""
+        """Restore the tensors returned by `rollout`; prompts are padded on `prompt_side`."""
         self.reset()
         parts = {name: part.to(self.device) for name, part in rollout.items()}
         of_episodes: dict[str, Any] = {name: parts.get(name) for name in _OF_EPISODES}
@@ -115,7 +115,7 @@ class EpisodeBuffer:
             setattr(self, f"_{name}", parts.get(name))
 
     def reset(self) -> None:
-        """Forgets all episodes."""
+        """Remove all episodes."""
         self._parts: list[tuple[EpisodeBatch, Tensor, Tensor, Tensor, Tensor]] = []
         self._kl_parts: list[Tensor] = []
         self.n_tokens = 0
@@ -123,7 +123,7 @@ class EpisodeBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether advantages have been computed."""
+        """True once advantages have been computed."""
         return self.episodes is not None
 
     def add(
@@ -135,22 +135,22 @@ class EpisodeBuffer:
         last_values: Tensor | None = None,
         kl: Tensor | None = None,
     ) -> None:
-        """Adds episodes with their flat fields.
+        """Add episodes with their flat fields.
 
         Args:
             episodes: `n` whole episodes.
-            rewards: `[n_tokens]`, KL penalty and all.
+            rewards: `[n_tokens]`, including the KL penalty.
             values: `[n_tokens]`.
-            log_probs: `[n_tokens]`, of the policy that wrote them.
-            last_values: `[n]`, the value after each episode's end; default 0.
-            kl: `[n_tokens]`, log-prob under the policy minus that under the reference; kept for who looks at the
-                rollout, no loss reads it. None = there is no reference.
+            log_probs: `[n_tokens]`, under the policy that generated the episodes.
+            last_values: `[n]`, the value after each episode's end; default: 0.
+            kl: `[n_tokens]`, log-prob under the policy minus that under the reference; for inspection of the
+                rollout, not used in losses. None = there is no reference.
 
         Raises:
-            ValueError: a field has not one entry per action, or an episode has no actions.
+            ValueError: a field does not have one entry per action, or an episode has no actions.
         """
         if not bool((episodes.lengths > 0).all()):
-            raise ValueError("an episode has no actions: all of its tokens were observed")
+            raise ValueError("an episode has no actions: all of its tokens come from the environment")
         if last_values is None:
             last_values = torch.zeros(episodes.n_episodes)
         fields = {"rewards": rewards, "values": values, "log_probs": log_probs}
@@ -165,7 +165,7 @@ class EpisodeBuffer:
         self.n_tokens += episodes.n_tokens
 
     def compute_returns_and_advantage(self, last_values: Any = None, dones: Any = None) -> None:
-        """Advantages and returns of all tokens, within each episode; the arguments are Stable-Baselines3's."""
+        """Compute advantages and returns within each episode; the arguments are Stable-Baselines3's and ignored."""
         batches, rewards, values, log_probs, ends = zip(*self._parts, strict=True)
         self.episodes = EpisodeBatch.concatenated(batches)
         self._rewards, self._values, self._log_probs = torch.cat(rewards), torch.cat(values), torch.cat(log_probs)
@@ -182,12 +182,12 @@ class EpisodeBuffer:
         self._returns = returns[self.episodes.action_mask]
 
     def get(self, batch_size: int | None = None) -> Iterator[Minibatch]:
-        """One pass over the episodes in a new random order.
+        """Iterate once over the episodes in a new random order.
 
         Args:
-            batch_size: tokens per minibatch, about; None = the whole rollout at once.
+            batch_size: approximate number of tokens per minibatch; None = the whole rollout at once.
         """
-        assert self.episodes is not None, "compute_returns_and_advantage comes first"
+        assert self.episodes is not None, "call compute_returns_and_advantage first"
         if batch_size is None:
             groups = [list(range(self.episodes.n_episodes))]
         else:
@@ -196,7 +196,7 @@ class EpisodeBuffer:
             yield self.samples(torch.tensor(group, device=self.device))
 
     def samples(self, episodes: Tensor) -> Minibatch:
-        """Some episodes and their fields; all actions weigh the same."""
+        """Return some episodes and their fields; all actions have weight 1."""
         assert self.episodes is not None
         tokens = self.episodes.token_index(episodes)
         chosen = self.episodes.select(episodes)
@@ -221,22 +221,22 @@ class EpisodeBuffer:
 
     @property
     def rewards(self) -> np.ndarray:
-        """Rewards `[n_tokens]`, KL penalty and all."""
+        """Rewards `[n_tokens]`, including the KL penalty."""
         return np.asarray(self._rewards.cpu().numpy())
 
     @property
     def values(self) -> np.ndarray:
-        """Values `[n_tokens]`; numpy, as Stable-Baselines3 expects."""
+        """Values `[n_tokens]`; NumPy, as Stable-Baselines3 expects."""
         return np.asarray(self._values.cpu().numpy())
 
     @property
     def returns(self) -> np.ndarray:
-        """Returns `[n_tokens]`; numpy, as Stable-Baselines3 expects."""
+        """Returns `[n_tokens]`; NumPy, as Stable-Baselines3 expects."""
         return np.asarray(self._returns.cpu().numpy())
 
     @property
     def log_probs(self) -> Tensor:
-        """Log-probs `[n_tokens]` under the policy that wrote them."""
+        """Log-probs `[n_tokens]` under the policy that generated the episodes."""
         return self._log_probs
 
     @property

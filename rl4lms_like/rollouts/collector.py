@@ -1,10 +1,10 @@
-"""From prompts to a full buffer, in five verbs.
+"""Rollout collection, from prompts to a full buffer.
 
 prompts  = env.reset()
 episodes = policy.generate(prompts)         [n, response_len]
 rewards  = env.play(episodes)               [n_tokens]
 scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
-buffer.add(shape(rewards, scores))          KL penalty and normalisation, then advantages once
+buffer.add(shape(rewards, scores))          KL penalty and normalisation; advantages are computed at the end
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
 
 EQUAL = 1e-5
-"""Totals of episodes that differ by less than this share are equal up to rounding: there is no spread to divide by."""
+"""A standard deviation of episode totals below this fraction of the largest total is a rounding error."""
 
 
 class ScoredEpisodes(NamedTuple):
-    """One generation batch: episodes, their task rewards `[n_tokens]`, their scores, and the parts of the rewards."""
+    """One generation batch: episodes, task rewards `[n_tokens]`, scores, and the components of the rewards."""
 
     episodes: EpisodeBatch
     rewards: Tensor
@@ -45,24 +45,24 @@ class ScoredEpisodes(NamedTuple):
     sample_ids: Sequence[str] = ()
 
     def infos(self) -> list[dict[str, Any]]:
-        """Of each episode its sample, and total task reward `r` and length `l` as Stable-Baselines3's `Monitor` has."""
+        """Return total task reward `r`, length `l` (as Stable-Baselines3's `Monitor`) and sample of each episode."""
         totals = episode_sums(self.episodes, self.rewards).tolist()
         rows = zip(totals, self.episodes.lengths.tolist(), self.sample_ids, strict=True)
         return [{"r": r, "l": n, "sample_id": sample_id} for r, n, sample_id in rows]
 
 
 class RolloutCollector:
-    """Fills a buffer with whole episodes.
+    """Collector that fills a buffer with whole episodes.
 
     Args:
         env: a `TextVecEnv`, or any vectorised environment of `TextGenEnv`s.
-        policy: writes and scores.
-        kl: what the KL to the reference costs.
+        policy: generates the episodes and scores them.
+        kl: controller of the KL coefficient.
         norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals. They are
-            not centred: a constant per token would pay for length.
-        bootstrap_truncated: the critic's value follows episodes that hit the length limit.
+            not centred, because a constant per token would reward or penalise length.
+        bootstrap_truncated: add the critic's value after episodes that hit the length limit.
         score_batch_size: tokens per scoring pass; None = a whole generation batch at once.
-        seed: of the sampling.
+        seed: seed of the sampling.
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class RolloutCollector:
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
-        """Plays in this environment from now on."""
+        """Use this environment from now on."""
         self.env = env
         self.max_episode_length: int = env.get_attr("max_episode_length", [0])[0]
         ends = env.get_attr("terminate_on_eos", [0])[0]
         self.eos_token_ids: list[int] = sorted(env.get_attr("eos_token_ids", [0])[0]) if ends else []
-        # Asked of the class: a wrapper forwards attributes, but its own work is done in `step`.
+        # Check the class, not the object: a wrapper forwards attributes, but does its own work in `step`.
         self._plays = hasattr(type(env), "play")
 
     def collect(self, buffer: EpisodeBuffer, n_tokens: int) -> dict[str, float]:
-        """Fills an empty buffer with at least `n_tokens` tokens.
+        """Fill an empty buffer with at least `n_tokens` tokens.
 
         Returns:
-            What is logged of the rollout, under RL4LMs' keys.
+            Logged statistics of the rollout, under RL4LMs' keys.
         """
         parts, gathered, seconds = [], 0, {"generate_s": 0.0, "play_s": 0.0, "score_s": 0.0}
         while gathered < n_tokens:
@@ -194,7 +194,7 @@ class RolloutCollector:
         return 1.0 / spread if spread > EQUAL * float(totals.abs().max()) else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes during a run."""
+        """Return the state that changes during a run."""
         return {
             "seeds": self.seeds.state_dict(),
             "kl": self.kl.state_dict(),
@@ -202,23 +202,23 @@ class RolloutCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         self.seeds.load_state_dict(state["seeds"])
         self.kl.load_state_dict(state["kl"])
         self.episode_infos = [dict(info) for info in state["episode_infos"]]
 
 
 def episode_sums(episodes: EpisodeBatch, field: Tensor) -> Tensor:
-    """The sum of a flat field over each episode `[n]`."""
+    """Return the sum of a flat field over each episode `[n]`."""
     return episodes.pad(field).sum(dim=1)
 
 
 def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] | None) -> dict[str, float]:
-    """Mean (and, under `<name>_std`, standard deviation) of a rollout's numbers, under RL4LMs' keys.
+    """Compute means (and, under `<name>_std`, standard deviations) of a rollout, under RL4LMs' keys.
 
     Args:
         parts: the generation batches.
-        kl_rewards: the KL's part of their rewards; None without a reference: nothing is said of the KL then.
+        kl_rewards: KL penalties of their rewards; None without a reference. Then the KL is not logged.
     """
     scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*(part.scores for part in parts), strict=True)))
     series = {

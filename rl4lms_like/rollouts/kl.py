@@ -1,4 +1,4 @@
-"""The KL penalty of the reward: its coefficient and who controls it.
+"""Coefficient of the KL penalty in the reward, and its controllers.
 
 task reward r_t  ─────────────┐
 log_prob, ref_log_prob ─ kl_t ┴─ r_t - coeff * kl_t ─ advantages
@@ -16,15 +16,15 @@ from torch import Tensor
 from rl4lms_like.core.losses import KLEstimator
 
 CLIP = 0.2
-"""Largest relative error that a controller reacts to (arXiv 1909.08593, section 2.2)."""
+"""Relative errors are clipped to this size (arXiv 1909.08593, section 2.2)."""
 
 
 class KLController(ABC):
-    """Holds the coefficient and moves it after each rollout.
+    """Base class for KL coefficients that are updated after each rollout.
 
     Args:
-        coeff: the first coefficient.
-        estimator: which single-sample estimate of the KL is paid for in the reward.
+        coeff: initial coefficient.
+        estimator: single-sample estimate of the KL that is subtracted from the reward.
         max_coeff: the coefficient never exceeds this; None = no limit.
     """
 
@@ -35,16 +35,16 @@ class KLController(ABC):
 
     @abstractmethod
     def step(self, kl: Tensor, lengths: Tensor) -> None:
-        """Sees a rollout's KL.
+        """Update the coefficient after a rollout.
 
         Args:
             kl: k1 of every token `[n_tokens]`.
-            lengths: tokens of every episode `[n]`.
+            lengths: number of tokens of every episode `[n]`.
         """
 
     @property
     def target_kl(self) -> float | None:
-        """What the controller steers to, in its own unit; None if it does not steer."""
+        """Target KL of the controller, in its own unit; None if it has no target."""
         return None
 
     def _multiply(self, factor: float) -> None:
@@ -53,28 +53,28 @@ class KLController(ABC):
             self.coeff = min(self.coeff, self.max_coeff)
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes during a run."""
+        """Return the state that changes during a run."""
         return {"coeff": self.coeff}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         self.coeff = state["coeff"]
 
 
 class FixedKLController(KLController):
-    """A coefficient that stays as it is."""
+    """Constant coefficient."""
 
     def step(self, kl: Tensor, lengths: Tensor) -> None:
-        """Does nothing."""
+        """Leave the coefficient unchanged."""
 
 
 class AdaptiveKLController(KLController):
-    """coeff ← coeff (1 + gain · clip((KL - target) / target, ±0.2)), KL the mean **per token** (RL4LMs' form).
+    """Control the mean KL **per token** as RL4LMs does: coeff ← coeff (1 + gain · clip((KL - target) / target, ±0.2)).
 
     Args:
-        coeff: the first coefficient.
-        target_kl: nats per token.
-        gain: K_beta of arXiv 1909.08593; 0.1 moves the coefficient by at most 2 % an iteration.
+        coeff: initial coefficient.
+        target_kl: in nats per token.
+        gain: K_beta of arXiv 1909.08593; 0.1 changes the coefficient by at most 2 % per iteration.
         estimator: see `KLController`.
         max_coeff: see `KLController`.
     """
@@ -94,28 +94,28 @@ class AdaptiveKLController(KLController):
 
     @property
     def target_kl(self) -> float:
-        """Nats per token."""
+        """Target KL in nats per token."""
         return self._target
 
     def step(self, kl: Tensor, lengths: Tensor) -> None:
-        """Moves the coefficient towards the target."""
+        """Move the coefficient so that the KL approaches the target."""
         self.move(float(kl.double().mean()))
 
     def move(self, mean_kl: float) -> None:
-        """Moves the coefficient for an observed mean KL per token."""
+        """Update the coefficient for an observed mean KL per token."""
         error = np.clip((mean_kl - self._target) / self._target, -CLIP, CLIP)
         self._multiply(float(1 + self.gain * error))
 
 
 class HorizonKLController(KLController):
-    """coeff ← coeff (1 + clip(KL / target - 1, ±0.2) · n / horizon), KL the mean **per sequence**, n its episodes.
+    """Control the mean KL **per sequence**: coeff ← coeff (1 + clip(KL / target - 1, ±0.2) · n / horizon).
 
-    n counts at most up to the horizon, so that the coefficient stays positive.
+    n is the number of episodes of the rollout, limited to the horizon so that the coefficient stays positive.
 
     Args:
-        coeff: the first coefficient.
-        target_kl: nats per sequence.
-        horizon: episodes.
+        coeff: initial coefficient.
+        target_kl: in nats per sequence.
+        horizon: number of episodes.
         estimator: see `KLController`.
         max_coeff: see `KLController`.
     """
@@ -135,15 +135,15 @@ class HorizonKLController(KLController):
 
     @property
     def target_kl(self) -> float:
-        """Nats per sequence."""
+        """Target KL in nats per sequence."""
         return self._target
 
     def step(self, kl: Tensor, lengths: Tensor) -> None:
-        """Moves the coefficient towards the target."""
+        """Move the coefficient so that the KL approaches the target."""
         self.move(float(kl.double().sum()) / len(lengths), len(lengths))
 
     def move(self, mean_kl: float, n_episodes: int) -> None:
-        """Moves the coefficient for an observed mean KL per sequence over `n_episodes` episodes."""
+        """Update the coefficient for an observed mean KL per sequence over `n_episodes` episodes."""
         error = np.clip(mean_kl / self._target - 1, -CLIP, CLIP)
         self._multiply(float(1 + error * min(n_episodes / self.horizon, 1.0)))
 
@@ -158,7 +158,7 @@ def make_kl_controller(
     estimator: KLEstimator = "k1",
     max_coeff: float | None = None,
 ) -> KLController:
-    """The controller of a config's `alg.kl_div` block; without a target the coefficient is fixed."""
+    """Return the controller of a config's `alg.kl_div` block; without a target the coefficient is constant."""
     if controller == "fixed" or target_kl is None:
         return FixedKLController(coeff, estimator=estimator, max_coeff=max_coeff)
     if controller == "horizon":

@@ -1,9 +1,9 @@
-"""Where an update stands, so that one that is stopped goes on with its next minibatch.
+"""Progress of an update, so that an interrupted update can resume with its next minibatch.
 
     rollout ─ update begins ─ epoch 1: m m m m ─ epoch 2: m m | m m
                                                               epoch 2, 2 done
 
-The order of an epoch is drawn again from the random numbers that it was drawn from, and what is done is passed over.
+On resuming, the order of the epoch is sampled again from the same random state, and finished minibatches are skipped.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
 
 Logged = dict[str, Tensor]
-"""What is logged of a step, by name; single numbers."""
+"""Logged scalars of a step, by name."""
 
 
 class UpdateProgress:
-    """What is done of an update.
+    """Progress of an update.
 
     Attributes:
-        has_begun: whether the rollout is as the steps see it (its advantages normalised, for instance).
-        can_go_on: whether the weights are those after a whole number of steps.
-        is_over: whether nothing is left to do.
-        epoch: the pass over the rollout that is under way, from 1; 0 = none yet.
-        n_done: minibatches of it that are done.
-        steps: what is logged of each step so far.
+        has_begun: whether the rollout is prepared for the steps (its advantages are normalised, for instance).
+        can_go_on: whether the update can be resumed: no step has changed only part of the weights.
+        is_over: whether the update is finished.
+        epoch: current pass over the rollout, from 1; 0 = none yet.
+        n_done: number of finished minibatches of this pass.
+        steps: logged scalars of each step so far.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class UpdateProgress:
     def minibatches(
         self, buffer: EpisodeBuffer, n_epochs: int, batch_size: int | None, done: Callable[[], None]
     ) -> Iterator[Minibatch]:
-        """The minibatches that are still to do, of all epochs.
+        """Iterate over the remaining minibatches of all epochs.
 
         Args:
-            buffer: with the rollout.
-            n_epochs: passes over it.
-            batch_size: tokens per minibatch, about; None = the whole rollout at once.
-            done: called after each.
+            buffer: contains the rollout.
+            n_epochs: number of passes over it.
+            batch_size: approximate number of tokens per minibatch; None = the whole rollout at once.
+            done: called after each minibatch.
         """
         if self.epoch:
             buffer.load_state_dict(self._order)
@@ -64,16 +64,16 @@ class UpdateProgress:
                 self.n_done = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, in JSON's types."""
+        """Return the progress, in JSON's types."""
         return {"epoch": self.epoch, "n_done": self.n_done, "order": self._order, "n_steps": len(self.steps)}
 
     def logged(self, n_steps: int) -> dict[str, Tensor]:
-        """What is logged of the first `n_steps` steps, by `<step>.<name>`."""
+        """Return the logged scalars of the first `n_steps` steps, by `<step>.<name>`."""
         steps = enumerate(self.steps[:n_steps])
         return {f"{index}.{name}": value.detach() for index, step in steps for name, value in step.items()}
 
     def load_state_dict(self, state: dict[str, Any], logged: Mapping[str, Tensor]) -> None:
-        """Takes over what `state_dict` and `logged` gave."""
+        """Restore the state returned by `state_dict` and `logged`."""
         self.has_begun = self.can_go_on = True
         self.epoch, self.n_done, self._order = state["epoch"], state["n_done"], state["order"]
         self.steps = [{} for _ in range(state["n_steps"])]

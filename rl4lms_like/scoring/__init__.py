@@ -1,1 +1,1 @@
-"""Text in, numbers out: one function a score, used by the reward and the metric of that name."""
+"""Scores of texts: one function per score, used by the reward and the metric of the same name."""

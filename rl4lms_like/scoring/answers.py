@@ -1,4 +1,4 @@
-"""Is the answer right: text against a pattern, text against the references.
+"""Checks of answers: texts against a pattern, texts against the references.
 
     "The answer is: The Cat."  --extract-->  "The Cat."  --normalise-->  "cat"  ==  "cat"  <--  "a cat"
 
@@ -20,22 +20,22 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compiled(pattern: str, flags: Sequence[str] = ()) -> re.Pattern[str]:
-    """A regular expression.
+    """Compile a regular expression.
 
     Raises:
-        ValueError: it is none; says where.
+        ValueError: the pattern is invalid; the message has the position of the error.
     """
     try:
         return re.compile(pattern, sum((re.RegexFlag[flag.upper()] for flag in flags), re.RegexFlag(0)))
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from error
 
 
 def check_group(pattern: re.Pattern[str], group: int | str) -> None:
-    """Refuses a group that the pattern does not have.
+    """Raise an error for a group that the pattern does not have.
 
     Raises:
-        ValueError: it has no such group.
+        ValueError: the pattern has no such group.
     """
     names: Mapping[str, int] = pattern.groupindex
     if group not in names if isinstance(group, str) else not 0 <= group <= pattern.groups:
@@ -51,14 +51,14 @@ def matches(
     match: Literal["search", "match", "fullmatch"] = "search",
     invert: bool = False,
 ) -> list[bool]:
-    """Whether each text fits a pattern.
+    """Return whether each text matches a pattern.
 
     Args:
         texts: `n` texts.
         pattern: the regular expression.
-        group: the group that has to take part in the match; 0 is the whole.
-        match: anywhere in the text (`search`), at its start, or all of it.
-        invert: whether it does not fit, instead.
+        group: group that must take part in the match; 0 is the whole match.
+        match: where to match: anywhere in the text (`search`), at its start (`match`), or all of it (`fullmatch`).
+        invert: return whether each text does not match.
     """
     find = getattr(pattern, match)
     found = (find(text) for text in texts)
@@ -67,14 +67,14 @@ def matches(
 
 @dataclass(frozen=True, kw_only=True)
 class Normalisation:
-    """When two answers are the same.
+    """Normalisation of answers before they are compared.
 
     Args:
-        ignore_case: upper and lower case are the same.
-        ignore_whitespace: white space around counts for nothing, and inside as one space.
-        ignore_punctuation: ASCII punctuation is left out.
-        ignore_articles: the words a, an, the are left out.
-        extract: what of a text is the answer.
+        ignore_case: treat upper and lower case as equal.
+        ignore_whitespace: strip surrounding whitespace and collapse inner whitespace to one space.
+        ignore_punctuation: remove ASCII punctuation.
+        ignore_articles: remove the words a, an, the.
+        extract: pattern that finds the answer in a text.
     """
 
     ignore_case: bool = False
@@ -84,7 +84,7 @@ class Normalisation:
     extract: re.Pattern[str] | None = None
 
     def normalised(self, text: str) -> str:
-        """The text without what makes no difference."""
+        """Return the normalised text."""
         if self.ignore_case:
             text = text.lower()
         if self.ignore_punctuation:
@@ -94,20 +94,20 @@ class Normalisation:
         return " ".join(text.split()) if self.ignore_whitespace else text
 
     def answer_of(self, response: str) -> str | None:
-        """The normalised answer in a response; None if it has none."""
+        """Return the normalised answer of a response, or None if it has none."""
         answer = response if self.extract is None else extracted(response, self.extract)
         return None if answer is None else self.normalised(answer)
 
     def reference(self, text: str) -> str:
-        """The normalised answer that a reference gives: what is extracted from it, or the whole if nothing is."""
+        """Return the normalised answer of a reference: the extracted text, or the whole text without a match."""
         answer = None if self.extract is None else extracted(text, self.extract)
         return self.normalised(text if answer is None else answer)
 
 
 def extracted(text: str, pattern: re.Pattern[str]) -> str | None:
-    """What the last match of a pattern caught: its first group that takes part, or the whole; None without a match.
+    """Return the first participating group of a pattern's last match, or the whole match; None without a match.
 
-    Matches of no letters are none: `.*` has one behind every text.
+    Empty matches are ignored: `.*` has one at the end of every text.
     """
     last = None
     for hit in pattern.finditer(text):
@@ -120,7 +120,7 @@ def extracted(text: str, pattern: re.Pattern[str]) -> str | None:
 def exact_matches(
     responses: Sequence[str], references: Sequence[Sequence[str]], how: Normalisation
 ) -> list[bool | None]:
-    """Whether each response is one of its references; None where there are none."""
+    """Return whether each response equals one of its references; None for a response without references."""
     known: dict[str, str] = {}
 
     def reference(text: str) -> str:
@@ -136,10 +136,10 @@ def exact_matches(
 
 
 def as_rewards(right: Sequence[bool | None], reward: float, penalty: float) -> list[float]:
-    """`reward` for each right answer, `penalty` for each wrong one.
+    """Return `reward` for each right answer, `penalty` for each wrong one.
 
     Raises:
-        ValueError: an answer has no references to be held against.
+        ValueError: an answer has no references to compare with.
     """
     if None in right:
         raise ValueError(f"entry {right.index(None)} has no references to compare with")
@@ -147,7 +147,7 @@ def as_rewards(right: Sequence[bool | None], reward: float, penalty: float) -> l
 
 
 def as_results(key: str, right: Sequence[bool | None]) -> dict[str, tuple[list[float] | None, float]]:
-    """A metric's results: 1, 0 or NaN for each text, and the share of right ones among those that can be told."""
+    """Return a metric's results: 1, 0 or NaN for each text, and the fraction of 1 among texts with references."""
     scores = [float("nan") if is_right is None else float(is_right) for is_right in right]
-    told = [score for score in scores if score == score]
+    told = [score for score in scores if score == score]  # without NaN
     return {key: (scores, sum(told) / len(told) if told else float("nan"))}

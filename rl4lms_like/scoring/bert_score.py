@@ -1,6 +1,6 @@
-"""BERTScore (Zhang et al., 2020): each token's nearest neighbour in the other text, by a model's hidden states.
+"""BERTScore (Zhang et al., 2020): similarity of each token to its nearest neighbour in the other text.
 
-The package `bert-score` computes it; here its scorer is loaded once, and empty texts never reach it.
+The package `bert-score` computes it from a model's hidden states. Its scorer is loaded once and gets no empty texts.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ _ROLE = "model of BERTScore"
 
 
 class BERTScoreModel:
-    """`bert-score`'s scorer, loaded at first use and left behind when it is pickled.
+    """`bert-score`'s scorer, loaded at first use and not pickled.
 
     Args:
-        language: chooses the model where none is named: `en` roberta-large, `zh` bert-base-chinese, `tr` a Turkish
-            BERT, `en-sci` SciBERT, all others bert-base-multilingual-cased.
+        language: selects the default model: `en` roberta-large, `zh` bert-base-chinese, `tr` a Turkish BERT, `en-sci`
+            SciBERT, all others bert-base-multilingual-cased.
         model_type: hub id or local folder of another model.
-        num_layers: its layer whose hidden states are compared; None: the one that `bert-score` found best, which it
-            knows for published models.
+        num_layers: layer whose hidden states are compared; None: the best layer according to `bert-score`, which lists
+            published models.
         batch_size: texts per forward pass.
         device: `auto`, `cpu`, `cuda:1` ...
-        dtype: of the weights.
-        idf: weigh tokens by how few references they occur in.
-        rescale_with_baseline: shift and stretch the scores by those of unrelated texts, which `bert-score` knows for
-            some models.
-        needed_by: the component, for messages.
+        dtype: dtype of the weights.
+        idf: weight tokens by their inverse document frequency in the references.
+        rescale_with_baseline: rescale the scores by those of unrelated texts, which `bert-score` has for some models.
+        needed_by: name of the component, for error messages.
 
     Raises:
         MissingExtraError: `bert-score` is not installed.
-        ModelError: the model can only be a local folder, and there is none.
+        ModelError: the model can only be a local folder, which does not exist.
         ValueError: the layer or the baseline is not known, or there is no such device.
     """
 
@@ -63,7 +62,7 @@ class BERTScoreModel:
         known = package.model2layers.get(self.model_type)
         if num_layers is None and known is None:
             raise ValueError(
-                f"which layer of {self.model_type!r} BERTScore is to compare is not known; give num_layers"
+                f"num_layers is required: bert-score does not list the layer to compare for {self.model_type!r}"
             )
         self.num_layers = known if num_layers is None else num_layers
         self.batch_size = batch_size
@@ -77,9 +76,9 @@ class BERTScoreModel:
         self._require_weights(check_complete)
 
     def f1(self, generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        """The best F1 over its references for each text, which has at least one.
+        """Return the best F1 over its references for each text, which has at least one.
 
-        An empty text, and an empty reference, have 0 (before rescaling), as in `bert-score`.
+        An empty text and an empty reference score 0 before rescaling, as in `bert-score`.
 
         Raises:
             ModelError: the model cannot be loaded, or its hidden states are NaN.
@@ -87,7 +86,7 @@ class BERTScoreModel:
         pairs = [(text, ref) for text, each in zip(generated_texts, references, strict=True) for ref in each]
         comparable = [(text, ref) for text, ref in dict.fromkeys(pairs) if text.strip() and ref.strip()]
         if self.idf and comparable:
-            self._scorer._idf_dict = None  # else a warning that it is replaced
+            self._scorer._idf_dict = None  # avoids a warning that it is replaced
             self._scorer.compute_idf([ref for _, ref in pairs if ref.strip()])
         score_of = dict(zip(comparable, self._scores(comparable), strict=True))
         score_of.update((pair, self._of_nothing) for pair in pairs if pair not in score_of)
@@ -100,13 +99,13 @@ class BERTScoreModel:
             return []
         texts, references = [text for text, _ in pairs], [ref for _, ref in pairs]
         precision, _, f1 = self._scorer.score(texts, references, batch_size=self.batch_size)
-        if not self.idf:  # with idf, a text of words that all references have is 0 / 0, of which the package makes 0
+        if not self.idf:  # with idf, words that all references contain give 0 / 0, which the package turns into 0
             require_finite(precision, _ROLE, self.model_type)
         return f1.tolist()
 
     @cached_property
     def _of_nothing(self) -> float:
-        """The score of an empty text."""
+        """Score of an empty text."""
         if not self.rescale_with_baseline:
             return 0.0
         baseline = float(self._scorer.baseline_vals[2])
@@ -119,7 +118,7 @@ class BERTScoreModel:
         return shared((*setting, self.rescale_with_baseline, version_of(self.model_type)), self._load)
 
     def _require_weights(self, read: Callable[..., object]) -> None:
-        """Look at the weights once by ourselves: the package loads the model and does not report what is missing."""
+        """Check that the weights are complete: the package does not report missing weights."""
         import transformers
 
         auto_class = transformers.T5EncoderModel if "t5" in self.model_type else transformers.AutoModel
@@ -129,10 +128,10 @@ class BERTScoreModel:
         import torch
         from bert_score import BERTScorer
 
-        if not Path(place_of(self.model_type)).is_dir():  # a folder has been looked at when this was built
+        if not Path(place_of(self.model_type)).is_dir():  # a folder was checked in the constructor
             self._require_weights(load_complete)
         try:
-            with torch.random.fork_rng(devices=[]):  # an unused part that the checkpoint lacks is drawn at random
+            with torch.random.fork_rng(devices=[]):  # unused weights that the checkpoint lacks are random
                 scorer = BERTScorer(
                     model_type=place_of(self.model_type),
                     num_layers=self.num_layers,

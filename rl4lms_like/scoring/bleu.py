@@ -1,7 +1,7 @@
-"""BLEU-4 (Papineni et al., 2002) on whitespace tokens: all references, no smoothing.
+"""BLEU-4 (Papineni et al., 2002) on whitespace tokens, with all references and no smoothing.
 
-As in Hugging Face's metric `bleu`, which RL4LMs used: the brevity penalty counts the shortest reference, and a text or
-corpus without a common 4-gram scores 0. Nothing generated scores 0 too; there that metric failed.
+As in Hugging Face's metric `bleu`, which RL4LMs used, the brevity penalty uses the shortest reference, and a text or
+corpus without a common 4-gram scores 0. An empty text or corpus also scores 0, where that metric failed.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from rl4lms_like.scoring.ngrams import ngrams
 from rl4lms_like.scoring.references import readings
 
 ORDER = 4
-"""Tokens of the longest n-gram."""
+"""Number of tokens of the longest n-grams."""
 
 
 @dataclass(frozen=True)
 class BleuScores:
-    """The score of each text alone, and of all together, from 0 to 1."""
+    """BLEU of each text alone and of the corpus, from 0 to 1."""
 
     texts: list[float]
     corpus: float
 
 
 def bleu(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> BleuScores:
-    """BLEU of each text and of the corpus, whose counts are summed before they are divided.
+    """Compute BLEU of each text, and of the corpus from the summed counts.
 
     Args:
         generated_texts: `n` texts.
-        references: for each at least one reference.
+        references: at least one reference per text.
     """
     read = readings(references, lambda texts: ReferenceGrams([text.split() for text in texts]))
     counts = [_counts(generated.split(), reference) for generated, reference in zip(generated_texts, read, strict=True)]
@@ -40,10 +40,10 @@ def bleu(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) ->
 
 
 class ReferenceGrams:
-    """What counts of a text's references: their lengths, and of each n-gram the most that one of them has.
+    """Lengths of a text's references, and the maximum count of each n-gram in one of them.
 
     Args:
-        references: the tokens of each.
+        references: tokens of each reference.
     """
 
     def __init__(self, references: Sequence[list[str]]) -> None:
@@ -56,7 +56,7 @@ class ReferenceGrams:
                     self._most[gram] = count
 
     def matches(self, tokens: list[str]) -> list[int]:
-        """How many of a text's n-grams are theirs, for n = 1 to 4."""
+        """Return the number of a text's n-grams that are in the references, for n = 1 to 4."""
         matches, of_references = [0] * ORDER, self._most.get
         for gram, count in Counter(_grams(tokens)).items():
             if most := of_references(gram):
@@ -65,7 +65,7 @@ class ReferenceGrams:
 
 
 def n_grams_of(length: int) -> list[int]:
-    """How many n-grams a text of that many tokens has, for n = 1 to 4."""
+    """Return the number of n-grams of a text with `length` tokens, for n = 1 to 4."""
     return [max(length - shorter, 0) for shorter in range(ORDER)]
 
 
@@ -74,7 +74,7 @@ def _grams(tokens: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _counts(tokens: list[str], reference: ReferenceGrams) -> list[int]:
-    """Length, shortest reference, and for each order the n-grams, then for each order those in a reference."""
+    """Return the length, that of the shortest reference, and for each order the n-grams, then those in a reference."""
     return [len(tokens), min(reference.lengths), *n_grams_of(len(tokens)), *reference.matches(tokens)]
 
 

@@ -1,7 +1,7 @@
-"""BLEURT (Sellam et al., 2020): a BERT that was tuned on people's ratings reads a reference and a candidate.
+"""BLEURT (Sellam et al., 2020): score of a reference and a candidate by a BERT that was tuned on human ratings.
 
-The published TensorFlow checkpoints are on the hub as plain BERT with one logit; BLEURT-20 and its distilled sizes have
-an architecture of their own and are not.
+The published TensorFlow checkpoints are on the hub as plain BERT with one logit. BLEURT-20 and its distilled sizes have
+another architecture and are not.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ CHECKPOINTS = MappingProxyType(
         for length in (128, 512)
     }
 )
-"""Published name -> where the hub has it as plain BERT, and the most tokens of a pair."""
+"""Published name -> hub id of the plain BERT, and the maximum number of tokens of a pair."""
 
 
 def bleurt_classifier(
     checkpoint: str | None, *, batch_size: int, device: str, dtype: str, max_length: int | None = None
 ) -> Classifier:
-    """The checkpoint as a classifier of pairs.
+    """Return the checkpoint as a classifier of pairs.
 
     Args:
         checkpoint: a published name, a hub id or a local folder of a BERT with one logit; None: `bleurt-base-128`.
         batch_size: pairs per forward pass.
         device: `auto`, `cpu`, `cuda:1` ...
-        dtype: of the weights.
-        max_length: tokens of a pair; None: what a published checkpoint was tuned with, of others what they take.
+        dtype: dtype of the weights.
+        max_length: maximum tokens per pair; None: the training length of a published checkpoint, or the model's limit.
 
     Raises:
-        ModelError: it can only be a local folder, and there is none, or one of a model with several logits.
+        ModelError: the name can only be a local folder, which does not exist, or the model has several logits.
         ValueError: a published checkpoint that is not plain BERT.
     """
     name = checkpoint or DEFAULT
     if name.startswith("BLEURT-20"):
-        raise ValueError(f"{name} is not plain BERT and cannot be loaded; there are {', '.join(CHECKPOINTS)}")
+        raise ValueError(f"{name} is not plain BERT and cannot be loaded; available: {', '.join(CHECKPOINTS)}")
     hub_id, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
     scorer = classifier(
         hub_id,
@@ -59,9 +59,9 @@ def bleurt_classifier(
 def bleurt_scores(
     scorer: Classifier, generated_texts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> list[float]:
-    """The best score over its references for each text, roughly from -1 to 1; each text has at least one.
+    """Return the best score over its references for each text, roughly from -1 to 1; each text has at least one.
 
-    Long pairs lose the ends of their longer texts, as in the original. An empty text is scored as any other.
+    In pairs that are too long, the end of the longer text is cut, as in the original. Empty texts are scored as others.
     """
     pairs = [(reference, text) for text, each in zip(generated_texts, references, strict=True) for reference in each]
     distinct = list(dict.fromkeys(pairs))

@@ -1,11 +1,11 @@
-"""CIDEr-D: n-grams in common, rare ones worth more (Vedantam et al., 2015), by RL4LMs' tokens.
+"""CIDEr-D: n-gram overlap weighted by document frequency (Vedantam et al., 2015), on RL4LMs' tokens.
 
 tokens     spaCy's English tokenizer, case kept, joined by spaces and split again
-weight     count of an n-gram times log(documents / documents that have it); a document is the references of one text
-score      10 x mean over n = 1..4 and over references of a clipped cosine, smaller where the lengths differ
+weight     count of an n-gram times log(documents / documents that contain it); a document is one text's references
+score      10 x mean over n = 1..4 and over references of a clipped cosine, smaller if the lengths differ
 
-The documents are the batch's own references, or those of a file. With the batch's own, a score depends on what else
-is scored with it, and one text alone always gets 0: log(1 / 1).
+The documents are the references of the batch, or those of a file. With those of the batch, a score depends on the other
+texts of the batch, and a single text always gets 0: log(1 / 1).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rl4lms_like.core.errors import import_extra
 NEEDS = "extra 'captions'"
 MAX_ORDER = 4
 SIGMA = 6.0
-"""Spread of the penalty for a difference in length, in bigrams."""
+"""Standard deviation of the Gaussian penalty for a difference in length, in bigrams."""
 
 Ngram: TypeAlias = "tuple[str, ...]"
 
 
 @dataclass(frozen=True)
 class Frequencies:
-    """What n-grams weigh by the documents that have them.
+    """Inverse document frequencies of n-grams.
 
     Args:
-        weights: log of all documents over those that have the n-gram.
-        largest: that of an n-gram in one document; also of one in none.
+        weights: n-gram -> log(documents / documents that contain it).
+        largest: weight of an n-gram in one document, also used for an n-gram in none.
     """
 
     weights: Mapping[Ngram, float]
@@ -46,12 +46,12 @@ class Frequencies:
 def cider(
     generated_texts: Sequence[str], references: Sequence[Sequence[str]], frequencies: Frequencies | None = None
 ) -> list[float]:
-    """CIDEr-D of each text, from 0 to 10; NaN for one without references.
+    """Return CIDEr-D of each text, from 0 to 10; NaN for a text without references.
 
     Args:
         generated_texts: `n` texts.
-        references: `n` lists.
-        frequencies: of n-grams; None: those of `references`.
+        references: `n` lists of references.
+        frequencies: document frequencies; None: those of `references`.
     """
     counted = {text: _counts(text) for texts in references for text in texts}
     known = frequencies or _frequencies([counted[text] for text in texts] for texts in references if texts)
@@ -67,24 +67,24 @@ def cider(
 
 
 def frequencies_of_file(path: str) -> Frequencies:
-    """Those of a file of references, read once a process unless it changes.
+    """Return the document frequencies of a file of references, read once per process unless it changes.
 
     Args:
-        path: `.jsonl`: a line is the references of one sample, as text, as a list of texts, or as an object that has
-            them as `references`; any other file: a line is one sample's only reference.
+        path: a `.jsonl` file has the references of one sample per line, as a text, a list of texts, or an object with
+            `references`; any other file has one sample's only reference per line.
 
     Raises:
-        ValueError: there is no such file, a line has another form, or nothing is in it.
+        ValueError: the file does not exist or has no references, or a line has another form.
     """
     file = existing_file(path)
     return _frequencies_of_file(file, file.stat().st_mtime_ns)
 
 
 def existing_file(path: str) -> Path:
-    """The file of references.
+    """Return the path of the file of references.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the file does not exist.
     """
     file = with_home(path)
     if not file.is_file():
@@ -93,7 +93,7 @@ def existing_file(path: str) -> Path:
 
 
 def require_cider(needed_by: str) -> None:
-    """Nothing, or an error where the tokenizer is missing: for constructors of components.
+    """Raise an error if the tokenizer is missing, for constructors of components.
 
     Raises:
         MissingExtraError: spaCy is not installed.
@@ -103,12 +103,12 @@ def require_cider(needed_by: str) -> None:
 
 @lru_cache(maxsize=2**15)
 def tokens(text: str) -> tuple[str, ...]:
-    """The tokens of a text by spaCy, without white space."""
+    """Return spaCy's tokens of a text, without white space."""
     return tuple(" ".join(token.text for token in _tokenizer()(text)).split())
 
 
 class _Vector:
-    """A text's n-grams by order with their weights, the length of each vector, and the text's number of bigrams."""
+    """A text's n-grams by order with their weights, the norm of each vector, and the number of bigrams."""
 
     def __init__(self, counts: Counter[Ngram], frequencies: Frequencies) -> None:
         self.weights: list[dict[Ngram, float]] = [{} for _ in range(MAX_ORDER)]
@@ -120,7 +120,7 @@ class _Vector:
 
 
 def _similarity(text: _Vector, reference: _Vector) -> float:
-    """Mean over the orders of the clipped cosine, times the penalty for a difference in length."""
+    """Return the mean over the orders of the clipped cosine, times the penalty for a difference in length."""
     total = 0.0
     for mine, theirs, my_norm, their_norm in zip(
         text.weights, reference.weights, text.norms, reference.norms, strict=True
@@ -152,7 +152,7 @@ def _frequencies_of_file(file: Path, changed: int) -> Frequencies:
 
 
 def _frequencies(documents: Iterable[Sequence[Counter[Ngram]]]) -> Frequencies:
-    """By documents, each the n-grams of one sample's references."""
+    """Return the frequencies over documents; a document is the n-gram counts of one sample's references."""
     n_with: Counter[Ngram] = Counter()
     n_documents = 0
     for counts in documents:

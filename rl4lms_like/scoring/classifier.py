@@ -1,8 +1,8 @@
-"""Sequence classifiers and reward models: texts in, one row of logits each out.
+"""Sequence classifiers and reward models: one row of logits for each text.
 
-texts ─ tokens, cut to what the model takes ─ sorted by length ─ batches, padded on the right ─ logits in the old order
+texts ─ tokens, truncated to the model's limit ─ sorted by length ─ batches, padded on the right ─ logits in input order
 
-A reward model has one logit; of a classifier's several, one label is the score.
+A reward model has one logit. A classifier has several, of which one label is the score.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
 _ONE_AT_A_TIME = Lock()
-"""Of the batches of all threads: `_forward` may lend a config its padding token."""
+"""Lock for the batches of all threads, because `_forward` may temporarily set a config's padding token."""
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A frozen sequence classifier, and how it is fed.
+    """Frozen sequence classifier with its batch size and maximum input length.
 
     Args:
         frozen: the checkpoint, of `AutoModelForSequenceClassification`.
         batch_size: texts per forward pass.
-        max_length: tokens; longer inputs are cut on the tokenizer's truncation side. None: what the model takes.
+        max_length: maximum tokens of an input, truncated on the tokenizer's truncation side; None: the model's limit.
     """
 
     frozen: FrozenModel
@@ -40,7 +40,7 @@ class Classifier:
 
     @property
     def n_labels(self) -> int:
-        """How many logits it has."""
+        """Number of logits."""
         return int(self.frozen.model.config.num_labels)
 
     def logits(
@@ -51,16 +51,16 @@ class Classifier:
         add_special_tokens: bool = True,
         append_eos: bool = False,
     ) -> torch.Tensor:
-        """The logits of each text, `[n, n_labels]`, float32 on the CPU.
+        """Return the logits of each text, `[n, n_labels]`, float32 on the CPU.
 
         Args:
             texts: `n` texts.
-            second_texts: where given, each input is a pair of texts, as the tokenizer joins them.
-            add_special_tokens: False where the texts have them already.
-            append_eos: end each input with the tokenizer's end-of-text token, where it does not end so already.
+            second_texts: if given, each input is a pair of texts, joined by the tokenizer.
+            add_special_tokens: False if the texts already contain them.
+            append_eos: append the tokenizer's end-of-text token to each input that does not end with it.
 
         Raises:
-            ModelError: the checkpoint cannot be loaded, answers with NaN or infinity, or there is no such token.
+            ModelError: the checkpoint cannot be loaded, returns NaN or infinity, or has no end-of-text token.
         """
         import torch
 
@@ -88,7 +88,7 @@ class Classifier:
                     for values in others:  # the token belongs to the second text
                         values.append(values[-1] if values else 0)
         for index, ids in enumerate(rows["input_ids"]):
-            if not ids:  # an empty text, and a tokenizer that adds nothing to it
+            if not ids:  # an empty text and a tokenizer without special tokens
                 for name, values in rows.items():
                     values[index] = [_some_token(tokenizer) if name == "input_ids" else 0]
         results = torch.zeros(len(texts), self.n_labels)
@@ -105,23 +105,23 @@ class Classifier:
         return min((limit for limit in (own, self.max_length) if limit is not None), default=None)
 
     def label_index(self, label: int | str | None, *, single: bool = True) -> int:
-        """Which logit a label is; None is the only one of a reward model.
+        """Return the index of a label's logit; None selects the only logit of a reward model.
 
         Raises:
-            ModelError: the checkpoint has no such label, and the message lists those it has; or it has one logit only,
-                and that will not do.
+            ModelError: the checkpoint has no such label, and the message lists its labels; or it has only one logit
+                and `single` is False.
         """
         return _index_of(label, self.frozen.model.config, self.frozen.model_name, single=single)
 
     def check_label(self, label: int | str | None, *, single: bool = True) -> None:
-        """Says early that there is no such label, where the checkpoint is a local folder; loads no weights.
+        """Raise an error for an unknown label of a local checkpoint, without loading weights.
 
         Args:
-            label: index or name; None is the only one of a reward model.
-            single: whether a model with one logit will do.
+            label: index or name; None: the only logit of a reward model.
+            single: accept a model with one logit.
 
         Raises:
-            ModelError: as `label_index`.
+            ModelError: as in `label_index`.
         """
         config = self.frozen.local_config()
         if config is not None:
@@ -139,7 +139,7 @@ def classifier(
     max_length: int | None = None,
     trust_remote_code: bool = False,
 ) -> Classifier:
-    """A classifier by the name of its checkpoint; arguments are those of `FrozenModel` and `Classifier`."""
+    """Return the classifier of a checkpoint; the arguments are those of `FrozenModel` and `Classifier`."""
     frozen = FrozenModel(
         model_name,
         AUTO_CLASS,
@@ -160,7 +160,7 @@ def label_probabilities(
     label_ix: int,
     include_prompt: bool,
 ) -> list[float]:
-    """The softmax probability of one class for each response, read right after its prompt or alone."""
+    """Return the softmax probability of one class for each response, appended to its prompt or alone."""
     index = scorer.label_index(label_ix, single=False)
     prompts = prompt_texts if include_prompt else [""] * len(generated_texts)
     texts = [prompt + generated for prompt, generated in zip(prompts, generated_texts, strict=True)]
@@ -168,14 +168,14 @@ def label_probabilities(
 
 
 def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:
-    """Indices in batches, the longest rows first: what fits into memory shows at once."""
+    """Yield batches of indices, longest rows first, so that a lack of memory shows in the first batch."""
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
 def _batches(rows: Sequence[list[int]], batch_size: int, config: Any) -> Iterator[list[int]]:
-    """As `batches_by_length`; encoder-decoders want rows with as many ends of text each, which texts may spell."""
+    """Yield batches by length; in encoder-decoders the rows of a batch must have equally many end-of-text tokens."""
     end = config.eos_token_id if config.is_encoder_decoder else None
     by_ends: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
@@ -188,7 +188,7 @@ def _batches(rows: Sequence[list[int]], batch_size: int, config: Any) -> Iterato
 def _index_of(label: int | str | None, config: Any, model_name: str, *, single: bool) -> int:
     n_labels = int(config.num_labels)
     if n_labels == 1 and not single:
-        raise ModelError(f"{model_name!r} has one logit, whose probability is always 1: it is one for 'reward_model'")
+        raise ModelError(f"{model_name!r} has one logit, whose probability is always 1: use 'reward_model'")
     if label is None and n_labels == 1:
         return 0
     names = [str(config.id2label.get(index, index)) for index in range(n_labels)]
@@ -196,15 +196,15 @@ def _index_of(label: int | str | None, config: Any, model_name: str, *, single: 
     if isinstance(index, int) and 0 <= index < n_labels:
         return index
     known = ", ".join(f"{index} ({name!r})" for index, name in enumerate(names))
-    asked = "say which label counts" if label is None else f"there is no label {label!r}"
+    asked = "no label is selected" if label is None else f"there is no label {label!r}"
     raise ModelError(f"{model_name!r}: {asked}; its labels are {known}")
 
 
 def _forward(model: Any, batch: dict[str, list[list[int]]]) -> torch.Tensor:
-    """The logits of a batch, padded on the right.
+    """Return the logits of a batch, padded on the right.
 
-    Decoders read their score at the last token that is not the config's padding token. Where a config names none, they
-    read it at the last token: then any token is padding that no row of this batch ends with.
+    Decoders take the score at the last token that is not the config's padding token. If the config has none, the
+    padding is temporarily a token with which no row of this batch ends.
     """
     config = model.config.get_text_config()
     if config.pad_token_id is not None:

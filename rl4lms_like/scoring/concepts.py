@@ -1,4 +1,4 @@
-"""Whether a sentence says its concepts, or the words of its instruction, back instead of using them (CommonGen).
+"""Penalty for sentences that repeat their concepts or the instruction instead of using the concepts (CommonGen).
 
 prompt      generate a sentence with: dog run field.
 repeats     "... dog run field ...", "generate a sentence with: ...", "... generate ...", "... sentence ..."
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PREFIX = "generate a sentence with: "
-"""RL4LMs' CommonGen prompts begin with this."""
+"""Beginning of RL4LMs' CommonGen prompts."""
 
 INSTRUCTION_WORDS = ("generate", "sentence")
 
@@ -18,7 +18,7 @@ INSTRUCTION_WORDS = ("generate", "sentence")
 def repeat_penalty(
     prompt_text: str, generated_text: str, meta_info: Mapping[str, Any] | None = None, *, prefix: str = PREFIX
 ) -> float:
-    """-1 if the sentence has the concepts in a row, the prefix, `generate` or `sentence`; else 0. Case does not count.
+    """Return -1 if the sentence has the concepts in a row, the prefix, `generate` or `sentence`, in any case; else 0.
 
     Raises:
         ValueError: the prompt lacks the prefix and `meta_info` has no `concepts`.
@@ -29,13 +29,13 @@ def repeat_penalty(
 
 
 def concepts_in_a_row(prompt_text: str, meta_info: Mapping[str, Any] | None = None, *, prefix: str = PREFIX) -> str:
-    """The concepts as the prompt has them: what follows the prefix, less its last character, the end token.
+    """Return the concepts of the prompt: the text after the prefix without its last character, the end token.
 
-    A prompt without the prefix has its concepts in `meta_info["concepts"]`, where `commongen` puts them; they are
-    joined by spaces.
+    For a prompt without the prefix they are `meta_info["concepts"]`, set by the data pool `commongen`, joined by
+    spaces.
 
     Raises:
-        ValueError: they are nowhere.
+        ValueError: neither has concepts.
     """
     _, found, behind = prompt_text.partition(prefix)
     concepts = behind.partition(prefix)[0][:-1]
@@ -44,7 +44,7 @@ def concepts_in_a_row(prompt_text: str, meta_info: Mapping[str, Any] | None = No
     listed: Sequence[str] = (meta_info or {}).get("concepts") or ()
     if not listed:
         raise ValueError(
-            f"no concepts: the prompt {prompt_text[:60]!r} does not go on after {prefix!r}, and the sample's meta_data "
-            "has no 'concepts'; give the beginning of your prompts as `prefix`, or use the data pool 'commongen'"
+            f"no concepts: the prompt {prompt_text[:60]!r} has no text after {prefix!r}, and the sample's meta_data "
+            "has no 'concepts'; set the beginning of your prompts as `prefix`, or use the data pool 'commongen'"
         )
     return " ".join(listed)

@@ -1,8 +1,9 @@
-"""Tokens back to running text, as Moses' English detokenizer puts them: what ToTTo's scripts do before they score.
+"""Moses' English detokenizer, which ToTTo's scripts apply before they score.
 
 he said : " it 's 5 % "     ->     he said: "it's 5%"
 
-A word leans on the word before it, on the word after it, on both or on none; quotation marks take turns.
+A word is joined to the word before it, the word after it, both or neither. Quotation marks alternate between opening
+and closing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _CJK = tuple(
 
 
 def detokenize(line: str) -> str:
-    """The line with the spaces that English wants; a line that is one piece of markup, `<null>`, stays as it is.
+    """Return the line with English spacing; a line that is one piece of markup, such as `<null>`, stays unchanged.
 
     Args:
         line: words separated by single spaces; tabs and other white space belong to the words around them.
@@ -65,7 +66,7 @@ def detokenize(line: str) -> str:
 
 
 def _leanings(word: str, previous: str, quotes: Counter[str]) -> tuple[bool, bool]:
-    """Whether a word stands without a space before it, and without one after it; counts the quotation marks."""
+    """Return whether to omit the space before a word and the one after it; counts the quotation marks."""
     if not word:
         return False, False
     if _is_cjk(word[0]):
@@ -78,19 +79,19 @@ def _leanings(word: str, previous: str, quotes: Counter[str]) -> tuple[bool, boo
         return False, False
     mark = '"' if _CURLY.issuperset(word) else word
     closes = quotes[mark] % 2 == 1
-    if not closes and word == "'" and previous.endswith("s"):  # the Jones' house
+    if not closes and word == "'" and previous.endswith("s"):  # a possessive: the Jones' house
         return True, False
     quotes[mark] += 1
     return closes, not closes
 
 
 def _is_contraction(word: str, previous: str) -> bool:
-    """`'s` behind a letter, a vowel sign or a digit."""
+    """Return whether a word is a contraction such as `'s` after a letter, a vowel sign or a digit."""
     if len(word) < 2 or word[0] != "'" or not word[1].isalpha() or not previous:
         return False
     return previous[-1].isalpha() or previous[-1].isdecimal() or unicodedata.category(previous[-1]) == "Mc"
 
 
 def _is_cjk(character: str) -> bool:
-    """Whether words that begin or end so are written without spaces between them."""
+    """Return whether the character belongs to a script that is written without spaces between words."""
     return any(first <= ord(character) <= last for first, last in _CJK)

@@ -1,7 +1,7 @@
-"""How much texts repeat themselves and each other.
+"""Repetition within and between texts.
 
 tokens      lower-cased words and single punctuation marks
-sentences   what ends in `.`, `!` or `?` and has a letter or digit; white space and case do not count
+sentences   end in `.`, `!` or `?` and contain a letter or digit; differences in white space and case are ignored
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 def tokens(text: str) -> list[str]:
-    """Lower-cased words and single punctuation marks."""
+    """Return the lower-cased words and single punctuation marks of a text."""
     return _TOKEN.findall(text.lower())
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Number of different n-grams over the number of all n-grams of all texts (Li et al., 2016).
+    """Return the number of distinct n-grams divided by the number of n-grams of all texts (Li et al., 2016).
 
-    A text with fewer than `n` tokens counts as one n-gram, made of the tokens that it has. If it were left out, the
-    ratio would be that of the few texts that are long enough: 1 if a single one is, whatever the others repeat.
+    A text with fewer than `n` tokens counts as one n-gram made of its tokens. If such texts were left out, the ratio
+    would depend only on the few texts that are long enough: it would be 1 for a single one of them.
     """
     grams = [gram for text in texts for gram in _ngrams_or_all(tokens(text), n)]
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
 def top_sentence_share(texts: Sequence[str]) -> float:
-    """Fraction of the texts that contain the most frequent sentence; 1/n where no two of `n` texts share one.
+    """Return the fraction of texts that contain the most frequent sentence.
 
-    0 if no text has a sentence. Punctuation alone is no sentence.
+    It is 1/n if no sentence occurs in two of the `n` texts, and 0 if no text has a sentence.
     """
     counts = Counter(sentence for text in texts for sentence in set(_sentences(text)))
     return max(counts.values(), default=0) / len(texts)
 
 
 def unique_share(texts: Sequence[str]) -> float:
-    """Different texts over texts."""
+    """Return the number of distinct texts divided by the number of texts."""
     return len(set(texts)) / len(texts)
 
 

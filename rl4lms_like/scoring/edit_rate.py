@@ -1,17 +1,17 @@
-"""The edits of the translation edit rate (Snover et al., 2006): as many as sacrebleu finds, of long texts too.
+"""Edits of the translation edit rate (Snover et al., 2006): the same number as in sacrebleu, faster for long texts.
 
-    generated    sat on the mat | the cat        a run of words that moves elsewhere is one edit
+    generated    sat on the mat | the cat        moving a run of words is one edit
     reference    the cat | sat on the mat        1 move, and no word to insert, delete or replace
 
-Moves are tried as Tercom tries them: the best is made as long as it saves edits; a run has at most 10 words and starts
-at most 50 from where the reference has it; where there are 1,000 to try, nothing more is moved. What a move saves is
-counted between its two ends alone:
+Moves are searched as in Tercom: the best move is made as long as it saves edits. A run has at most 10 words and starts
+at most 50 words from its position in the reference. After 1,000 tries the search ends. The edits saved by a move are
+computed only between its two ends:
 
-    head[i]    edits from both starts to `i` generated words and each number of the reference's
+    head[i]    edits from both starts to `i` generated words and each number of reference words
     tail[i]    edits from there to both ends
-    a move     head[start] -> a row for each word that changes -> the least of (row + tail[stop])
+    a move     head[start] -> one row per changed word -> the minimum of (row + tail[stop])
 
-Rows have only the columns near the diagonal, as there; no way leads through others.
+As in Tercom, rows have only the columns near the diagonal (the beam); alignments outside the beam are ignored.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FARTHEST = 50
 _MOST_TRIES = 1000
 _BEAM = 25
 _FAR = 10**9
-"""More edits than there can be."""
+"""More edits than any two texts need."""
 
 _Move = tuple[int, int, int]
-"""First word, number of words, and before which word they are put."""
+"""First word, number of words, and the word before which they are inserted."""
 
 
 def edits(generated: Sequence[str], reference: Sequence[str]) -> int:
-    """How many edits turn the generated words into the reference.
+    """Return the number of edits that turn the generated words into the reference.
 
     Args:
         generated: words.
@@ -60,12 +60,12 @@ def edits(generated: Sequence[str], reference: Sequence[str]) -> int:
 
 
 class _Tables:
-    """The edits between two texts, and from every place in both to their starts and to their ends.
+    """Edits between two texts, and from every position in both to their starts and to their ends.
 
     Args:
-        words: the generated ones.
-        reference: its words.
-        columns: of each row.
+        words: generated words.
+        reference: reference words.
+        columns: columns of each row.
     """
 
     def __init__(self, words: Sequence[str], reference: Sequence[str], columns: Sequence[range]) -> None:
@@ -78,7 +78,7 @@ class _Tables:
         self.edits = self._head[-1][-1]
 
     def edits_after(self, move: _Move) -> int:
-        """How many edits are left once a run of words has moved."""
+        """Return the number of edits that are left after a move."""
         start, stop, changed = _changed(self.words, move)
         costs = self._head[start]
         for row, word in enumerate(changed, start + 1):
@@ -86,11 +86,11 @@ class _Tables:
         return min(map(add, costs, self._tail[stop]))
 
     def alignment(self) -> tuple[list[int], list[bool], list[bool]]:
-        """What a cheapest way from start to end says of every word.
+        """Return one alignment with the fewest edits.
 
         Returns:
-            How many generated words are read by each number of the reference's; which generated words, and which of
-            the reference's, are not the other's.
+            For each number of reference words the number of generated words aligned so far; for each generated word
+            and each reference word whether it is not aligned with an equal word.
         """
         row, column = len(self.words), len(self.reference)
         read = [0] * (column + 1)
@@ -146,14 +146,14 @@ def _columns_of_rows(n_generated: int, n_reference: int) -> list[range]:
 
 
 def _cells(row: list[int], first: int, start: int, stop: int) -> list[int]:
-    """Columns `start` to `stop` of a row whose first column is `first`; what it lacks is far."""
+    """Return columns `start` to `stop` of a row whose first column is `first`; columns it lacks are `_FAR`."""
     before = max(first - start, 0)
     inside = row[max(start - first, 0) : stop - first]
     return [_FAR] * before + inside + [_FAR] * (stop - start - before - len(inside))
 
 
 def _row(above: list[int], others: Sequence[str | None], word: str) -> list[int]:
-    """A row of edits, of the row above from one column earlier on, and the words that belong to its columns."""
+    """Return a row of edits from the row above, which starts one column earlier, and the words of the columns."""
     row, left = [], _FAR
     diagonal = above[0]
     for up, other in zip(islice(above, 1, None), others, strict=True):
@@ -166,7 +166,7 @@ def _row(above: list[int], others: Sequence[str | None], word: str) -> list[int]
 
 
 def _moves(tables: _Tables) -> Iterator[_Move]:
-    """What is worth a try: runs that the reference has elsewhere, wrong where they are and missing where they go."""
+    """Yield moves to try: runs that the reference has elsewhere, wrong where they are and missing where they go."""
     places: dict[str, list[int]] = {}
     for index, word in enumerate(tables.reference):
         places.setdefault(word, []).append(index)
@@ -183,14 +183,14 @@ def _moves(tables: _Tables) -> Iterator[_Move]:
 
 
 def _common(tables: _Tables, first: int, place: int) -> int:
-    """How many words from there on are the same."""
+    """Return the number of equal words from the two positions on."""
     most = min(_LONGEST_RUN, len(tables.words) - first, len(tables.reference) - place)
     differs = (index for index in range(most) if tables.words[first + index] != tables.reference[place + index])
     return next(differs, most)
 
 
 def _changed(words: Sequence[str], move: _Move) -> tuple[int, int, Sequence[str]]:
-    """From where to where a move changes the words, and what stands there then."""
+    """Return the start and the end of the words that a move changes, and the words that replace them."""
     first, length, before = move
     run = list(words[first : first + length])
     if before < first:

@@ -1,10 +1,10 @@
-"""Models that score and are never trained: loaded at first use, shared, left behind when they are pickled.
+"""Models that score texts and are never trained: loaded at first use, shared, and pickled without their weights.
 
-FrozenModel("owner/name", "AutoModelForSequenceClassification")     a name; a folder that is not there is an error now
-    .loaded      model (evaluation mode, no gradients, on its device) and tokenizer, at first use
-    pickled      the name again; the process that gets it loads its own
+FrozenModel("owner/name", "AutoModelForSequenceClassification")     loads nothing; a missing folder is an error
+    .loaded      model (evaluation mode, no gradients, on its device) and tokenizer, loaded at first use
+    pickled      the name alone; the receiving process loads its own copy
 
-Two frozen models of one checkpoint, say a reward's and a metric's, hold the same weights while both are alive.
+Two frozen models of one checkpoint, for example a reward's and a metric's, share the weights while both are alive.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from rl4lms_like.core.model_weights import check_complete, load_complete
 T = TypeVar("T")
 
 _NO_LIMIT = 10**9
-"""Tokenizers that know no limit say 1e30."""
+"""Larger values mean no limit: tokenizers without a limit report 1e30."""
 
 _ALIVE: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model in evaluation mode, and its tokenizer, which cuts long texts as asked for."""
+    """Model in evaluation mode and its tokenizer, which truncates long texts on the requested side."""
 
     model: Any
     tokenizer: Any
 
 
 class FrozenModel:
-    """A checkpoint that scores texts.
+    """Checkpoint that scores texts.
 
     Args:
         model_name: hub id or local folder.
-        auto_class: name of transformers' class that loads it, `AutoModelForSequenceClassification`.
-        role: what it is for, in messages.
+        auto_class: name of the transformers class that loads it, for example `AutoModelForSequenceClassification`.
+        role: purpose of the model, for error messages.
         device: `auto`, `cpu`, `cuda:1` ...
-        dtype: of its weights.
-        truncation_side: which end of a text is cut where it has more tokens than the model takes.
-        trust_remote_code: run code that the checkpoint brings along.
+        dtype: dtype of the weights.
+        truncation_side: side on which texts with too many tokens for the model are truncated.
+        trust_remote_code: run code that is part of the checkpoint.
 
     Raises:
-        ModelError: the name can only be that of a local folder, and there is none; or that folder lacks weights.
+        ModelError: the name can only be a local folder, which does not exist, or the folder lacks weights.
         ValueError: there is no such device.
     """
 
@@ -78,12 +78,12 @@ class FrozenModel:
 
     @property
     def model(self) -> Any:
-        """The model; loads it at first use."""
+        """The model, loaded at first use."""
         return self.loaded.model
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer."""
+        """The model's tokenizer, loaded at first use."""
         return self.loaded.tokenizer
 
     @cached_property
@@ -91,16 +91,16 @@ class FrozenModel:
         """Model and tokenizer.
 
         Raises:
-            ModelError: they cannot be loaded; says which and why.
+            ModelError: they cannot be loaded; the message names the checkpoint and the reason.
         """
         setting = tuple(value for name, value in sorted(vars(self).items()) if name not in ("role", "device"))
         return shared((*setting, existing_device(self.device), version_of(self.model_name)), self._load)
 
     def local_config(self) -> Any:
-        """The config of a checkpoint in a local folder, without its weights; None for one of the hub.
+        """Return the config of a checkpoint in a local folder without loading weights; None for a hub checkpoint.
 
         Raises:
-            ModelError: the folder has no config that can be read.
+            ModelError: the folder has no readable config.
         """
         place = place_of(self.model_name)
         if not Path(place).is_dir():
@@ -113,7 +113,7 @@ class FrozenModel:
             raise ModelError(cannot_load(self.role, self.model_name, error)) from error
 
     def _check_weights(self) -> None:
-        """Refuse a local folder that lacks weights, before any are read."""
+        """Raise an error for a local folder that lacks weights, before any are read."""
         place = place_of(self.model_name)
         if not (Path(place) / "config.json").is_file():
             return
@@ -149,7 +149,7 @@ class FrozenModel:
 
 
 def shared(key: Hashable, load: Callable[[], T]) -> T:
-    """What is alive under the key, else what `load` gives; nothing is kept alive for this alone."""
+    """Return the live object under the key, else the result of `load`; only a weak reference to it is kept."""
     found = _ALIVE.get(key)
     if found is None:
         found = _ALIVE[key] = load()
@@ -157,15 +157,15 @@ def shared(key: Hashable, load: Callable[[], T]) -> T:
 
 
 def require_finite(answers: Any, what: str, model_name: str) -> None:
-    """Nothing, or an error if a model answered NaN or infinity, which comparisons would turn into numbers.
+    """Raise an error if a model returned NaN or infinity, which comparisons would turn into valid numbers.
 
     Args:
-        answers: tensor or array, an entry for each input, or a row.
-        what: the role of the model, for the message.
+        answers: tensor or array with one entry or row per input.
+        what: role of the model, for the error message.
         model_name: its checkpoint.
 
     Raises:
-        ModelError: not all of them are finite; names the first and how many inputs there are.
+        ModelError: an output is not finite; the message has the first such input and their number.
     """
     import torch
 
@@ -174,13 +174,13 @@ def require_finite(answers: Any, what: str, model_name: str) -> None:
     if len(broken):
         culprit, n_inputs = answers[tuple(broken[0])].item(), broken[:, 0].unique().numel()
         raise ModelError(
-            f"the {what} {model_name!r} answered {culprit} to input {int(broken[0, 0])}, the first of {n_inputs} of "
-            f"{len(answers)}: its weights are broken, or its numbers too large for their precision (another dtype?)"
+            f"the {what} {model_name!r} returned {culprit} for input {int(broken[0, 0])}, the first of {n_inputs} such "
+            f"inputs out of {len(answers)}: the weights are corrupt, or the values overflow (try another dtype)"
         )
 
 
 def version_of(model_name: str) -> int:
-    """When the newest file of a local folder was written, so that a folder written anew is read anew; else 0."""
+    """Return the newest modification time in a local folder, so that a rewritten folder is read again; else 0."""
     folder = Path(place_of(model_name))
     if not folder.is_dir():
         return 0
@@ -188,10 +188,10 @@ def version_of(model_name: str) -> int:
 
 
 def longest_input(model: Any, tokenizer: Any) -> int | None:
-    """The most tokens that a model takes, its special tokens included; None where there is no limit.
+    """Return the maximum number of input tokens of a model, including special tokens; None without a limit.
 
-    The least of what its tokenizer says, what its config says, and what its table of learned positions holds: RoBERTa's
-    has rows that no token uses.
+    It is the smallest of the tokenizer's limit, the config's limit, and the usable rows of the learned position
+    embeddings: in RoBERTa's table, no token uses the first rows.
     """
     import torch
 
@@ -204,7 +204,7 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
 
 
 def n_positions(model: Any) -> int | None:
-    """How many positions the config of a model says that it has; None where it says nothing."""
+    """Return the number of positions in a model's config, or None if the config has no such entry."""
     config = model.config.get_text_config()
     found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
     return next((n for n in found if isinstance(n, int) and n > 0), None)

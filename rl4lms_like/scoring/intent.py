@@ -1,7 +1,7 @@
-"""Dialogue acts: which of the four a response is, by a classifier of DailyDialog (Li et al., 2017).
+"""Dialogue act of a response, one of four, by a classifier trained on DailyDialog (Li et al., 2017).
 
-what the classifier reads   the last utterance of the context, `<EOU>`, the response       as it was trained
-intents                     1 inform, 2 question, 3 directive, 4 commissive; label i of the classifier is intent i + 1
+input      the last utterance of the context, `<EOU>`, the response       as in the classifier's training
+intents    1 inform, 2 question, 3 directive, 4 commissive; label i of the classifier is intent i + 1
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ def intent_matches(
     generated_texts: Sequence[str],
     meta_infos: Sequence[Mapping[str, Any] | None],
 ) -> list[float]:
-    """1 where the classifier sees the intent that the sample asks for, else 0.
+    """Return 1 for each response whose predicted intent is the requested one, else 0.
 
     Args:
-        scorer: the classifier of intents.
-        prompt_texts: utterances, each but perhaps the last followed by `<EOU>`.
+        scorer: the intent classifier.
+        prompt_texts: utterances, each followed by `<EOU>`, which the last one may lack.
         generated_texts: the responses.
-        meta_infos: of each sample; `intent` is a list that starts with the intent, counted from 1.
+        meta_infos: `meta_data` of each sample; `intent` is a list that starts with the intent, counted from 1.
 
     Raises:
         ModelError: the classifier cannot be loaded.
-        ValueError: a sample has no intent, or one that the classifier does not know.
+        ValueError: a sample has no intent, or one that the classifier does not have.
     """
     targets = [_intent(meta, prompt) for meta, prompt in zip(meta_infos, prompt_texts, strict=True)]
     for target, prompt in zip(targets, prompt_texts, strict=True):
         if not 1 <= target <= scorer.n_labels:
             raise ValueError(
-                f"the sample with the prompt {prompt[:60]!r} has the intent {target}, the classifier knows 1 to "
-                f"{scorer.n_labels}"
+                f"the sample with the prompt {prompt[:60]!r} has the intent {target}; the classifier has "
+                f"1 to {scorer.n_labels}"
             )
     texts = [
         f"{last_utterance(prompt)}{END_OF_UTTERANCE}{text}"
@@ -49,7 +49,7 @@ def intent_matches(
 
 
 def last_utterance(prompt: str) -> str:
-    """What stands before the last `<EOU>` of a context, with the spaces around it; empty for an empty context."""
+    """Return the last utterance of a context, with the spaces around it; empty for an empty context."""
     return next((text for text in reversed(prompt.split(END_OF_UTTERANCE)) if text), "")
 
 
@@ -57,7 +57,7 @@ def _intent(meta_info: Mapping[str, Any] | None, prompt: str) -> int:
     intent = (meta_info or {}).get("intent")
     if not isinstance(intent, Sequence) or isinstance(intent, str) or not intent:
         raise ValueError(
-            f"the sample with the prompt {prompt[:60]!r} has no intent: its meta_data needs a list `intent`, as the "
-            f"data pool 'daily_dialog' gives it, not {intent!r}"
+            f"the sample with the prompt {prompt[:60]!r} has no intent: its meta_data needs a list `intent`, as "
+            f"provided by the data pool 'daily_dialog', got {intent!r}"
         )
     return int(intent[0])

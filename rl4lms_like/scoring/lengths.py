@@ -1,8 +1,8 @@
-"""What a response's length and repetitions cost.
+"""Penalties for a response's length and repetitions.
 
-length_penalty       0 up to `max_length`, then a price for each unit more, down to `min_reward`
-soft_overlong        0, then a straight line to -1, the length limit at its end (DAPO)
-repetition_penalty   the share of n-grams that are there already, times `max_penalty`
+length_penalty       0 up to `max_length`, then `penalty` for each further unit, down to `min_reward`
+soft_overlong        0, then linear to -1 at the length limit (DAPO)
+repetition_penalty   the fraction of repeated n-grams, times `max_penalty`
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ Unit = Literal["tokens", "words", "characters"]
 
 
 def length_of(text: str, unit: Unit) -> int:
-    """Words (between white space) or characters of a text."""
+    """Return the number of words (separated by white space) or characters of a text."""
     return len(text.split()) if unit == "words" else len(text)
 
 
 def length_penalty(length: int, *, max_length: int, penalty: float, min_reward: float) -> float:
-    """What a length costs.
+    """Return the penalty for a length.
 
     Args:
-        length: of the response.
-        max_length: what is free.
-        penalty: the price of each unit more.
-        min_reward: it never costs more than that; at most 0.
+        length: length of the response.
+        max_length: maximum length without a penalty.
+        penalty: penalty for each further unit.
+        min_reward: minimum of the result; at most 0.
     """
     return max(min_reward, 0.0 - penalty * max(0, length - max_length))
 
 
 def soft_overlong(length: int, *, max_length: int, cache: int) -> float:
-    """DAPO's soft overlong punishment, from 0 to -1 (arXiv 2503.14476, eq. 13).
+    """Return DAPO's soft overlong punishment, from 0 to -1 (arXiv 2503.14476, eq. 13).
 
     Args:
-        length: L, tokens of the response.
+        length: L, number of tokens of the response.
         max_length: L_max.
-        cache: L_cache; 0 up to L_max - L_cache, ((L_max - L_cache) - L) / L_cache up to L_max, -1 beyond.
+        cache: L_cache. The result is 0 up to L_max - L_cache, ((L_max - L_cache) - L) / L_cache up to L_max, else -1.
     """
     free = max_length - cache
     if length <= free:
@@ -44,12 +44,12 @@ def soft_overlong(length: int, *, max_length: int, cache: int) -> float:
 
 
 def repetition_penalty(text: str, *, ngram_size: int, max_penalty: float) -> float:
-    """`max_penalty` times the share of a text's n-grams that occurred before in it, as open-r1 has it.
+    """Return `max_penalty` times the fraction of a text's n-grams that occurred earlier in it, as in open-r1.
 
     Args:
-        text: the response; words are what stands between white space, in lower case.
-        ngram_size: n; a text of fewer words has no n-grams, and costs nothing.
-        max_penalty: at most 0.
+        text: the response; words are separated by white space and lower-cased.
+        ngram_size: n; a text of fewer words has no n-grams and no penalty.
+        max_penalty: the limit of the penalty; at most 0.
     """
     words = text.lower().split()
     n_grams = len(words) - ngram_size + 1

@@ -1,11 +1,11 @@
-r"""Is the number right: what a text ends in, read as an exact fraction, never evaluated as code.
+r"""Comparison of mathematical answers: the final answer of a text as an exact fraction, never evaluated as code.
 
     "... so \boxed{\frac{1}{2}} apples"  ->  \frac{1}{2}  ->  1/2
     "#### 1,234.50"                      ->  1,234.50     ->  2469/2
     "The answer is 3.5e2 %"              ->  3.5e2 %      ->  7/2
 
-Answers that are no numbers are compared as text without white space; `(1, 2)`, `[0, 1)` and, in any order, `\{1, 2\}`
-part by part.
+Answers that are not numbers are compared as text without white space. `(1, 2)`, `[0, 1)` and `\{1, 2\}` are compared
+part by part, sets in any order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl4lms_like.scoring.answers import extracted
 from rl4lms_like.scoring.math_numbers import NUMBER, NotANumber, Percent, Percents, read_number
 
 MAX_LETTERS = 300
-"""Answers that are longer are compared as text."""
+"""Maximum number of characters of an answer that is parsed; longer answers are compared as text."""
 
 _PLAIN_NUMBER = rf"(?:\d+\s+\d+/\d+(?![\d.])|(?:{NUMBER})(?:\s*/\s*\d+(?:\.\d+)?)?)"
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
@@ -33,7 +33,7 @@ _LAST_NUMBER = re.compile(
     re.ASCII,
 )
 _BEHIND = 60
-"""Letters behind the last digit that may belong to its number: closing braces, a percent sign."""
+"""Characters after the last digit that may belong to its number: closing braces, a percent sign."""
 
 _DRESSING = re.compile(
     r"(?<!\\)\\(?:(?:left|right|displaystyle|quad|qquad|degree)(?![A-Za-z])|[!,;: ])"
@@ -61,15 +61,15 @@ def math_equal(
     percent: Percents = "either",
     extract: re.Pattern[str] | None = None,
 ) -> list[bool | None]:
-    r"""Whether each response ends in the number, or the LaTeX, of one of its references; None where there are none.
+    r"""Return whether each response's answer equals one of its references; None for a response without references.
 
     Args:
-        responses: `n` texts; the answer is in the last `\boxed{}`, else behind the last `####`, else the last number.
-        references: of each; answers alone, or whole solutions.
-        rel_tol: two numbers are equal if they differ by at most this share of the larger one.
-        abs_tol: or by at most this.
-        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`) or what fits (`either`).
-        extract: finds the answer instead; its first group is what counts.
+        responses: `n` texts; the answer is in the last `\boxed{}`, else after the last `####`, else the last number.
+        references: references of each response; answers alone, or whole solutions.
+        rel_tol: maximum difference of equal numbers, as a fraction of the larger one.
+        abs_tol: maximum absolute difference of equal numbers; one of the two tolerances has to be met.
+        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`), or whichever makes the answers equal (`either`).
+        extract: pattern that finds the answer instead; its first group is the answer.
     """
     tolerance = (Fraction(rel_tol), Fraction(abs_tol))
     readings: tuple[Percent, ...] = ("hundredth", "ignored") if percent == "either" else (percent,)
@@ -91,12 +91,12 @@ def math_equal(
 
 
 def answer_of_response(text: str, extract: re.Pattern[str] | None = None, *, numeric: bool = True) -> str | None:
-    """What a response gives as its answer; None if it gives none.
+    """Return the answer of a response, or None if it has none.
 
     Args:
         text: the response.
-        extract: finds the answer.
-        numeric: the answer is a number, so that one that stands in a sentence can be told.
+        extract: pattern that finds the answer.
+        numeric: the expected answer is a number, so the last number of an unmarked response is its answer.
     """
     if extract is not None:
         return extracted(text, extract)
@@ -107,25 +107,27 @@ def answer_of_response(text: str, extract: re.Pattern[str] | None = None, *, num
 
 
 def answer_of_reference(text: str, extract: re.Pattern[str] | None = None) -> str:
-    """What a reference gives as the answer: marked as in a response, or the last number of its prose, or the whole."""
+    """Return the answer of a reference: marked as in a response, else the last number of prose, else the whole text."""
     answer = extracted(text, extract) if extract is not None else _marked(text)
     if answer is not None:
         return answer
+    # Three words or more, or a long text, are a solution in prose.
     prose = len(_WORDS.findall(_TEXT.sub(" ", text))) >= 3 or len(text) > MAX_LETTERS
     return (last_number(text) if prose else None) or text
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, with its sign, its fraction bar and its percent sign."""
+    """Return the last number of a text, with its sign, its fraction bar and its percent sign."""
     end = next((place for place in range(len(text) - 1, -1, -1) if text[place].isascii() and text[place].isdigit()), -1)
     if end < 0:
         return None
+    # Search only around the last digit: the time does not grow with the text.
     window = text[max(0, end - MAX_LETTERS) : end + _BEHIND]
     return [hit.group() for hit in _LAST_NUMBER.finditer(window)][-1]
 
 
 def equal(one: str, other: str, tolerance: tuple[Fraction, Fraction], percent: Percent = "hundredth") -> bool:
-    """Whether two answers are the same number, the same tuple or set of answers, or the same text."""
+    """Return whether two answers are the same number, the same tuple or set of answers, or the same text."""
     if one == other or _as_text(one) == _as_text(other):
         return True
     mine, theirs = _parts(one), _parts(other)
@@ -144,10 +146,10 @@ def equal(one: str, other: str, tolerance: tuple[Fraction, Fraction], percent: P
 
 
 def number(text: str, percent: Percent = "hundredth") -> Fraction:
-    """The value of an answer.
+    """Return the value of an answer.
 
     Raises:
-        NotANumber: it has none.
+        NotANumber: the answer is not a number.
     """
     plain = _plain(_TEXT_UNIT.sub("", text) if len(text) <= MAX_LETTERS else text)
     if "=" in plain:
@@ -168,7 +170,7 @@ def _is_number(text: str, percent: Percent) -> bool:
 
 @lru_cache(maxsize=2048)
 def _plain(text: str) -> str:
-    """The text without what LaTeX adds for the eye, in one spelling."""
+    """Return the text without LaTeX formatting, in a uniform spelling."""
     if len(text) > 4 * MAX_LETTERS:
         return text
     for spelling, ours in _SPELLINGS.items():
@@ -179,14 +181,14 @@ def _plain(text: str) -> str:
 
 
 def _as_text(text: str) -> str:
-    """What answers are compared as that are no numbers: no white space, no `x =`, no brackets around a letter."""
+    """Return the form in which texts are compared: no white space, no `x =`, no brackets around a single letter."""
     plain = _plain(text).replace(" ", "")
     choice = _CHOICE.fullmatch(plain)
     return choice[1] if choice else plain[named.end() :] if (named := _NAMED.match(plain)) else plain
 
 
 def _parts(text: str) -> list[str] | None:
-    r"""The parts of `(1, 2)`, `[0, 1)` or `\{1, 2\}`, the brackets with them; None for anything else."""
+    r"""Return the parts of `(1, 2)`, `[0, 1)` or `\{1, 2\}`, including the brackets; None for any other text."""
     plain = _as_text(text)
     is_set = plain.startswith("\\{") and plain.endswith("\\}")
     left, right = (2, 2) if is_set else (1, 1)
@@ -215,7 +217,7 @@ def _same_set(mine: list[str], theirs: list[str], tolerance: tuple[Fraction, Fra
 
 
 def _marked(text: str) -> str | None:
-    r"""What the last `\boxed{}` or `\fbox{}` holds, else what follows the last `####` on its line."""
+    r"""Return the content of the last `\boxed{}` or `\fbox{}`, else the rest of the line after the last `####`."""
     place = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if place >= 0:
         start = text.index("{", place) + 1

@@ -1,12 +1,12 @@
-r"""A number as people and LaTeX write it, read as an exact fraction; nothing is ever evaluated as code.
+r"""Parser of plain and LaTeX numbers into exact fractions; nothing is ever evaluated as code.
 
     sum      := product (("+" | "-") product)*
     product  := power (("*" | "/" | \times | \cdot | \div | nothing) power)*
     power    := ("+" | "-")* atom "%"* ("^" power)?
     atom     := number | "(" sum ")" | \frac{sum}{sum} | \sqrt[sum]{sum} | \pi
 
-Behind an integer a fraction is added, not multiplied: 3\frac{1}{2} and 1 3/4 are mixed numbers. Time and memory are
-bounded: what would be too large, or nests too deep, is no number. Roots and powers that are not exact are floats.
+A fraction after an integer is added, not multiplied: 3\frac{1}{2} and 1 3/4 are mixed numbers. Time and memory are
+bounded: expressions that are too large or nested too deeply are not numbers. Inexact roots and powers are floats.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from fractions import Fraction
 from typing import Literal
 
 MAX_BITS = 4096
-"""Numbers that need more bits above or below the fraction bar are not computed."""
+"""Maximum number of bits of a numerator or denominator."""
 
 MAX_DEPTH = 40
-"""Brackets within brackets."""
+"""Maximum depth of nested brackets."""
 
 Percent = Literal["hundredth", "ignored"]
-"""What a percent sign means."""
+"""Meaning of a percent sign: division by 100, or nothing."""
 
 Percents = Literal["either", "hundredth", "ignored"]
-"""The same, or both: whichever makes two answers equal, as graders of MATH and GSM8K have it."""
+"""As `Percent`; `either`: whichever makes two answers equal, as in graders of MATH and GSM8K."""
 
 NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,6}(?![\d.]))?"
-"""A regular expression: digits, thousands separators, a decimal point, an exponent."""
+"""Regular expression of a number: digits, thousands separators, a decimal point, an exponent."""
 
 _TOKEN = re.compile(rf"\s*(?:{NUMBER}|\\[a-zA-Z]+|\\?%|[-+*/^(){{}}\[\]])", re.ASCII)
 
 
-class NotANumber(ValueError):  # noqa: N818  (it is an answer, not a failure)
-    """The text is no number that this grammar reads."""
+class NotANumber(ValueError):  # noqa: N818  (a result, not a failure)
+    """Raised for a text that is not a number in this grammar."""
 
 
 def read_number(text: str, percent: Percent = "hundredth") -> Fraction:
-    """The value of an expression.
+    """Return the value of an expression.
 
     Args:
-        text: the expression, and nothing else.
+        text: the expression, without any other text.
         percent: 50% is 0.5 (`hundredth`) or 50 (`ignored`).
 
     Raises:
-        NotANumber: it has none.
+        NotANumber: the text is not a number.
     """
     try:
         return _Reader(text, percent).whole()
@@ -56,7 +56,7 @@ def read_number(text: str, percent: Percent = "hundredth") -> Fraction:
 
 
 class _Reader:
-    """One pass over the tokens of an expression."""
+    """Recursive-descent parser of the tokens of an expression."""
 
     def __init__(self, text: str, percent: Percent) -> None:
         self.tokens = list(_tokens(text))
@@ -67,7 +67,7 @@ class _Reader:
     def whole(self) -> Fraction:
         value = self.sum()
         if self.place < len(self.tokens):
-            raise NotANumber("something is left over")
+            raise NotANumber("tokens are left over")
         return value
 
     def sum(self) -> Fraction:
@@ -130,7 +130,7 @@ class _Reader:
         raise NotANumber(f"{token!r}")
 
     def argument(self) -> Fraction:
-        r"""What stands in braces, or one digit: `\frac12`."""
+        r"""Read an argument in braces, or one digit as in `\frac12`."""
         if self.next() == "{":
             self.take()
             return self.inside("}")
@@ -139,7 +139,7 @@ class _Reader:
             raise NotANumber("an argument is missing")
         if len(token) > 1:
             self.place -= 1
-            self.tokens[self.place] = token[1:]
+            self.tokens[self.place] = token[1:]  # the remaining digits are a token of their own
         return Fraction(int(token[0]))
 
     def optional(self) -> Fraction:
@@ -157,13 +157,13 @@ class _Reader:
     def nested(self, read: Callable[[], Fraction]) -> Fraction:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise NotANumber("too deep")
+            raise NotANumber("nested too deeply")
         value = read()
         self.depth -= 1
         return value
 
     def starts_with_integer(self) -> tuple[bool, bool]:
-        """Whether an integer comes next, behind its signs, and whether they make it negative."""
+        """Return whether an integer comes next, after its signs, and whether they make it negative."""
         ahead = self.place
         while ahead < len(self.tokens) and self.tokens[ahead] in ("+", "-"):
             ahead += 1
@@ -211,19 +211,19 @@ def _raised(base: Fraction, exponent: Fraction) -> Fraction:
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(exponent) * bits <= MAX_BITS:
             return base ** int(exponent)
-        raise NotANumber("too large a power")
+        raise NotANumber("power too large")
     if base < 0:
-        raise NotANumber("a root of a number below 0")
+        raise NotANumber("root of a negative number")
     return _of_float(float(base) ** float(exponent))
 
 
 def _root(value: Fraction, degree: Fraction) -> Fraction:
-    """Exact where the root is; else as a float has it."""
+    """Return the exact root if it is a fraction, else a float approximation."""
     if degree.denominator != 1 or not 1 <= degree <= 64:
-        raise NotANumber("no such root")
+        raise NotANumber("unsupported degree of a root")
     n = int(degree)
     if value < 0 and n % 2 == 0:
-        raise NotANumber("a root of a number below 0")
+        raise NotANumber("root of a negative number")
     sign = -1 if value < 0 else 1
     above, below = (round(float(part) ** (1 / n)) for part in (abs(value.numerator), value.denominator))
     if above**n == abs(value.numerator) and below**n == value.denominator:

@@ -1,10 +1,10 @@
-"""METEOR (Lavie and Agarwal, 2007) by NLTK, on NLTK's words, of the best reference.
+"""METEOR (Lavie and Agarwal, 2007) by NLTK, on NLTK's words, against the best reference.
 
     generated  | the quick  cats sat on a rug      matched by form, then by stem, then by WordNet's synonyms
     reference  | the fast   cat  sat on the mat
 
-Every stem and every word's synonyms are looked up once and remembered, a reference's words are found once a call. The
-alignment and the score are NLTK's own.
+Stems and synonyms are cached by word, and each reference is tokenised once per call. The alignment and the score are
+NLTK's own.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from rl4lms_like.scoring.stems import REMEMBERED, porter
 
 
 def require_meteor(needed_by: str) -> None:
-    """Nothing, or an error if a part of METEOR is not installed.
+    """Raise an error if a package or data file of METEOR is missing.
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab`, WordNet or both are not there.
+        MissingResourceError: `punkt_tab`, WordNet or both are not installed.
     """
     require_sentences_and_wordnet(needed_by)
 
 
 def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-    """METEOR of each text against its best reference, from 0 to 1, with alpha 0.9, beta 3 and gamma 0.5.
+    """Return METEOR of each text against its best reference, from 0 to 1, with alpha 0.9, beta 3 and gamma 0.5.
 
     A text that equals its reference scores a little below 1: the penalty for one chunk of `n` words is `0.5 / n**3`.
     An empty text scores 0.
 
     Args:
         generated_texts: `n` texts.
-        references: for each at least one reference.
+        references: at least one reference per text.
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` or WordNet is not there.
+        MissingResourceError: `punkt_tab` or WordNet is not installed.
     """
     from nltk.translate.meteor_score import meteor_score
 
@@ -53,7 +53,7 @@ def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 class _Lemma:
-    """One word that means the same."""
+    """Synonym, with the interface of NLTK's lemmas."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class _Lemma:
 
 
 class _Meanings:
-    """All words that share a meaning with a word, as one of WordNet's sets."""
+    """All synonyms of a word, with the interface of NLTK's synsets."""
 
     def __init__(self, names: set[str]) -> None:
         self._lemmas = [_Lemma(name) for name in sorted(names)]
@@ -73,7 +73,7 @@ class _Meanings:
 
 
 class _Synonyms:
-    """The one question that METEOR asks WordNet, with the answers remembered."""
+    """Cached lookup of synonyms, the part of NLTK's WordNet reader that METEOR calls."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader

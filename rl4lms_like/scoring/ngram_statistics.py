@@ -1,4 +1,4 @@
-"""Statistics of words over all texts of a split, as GEM-metrics defines them, on NLTK's words in lower case.
+"""Word statistics over all texts of a split, as defined by GEM-metrics, on NLTK's words in lower case.
 
     texts -> tokens            -> lengths, n-grams           names without suffix
           -> without punctuation -> lengths, n-grams         names that end in `-nopunct`
@@ -24,19 +24,20 @@ _Grams = Counter[tuple[str, ...]]
 
 
 def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
-    """Every statistic by GEM-metrics' name.
+    """Return all statistics by GEM-metrics' names.
 
-    `msttr-W` is the mean share of different tokens in windows of `W` tokens over the concatenated texts (Johnson,
-    1944), rounded to 5 decimals and NaN with fewer than `W` tokens. `distinct-N` is different n-grams over n-grams,
-    `vocab_size-N` the different ones, `unique-N` those that occur once; all are 0 where there are no n-grams.
+    `msttr-W` is the mean fraction of distinct tokens in windows of `W` tokens over the concatenated texts (Johnson,
+    1944), rounded to 5 decimals and NaN with fewer than `W` tokens. `vocab_size-N` is the number of distinct n-grams,
+    `distinct-N` that number divided by the number of n-grams, `unique-N` the number of n-grams that occur once; all are
+    0 without n-grams.
 
     Args:
         texts: at least one.
-        window_size: of the mean segmental type-token ratio, in tokens.
+        window_size: window of the mean segmental type-token ratio, in tokens.
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not there.
+        MissingResourceError: `punkt_tab` is not installed.
     """
     tokens = [[token.lower() for token in words(text, "the metric 'diversity'")] for text in texts]
     plain = [[token for token in text if token not in _PUNCTUATION] for text in tokens]
@@ -90,7 +91,7 @@ def _entropy(counts: _Grams) -> float:
 
 
 def _conditional_entropy(counts: _Grams, shorter: _Grams) -> float:
-    """`-sum p(gram) log2(p(gram) / p(gram without its last word))`."""
+    """Return `-sum p(gram) log2(p(gram) / p(gram without its last word))`."""
     total, total_shorter = counts.total(), shorter.total()
     return math.fsum(
         count / total * math.log2((shorter[gram[:-1]] / total_shorter) / (count / total))

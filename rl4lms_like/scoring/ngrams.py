@@ -1,4 +1,4 @@
-"""Runs of `n` tokens."""
+"""N-grams of tokens."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Iterator, Sequence
 
 
 def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-    """All runs of `n` tokens, in order; none of fewer tokens."""
+    """Return all n-grams in order; none for fewer than `n` tokens."""
     return zip(*(tokens[start:] for start in range(n)), strict=False)

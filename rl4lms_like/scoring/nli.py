@@ -1,4 +1,4 @@
-"""Natural language inference: whether one text follows from another, contradicts it, or neither, by a checkpoint.
+"""Natural language inference: probabilities that one text entails another, contradicts it, or neither.
 
 CARDS            the checkpoints that SummaC was published with, and the order of their labels
 any other name   a hub id or local folder, whose config names its three labels
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_LENGTH = 500
-"""Tokens of both texts together; SummaC's own limit."""
+"""Maximum number of tokens of both texts together, as in SummaC."""
 
 _TOKENIZED_AT_ONCE = 4096
-"""Pairs; the tokens of all pairs of a split's chunks would fill the memory."""
+"""Number of pairs; the tokens of all chunk pairs of a split would fill the memory."""
 
 
 class Labels(NamedTuple):
-    """Which logit is which."""
+    """Index of the logit of each label."""
 
     entailment: int
     contradiction: int
@@ -45,7 +45,7 @@ CARDS: Mapping[str, tuple[str, Labels]] = {
 
 
 class NliModel:
-    """A checkpoint asked about pairs of texts; loaded at first use, its name alone is pickled.
+    """NLI checkpoint for pairs of texts; loaded at first use, pickled as its name alone.
 
     Args:
         name: a key of `CARDS`, a hub id, or a local folder.
@@ -53,7 +53,7 @@ class NliModel:
         batch_size: pairs per forward pass.
 
     Raises:
-        ModelError: the name can only be that of a local folder, and there is none, or its labels say nothing.
+        ModelError: the name can only be a local folder, which does not exist, or its labels are not recognised.
         ValueError: there is no such device.
     """
 
@@ -80,18 +80,18 @@ class NliModel:
         return self.classifier.frozen
 
     def probabilities(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """How likely entailment, contradiction and neither are.
+        """Return the probabilities of entailment, contradiction and neutral.
 
-        Pairs that are too long lose the end of the longer text, then of both.
+        In pairs that are too long, the end of the longer text is cut, then of both.
 
         Args:
-            pairs: `n` of premise and hypothesis.
+            pairs: `n` pairs of premise and hypothesis.
 
         Returns:
             `[n, 3]` float64, in the order of `Labels`.
 
         Raises:
-            ModelError: the checkpoint cannot be loaded, its labels are not these three, or it answers with NaN.
+            ModelError: the checkpoint cannot be loaded, its labels are not these three, or it returns NaN.
         """
         import numpy as np
 
@@ -105,10 +105,10 @@ class NliModel:
 
 
 def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
-    """Which logit is which, by the names that a checkpoint's config gives; `SUPPORTS`, `REFUTES` are VitaminC's.
+    """Return the logit indices by the label names in a checkpoint's config; VitaminC has `SUPPORTS` and `REFUTES`.
 
     Raises:
-        ModelError: it has not three labels, or their names say nothing.
+        ModelError: there are not three labels, or their names are not recognised.
     """
     names = {int(index): label.lower() for index, label in id2label.items()}
     entailment = [index for index, label in names.items() if label.startswith(("entail", "support"))]

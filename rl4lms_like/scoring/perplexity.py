@@ -1,10 +1,10 @@
-"""How surprising texts are to a causal language model.
+"""Negative log-probs and perplexity of texts under a causal language model.
 
-response_surprisals   responses, each read after its prompt
-    ids      [bos?] prompt tokens | response tokens        encoded apart, as the policy saw and wrote them
+response_surprisals   responses, each given its prompt
+    ids      [bos?] prompt tokens | response tokens        encoded separately, as in rollouts
     score             not counted | -log p(token | all before)
 
-strided_perplexity    one long text, in windows that overlap
+strided_perplexity    one long text, in overlapping windows
     window   context, not counted | the next `stride` tokens
 """
 
@@ -28,17 +28,17 @@ def response_surprisals(
     *,
     batch_size: int,
 ) -> list[tuple[float, int]]:
-    """For each response the sum of its tokens' negative log-probs, in nats, and how many were scored.
+    """Return for each response the sum of its tokens' negative log-probs, in nats, and the number of scored tokens.
 
-    A token without anything before it (no prompt, no BOS) cannot be scored. Texts longer than the model's positions
-    lose the beginning of their prompt.
+    A token without a preceding token (no prompt, no BOS) cannot be scored. If a text has more tokens than the model has
+    positions, the beginning of its prompt is cut.
 
     Args:
-        model: causal, in evaluation mode.
-        tokenizer: the model's own.
+        model: causal model in evaluation mode.
+        tokenizer: the model's own tokenizer.
         prompt_texts: `n` texts.
         generated_texts: `n` texts, without special tokens.
-        batch_size: texts per forward pass; texts of similar length go together.
+        batch_size: texts per forward pass; batches have texts of similar length.
     """
     import torch
 
@@ -62,20 +62,20 @@ def response_surprisals(
 
 
 def strided_perplexity(model: PreTrainedModel, ids: Sequence[int], *, stride: int, window: int) -> float:
-    """Perplexity of one text that may be longer than the model's positions: transformers' published recipe, as RL4LMs.
+    """Return the perplexity of one long text in windows, as in transformers' documentation and RL4LMs.
 
-    Step `i` reads the tokens up to `i + stride`, `window` of them at most, and counts the last `stride`: their mean
-    negative log-prob, times their number. The result is `exp` of the sum over all steps by the number of tokens. The
-    text's first token has nothing before it; the mean of the others stands in for it.
+    The step at position `i` reads up to `window` tokens that end at `i + stride`, and scores the last `stride` of them:
+    their mean negative log-prob, times their number. The result is `exp` of the sum over all steps divided by the
+    number of tokens. The first token of the text has no context; it gets the mean of the others of its step.
 
     Args:
-        model: causal; its mode is restored afterwards.
-        ids: the text.
-        stride: tokens that are counted at a time; more than a window are cut to it.
-        window: tokens that are read at a time.
+        model: causal model; its mode is restored afterwards.
+        ids: token ids of the text.
+        stride: tokens that are scored per step; at most `window`.
+        window: maximum number of tokens that are read per step.
 
     Returns:
-        NaN for a text without two tokens, infinity beyond a float.
+        The perplexity; NaN for fewer than two tokens, infinity beyond the range of a float.
     """
     import torch
 
@@ -96,7 +96,7 @@ def strided_perplexity(model: PreTrainedModel, ids: Sequence[int], *, stride: in
 
 
 def perplexity(total: float, n_tokens: int) -> float:
-    """`exp` of the mean of `n_tokens` negative log-probs; infinite beyond a float, NaN of NaN and for no tokens."""
+    """Return `exp` of the mean of `n_tokens` negative log-probs; infinity beyond a float, NaN for NaN or no tokens."""
     if not n_tokens:
         return math.nan
     mean = total / n_tokens
@@ -105,7 +105,7 @@ def perplexity(total: float, n_tokens: int) -> float:
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """The model in evaluation mode; each of its modules is in the mode it was in afterwards."""
+    """Set the model to evaluation mode, and restore the mode of each module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -116,7 +116,7 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _totals(model: PreTrainedModel, rows: list[torch.Tensor], counts: list[int]) -> list[float]:
-    """Summed surprisal of the last `counts[i]` tokens of each row; rows are padded on the right."""
+    """Return the summed negative log-probs of the last `counts[i]` tokens of each row, padded on the right."""
     import torch
 
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)

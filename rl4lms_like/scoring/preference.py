@@ -1,6 +1,6 @@
-"""How likely people prefer a sentence: a T5 that was tuned to answer `good` or `bad` (RL4LMs' model for CommonGen).
+"""Human preference for a sentence by a T5 that was tuned to answer `good` or `bad` (RL4LMs' model for CommonGen).
 
-P(good) = exp(g) / (exp(g) + exp(b)), g and b the logits of the two words at the first step of the decoder
+P(good) = exp(g) / (exp(g) + exp(b)), where g and b are the logits of the two words at the first step of the decoder
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from rl4lms_like.scoring.classifier import batches_by_length
 from rl4lms_like.scoring.frozen import FrozenModel, Loaded, longest_input, require_finite
 
 BASE = "google-t5/t5-11b"
-"""What the published weights were tuned from: config and tokenizer."""
+"""Model from which the published weights were tuned; it provides config and tokenizer."""
 
 WEIGHTS_FILE = "t5-11b~commongen_prefs.pt"
 _WEIGHTS_URL = f"https://storage.googleapis.com/ai2-jack-public/rl4lms_preference_models/{WEIGHTS_FILE}"
 
 
 class PreferenceT5(FrozenModel):
-    """The preference model: a whole checkpoint, or a file of weights for a base.
+    """Preference model: a whole checkpoint, or a file of weights for a base model.
 
     Args:
         model_name: hub id or local folder; None: `google-t5/t5-11b`, which needs `weights`.
-        weights: a `.pt` file of weights, as RL4LMs published it; config and tokenizer are then those of `model_name`.
+        weights: a `.pt` file of weights, as published by RL4LMs; config and tokenizer are then those of `model_name`.
         device: `auto`, `cpu`, `cuda:1` ...
-        dtype: of the weights.
-        needed_by: the component, for messages.
+        dtype: dtype of the weights.
+        needed_by: name of the component, for error messages.
 
     Raises:
-        MissingResourceError: neither is given; has the command that brings the published weights.
-        ModelError: the folder or the file is not there.
+        MissingResourceError: neither is given; the message has the command that downloads the published weights.
+        ModelError: the folder or the file does not exist.
     """
 
     def __init__(self, model_name: str | None, weights: str | None, *, device: str, dtype: str, needed_by: str) -> None:
         if model_name is None and weights is None:
             raise MissingResourceError(
-                "the preference model, a tuned T5-11B that is on no hub",
+                "the preference model, a tuned T5-11B that is not on the hub",
                 needed_by=needed_by,
-                command=f"curl -LO {_WEIGHTS_URL}, and give the file as `weights`",
-                offline=f"copy that file and the config and tokenizer of {BASE}; give them as `weights` and "
-                "`model_name`. A T5 of your own that answers good or bad is a `model_name` alone",
+                command=f"curl -LO {_WEIGHTS_URL}, and set `weights` to the file",
+                offline=f"copy that file and the config and tokenizer of {BASE}; set `weights` and `model_name` to "
+                "them. Your own T5 that answers good or bad needs only `model_name`",
             )
         self.weights = weights
         super().__init__(
@@ -59,7 +59,7 @@ class PreferenceT5(FrozenModel):
             truncation_side="right",
         )
         if weights is not None and not with_home(weights).is_file():
-            raise ModelError(f"there is no file {weights!r}, which is to hold the weights of the preference model")
+            raise ModelError(f"there is no file {weights!r} with the weights of the preference model")
 
     def _check_weights(self) -> None:
         if self.weights is None:
@@ -83,7 +83,7 @@ class PreferenceT5(FrozenModel):
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             state = state.get("model_state_dict", state)
-            config.vocab_size = len(state["shared.weight"])  # it was resized where the model was trained
+            config.vocab_size = len(state["shared.weight"])  # the embeddings were resized in training
             model = load_complete(
                 T5ForConditionalGeneration,
                 None,
@@ -102,7 +102,7 @@ class PreferenceT5(FrozenModel):
 
 @dataclass(frozen=True)
 class PreferenceScorer:
-    """A preference model, and how it is fed.
+    """Preference model with its batch size.
 
     Args:
         frozen: the model.
@@ -113,17 +113,17 @@ class PreferenceScorer:
     batch_size: int
 
     def probabilities(self, texts: Sequence[str]) -> list[float]:
-        """P(good) of each text, from 0 to 1.
+        """Return P(good) of each text, from 0 to 1.
 
         Raises:
-            ModelError: the model cannot be loaded, answers with NaN, or its tokenizer cannot tell the words apart.
+            ModelError: the model cannot be loaded or returns NaN, or its tokenizer does not distinguish the two words.
         """
         import torch
 
         model, tokenizer = self.frozen.model, self.frozen.tokenizer
         good, bad = (tokenizer(word)["input_ids"][0] for word in ("good", "bad"))
         if good == bad:
-            raise ModelError(f"the tokenizer of {self.frozen.model_name!r} begins 'good' and 'bad' with the same token")
+            raise ModelError(f"the tokenizer of {self.frozen.model_name!r} starts 'good' and 'bad' with the same token")
         if not texts:
             return []
         limit = longest_input(model, tokenizer)
@@ -145,20 +145,20 @@ def preference_rewards(
     *,
     concept_penalty_coeff: float,
 ) -> list[float]:
-    """P(good) / (1 + coefficient x missing concepts) of each text."""
+    """Return P(good) / (1 + coefficient x number of missing concepts) of each text."""
     missing = [n_missing(text, each) for text, each in zip(generated_texts, concepts, strict=True)]
     chances = scorer.probabilities(generated_texts)
     return [chance / (1 + concept_penalty_coeff * n) for chance, n in zip(chances, missing, strict=True)]
 
 
 def n_missing(text: str, concepts: Sequence[str]) -> int:
-    """How many concepts are nowhere in the lower-cased text, also as a part of a word."""
+    """Return the number of concepts that are not a substring of the lower-cased text."""
     lowered = text.lower()
     return sum(concept not in lowered for concept in concepts)
 
 
 def _first_step(model: Any, rows: list[list[int]]) -> Any:
-    """The logits of the decoder's first step, `[n, n_vocabulary]`, float32."""
+    """Return the logits of the decoder's first step, `[n, n_vocabulary]`, float32."""
     import torch
 
     device = next(model.parameters()).device

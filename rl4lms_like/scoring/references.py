@@ -1,7 +1,7 @@
-"""Texts to compare with: which samples have some, and what is said and computed where they have none.
+"""References of samples, and the treatment of samples without references.
 
-reward    a sample without references cannot be scored: an error that names it
-metric    its score is NaN, and it counts in no mean and no corpus score
+reward    the sample cannot be scored: an error that names it
+metric    its score is NaN, and it is excluded from means and corpus scores
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _EXCERPT = 60
 
 
 def require_references(prompt_texts: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Nothing, or an error that names the first sample without references.
+    """Raise an error that names the first sample without references.
 
     Raises:
-        ValueError: there is such a sample.
+        ValueError: a sample has no references.
     """
     for index, (prompt, texts) in enumerate(zip(prompt_texts, references, strict=True)):
         if not texts:
@@ -32,16 +32,16 @@ def require_references(prompt_texts: Sequence[str], references: Sequence[Sequenc
 
 
 def with_references(references: Sequence[Sequence[str]]) -> list[int]:
-    """Which samples have references."""
+    """Return the indices of the samples that have references."""
     return [index for index, texts in enumerate(references) if texts]
 
 
 def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...]], T]) -> Iterator[T]:
-    """What `read` makes of each sample's references, made once for equal ones and kept no longer than needed.
+    """Yield `read(references)` for each sample, computed once for equal references and kept only while needed.
 
     Args:
-        references: of each sample.
-        read: counts what a score needs of one sample's references.
+        references: references of each sample.
+        read: computes what a score needs from one sample's references.
     """
     left = Counter(map(tuple, references))
     kept: dict[tuple[str, ...], T] = {}
@@ -54,7 +54,7 @@ def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...
 
 
 def spread(scores: Sequence[float], indices: Sequence[int], n: int) -> list[float]:
-    """`scores` at the places `indices` of `n`, NaN at the others."""
+    """Return `n` values: `scores` at the positions `indices`, NaN at the others."""
     placed = [math.nan] * n
     for index, score in zip(indices, scores, strict=True):
         placed[index] = score
@@ -62,5 +62,5 @@ def spread(scores: Sequence[float], indices: Sequence[int], n: int) -> list[floa
 
 
 def mean(scores: Sequence[float]) -> float:
-    """The mean, NaN of nothing."""
+    """Return the mean, or NaN for no scores."""
     return fmean(scores) if scores else math.nan

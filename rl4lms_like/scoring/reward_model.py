@@ -1,13 +1,13 @@
-"""One number a response from a reward model: a sequence classifier with one logit, or one label of several.
+"""Scores of responses by a reward model: a sequence classifier with one logit, or one label of several.
 
-how prompt and response are put to the model
-    text        prompt + response, nothing in between
+template        input of the model
+    text        prompt + response, concatenated
     response    the response alone
-    pair        two texts, as the tokenizer joins them
-    chat        a user's and an assistant's message, in the tokenizer's chat template
+    pair        prompt and response as two texts, joined by the tokenizer
+    chat        a user message and an assistant message, in the tokenizer's chat template
 
-what follows the response
-    an end-of-text token, or nothing      as the model was trained: `append_eos`, or that of its config.json
+end of the input
+    an end-of-text token, or nothing      as in the model's training: `append_eos`, here or in its config.json
 
 logit or probability  ─ times scale ─ clipped to [-clip, clip]
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORDED = "append_eos"
-"""Key of a reward model's config.json: whether it was trained on texts that end with the end-of-text token."""
+"""Key of a reward model's config.json: true if it was trained on texts that end with the end-of-text token."""
 
 Template: TypeAlias = Literal["text", "response", "pair", "chat"]
 Value: TypeAlias = Literal["logit", "probability"]
@@ -37,16 +37,16 @@ Value: TypeAlias = Literal["logit", "probability"]
 
 @dataclass(frozen=True)
 class RewardModelScorer:
-    """What makes a reward of a classifier's logits.
+    """Computation of rewards from a classifier's logits.
 
     Args:
         classifier: the reward model.
-        template: how prompt and response are put to it.
-        label: index or name of the label that counts; None where the model has one logit.
+        template: format of prompt and response in the input.
+        label: index or name of the label to score; None if the model has one logit.
         value: the logit, or the probability: softmax over several labels, sigmoid of a single logit.
-        scale: factor of the value.
-        clip: the largest size of the result; None: no limit.
-        append_eos: end what it reads with the end-of-text token; None: what the model's config says, else not.
+        scale: factor by which the value is multiplied.
+        clip: maximum absolute value of the result; None: no limit.
+        append_eos: append the end-of-text token to each input; None: the value in the model's config, else False.
     """
 
     classifier: Classifier
@@ -59,7 +59,7 @@ class RewardModelScorer:
 
     @cached_property
     def ends_with_eos(self) -> bool:
-        """Return whether texts get an end-of-text token; log a warning where nothing decides that.
+        """Return whether to append an end-of-text token; log a warning if neither argument nor config sets it.
 
         Raises:
             ModelError: the model cannot be loaded.
@@ -70,21 +70,22 @@ class RewardModelScorer:
         if recorded is not None:
             return bool(recorded)
         tokenizer, name = self.classifier.frozen.tokenizer, self.classifier.frozen.model_name
+        # The tokenizer may already end its output with a special token.
         ends_itself = tokenizer("a", verbose=False)["input_ids"][-1] in tokenizer.all_special_ids
         if tokenizer.eos_token is not None and not ends_itself and self.template != "chat":
             logger.warning(
-                "the reward model %r reads texts without an end-of-text token; it does not say whether it was trained "
-                "so. If it was trained with one, its scores are wrong: set append_eos to true (or false, without this "
-                "warning), or write it into its config.json",
+                "the reward model %r gets texts without an end-of-text token, and its config.json does not record "
+                "append_eos. If the model was trained with that token, its scores are wrong: set append_eos to true "
+                "(or to false to disable this warning), or add it to config.json",
                 name,
             )
         return False
 
     def scores(self, prompt_texts: Sequence[str], generated_texts: Sequence[str]) -> list[float]:
-        """One number for each response.
+        """Return one score per response.
 
         Raises:
-            ModelError: the model cannot be loaded, has no such label, or its tokenizer no chat template.
+            ModelError: the model cannot be loaded or has no such label, or its tokenizer has no chat template.
         """
         index = self.classifier.label_index(self.label)
         logits = self._logits(list(prompt_texts), list(generated_texts))

@@ -1,11 +1,11 @@
-"""ROUGE (Lin, 2004) as the package rouge-score counts it, with Porter's stems.
+"""ROUGE (Lin, 2004) as computed by the package rouge-score, with Porter's stems.
 
 rouge1, rouge2    overlap of words, of pairs of words
 rougeL            longest common subsequence of the whole texts
-rougeLsum         of their lines, united for each line of the reference; the same as rougeL for texts of one line
+rougeLsum         union of the subsequences with all lines for each reference line; equal to rougeL for one line
 
-Texts are read once a call. Tokens and the union of lines are rouge-score's; subsequences are counted by the bits of one
-large integer (Hyyrö, 2004), a machine word at a time, instead of cell by cell.
+Each text is processed once per call. Tokens and the union over lines are rouge-score's. The length of a subsequence is
+computed with the bits of one large integer (Hyyrö, 2004), a machine word at a time instead of cell by cell.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ROUGE_TYPES: tuple[RougeType, ...] = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def require_rouge(needed_by: str) -> None:
-    """Nothing, or an error if rouge-score is not installed.
+    """Raise an error if rouge-score is not installed.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: rouge-score is not installed.
     """
     import_extra("rouge_score.rouge_scorer", extra=EXTRA, needed_by=needed_by)
 
@@ -41,13 +41,13 @@ def rouge(
     *,
     use_single_ref: bool = True,
 ) -> dict[str, list[float]]:
-    """F-measures of each text, by type, from 0 to 1; an empty text scores 0.
+    """Return the F-measures of each text, by type, from 0 to 1; an empty text scores 0.
 
     Args:
         generated_texts: `n` texts.
-        references: for each at least one reference.
-        rouge_types: what to count.
-        use_single_ref: compare with the first reference; False: with the one that scores best, type by type.
+        references: at least one reference per text.
+        rouge_types: types to compute.
+        use_single_ref: compare with the first reference; False: with the best reference for each type.
 
     Raises:
         MissingExtraError: rouge-score is not installed.
@@ -63,18 +63,18 @@ def rouge(
 
 
 def rouge_combined(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-    """The mean of rouge1, rouge2 and rougeL against the first reference (RL4LMs' `rouge_combined`)."""
+    """Return the mean of rouge1, rouge2 and rougeL against the first reference (RL4LMs' `rouge_combined`)."""
     scores = rouge(generated_texts, references, ("rouge1", "rouge2", "rougeL"))
     return [sum(three) / 3 for three in zip(*scores.values(), strict=True)]
 
 
 def lcs_length(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
-    """The length of the longest common subsequence; bit `i` is 0 where it grows at `first[i]` (Hyyrö, 2004)."""
+    """Return the length of the longest common subsequence (Hyyrö, 2004)."""
     positions: dict[Hashable, int] = {}
     for index, token in enumerate(first):
         positions[token] = positions.get(token, 0) | 1 << index
     everywhere = (1 << len(first)) - 1
-    row = everywhere
+    row = everywhere  # bit i is 0 if the subsequence grows at first[i]
     for token in second:
         matches = row & positions.get(token, 0)
         if matches:
@@ -83,7 +83,7 @@ def lcs_length(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 
 
 class _Text:
-    """A text with what ROUGE counts of it, each counted when it is first asked for."""
+    """Text with the counts that ROUGE needs, each computed at first use."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -109,7 +109,7 @@ class _Text:
 
 
 class _Tokenizer:
-    """What rouge-score takes as a tokenizer."""
+    """Tokenizer with rouge-score's interface."""
 
     def tokenize(self, text: str) -> list[str]:
         return _Text(text).tokens

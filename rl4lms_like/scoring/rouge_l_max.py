@@ -1,9 +1,10 @@
-"""ROUGE-L as the package py-rouge defines it, of the best reference; py-rouge itself no longer imports.
+"""ROUGE-L as defined by the package py-rouge, against the best reference; py-rouge can no longer be imported.
 
-    text -> lines -> cut to a length -> words of letters and digits -> stems -> F of the united subsequences
+    text -> lines -> truncation -> words of letters and digits -> stems -> F of the union of common subsequences
 
-Irregular forms go by WordNet's lists of exceptions (`went`: `go`), all others by Porter's algorithm as published. Not
-taken over: py-rouge's list of 137 words, mostly in -ment and -ology, whose stems its author set by hand for DUC 2004.
+Irregular forms are looked up in WordNet's exception lists (`went`: `go`); all other words are stemmed by Porter's
+algorithm as published. py-rouge's list of 137 words, mostly in -ment and -ology, whose stems its author set by hand
+for DUC 2004, is not included.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from rl4lms_like.scoring.stems import REMEMBERED, porter
 _OTHER = re.compile("[^A-Za-z0-9]")
 _SHORTEST_STEMMED = 4
 _NEWER_THAN_ROUGE = frozenset({"cognosenti", "halfpence", "lisente", "morses", "staretsy"})
-"""Exceptions of WordNet 3.0 that ROUGE's WordNet did not have."""
+"""Exceptions in WordNet 3.0 that are not in the version used by ROUGE."""
 
 
 @dataclass(frozen=True)
 class RougeLSettings:
-    """What py-rouge lets one choose for ROUGE-L.
+    """py-rouge's options for ROUGE-L.
 
     Args:
-        limit_length: whether texts are cut.
-        length_limit: to this length; 0: not at all.
-        length_limit_type: in `words`, or in `bytes`, which are characters in fact.
+        limit_length: truncate the texts.
+        length_limit: maximum length; 0: no truncation.
+        length_limit_type: unit of the length, `words` or `bytes`; as in py-rouge, `bytes` are in fact characters.
         stemming: compare stems.
         alpha: weight of the recall in the F-measure, from 0 to 1.
-        weight_factor: precision and recall are raised to its inverse.
-        ensure_compatibility: as the original Perl script: sentences are lines, `cannot` is one word, Porter's stems as
-            published; False: NLTK's sentences, `can not`, NLTK's stems.
+        weight_factor: precision and recall are raised to the power `1 / weight_factor`.
+        ensure_compatibility: follow the original Perl script: sentences are lines, `cannot` is one word, Porter's stems
+            as published. False: NLTK's sentences, `can not`, NLTK's stems.
     """
 
     limit_length: bool = True
@@ -56,11 +57,11 @@ class RougeLSettings:
 
 
 def require_rouge_l_max(settings: RougeLSettings, needed_by: str) -> None:
-    """Nothing, or an error if something is missing.
+    """Raise an error if a package or data file needed by the settings is missing.
 
     Raises:
         MissingExtraError: rouge-score or NLTK is not installed.
-        MissingResourceError: WordNet (for stems) or `punkt_tab` (for NLTK's sentences) is not there.
+        MissingResourceError: WordNet (for stems) or `punkt_tab` (for NLTK's sentences) is not installed.
     """
     require_rouge(needed_by)
     if settings.stemming and not settings.ensure_compatibility:
@@ -74,12 +75,12 @@ def require_rouge_l_max(settings: RougeLSettings, needed_by: str) -> None:
 def rouge_l_max(
     generated_texts: Sequence[str], references: Sequence[Sequence[str]], settings: RougeLSettings
 ) -> list[float]:
-    """ROUGE-L F of each text against its best reference, from 0 to 1; an empty text scores 0.
+    """Return the ROUGE-L F-measure of each text against its best reference, from 0 to 1; an empty text scores 0.
 
     Args:
         generated_texts: `n` texts.
-        references: for each at least one reference.
-        settings: py-rouge's.
+        references: at least one reference per text.
+        settings: py-rouge's options.
     """
     read = readings(references, lambda texts: [_lines(text, settings) for text in texts])
     scores = []
@@ -109,11 +110,11 @@ def _precision_and_recall(generated: list[list[str]], reference: list[list[str]]
 
 @cache
 def _united():  # type: ignore[no-untyped-def]
-    """The union of lines by rouge-score, of texts whose words are stems already."""
+    """Return rouge-score's scorer of the union over lines, for texts whose words are already stems."""
     from rouge_score.rouge_scorer import RougeScorer
 
     class Words:
-        """Words that lie between spaces."""
+        """Tokenizer that splits at white space."""
 
         def tokenize(self, text: str) -> list[str]:
             return text.split()
@@ -122,7 +123,7 @@ def _united():  # type: ignore[no-untyped-def]
 
 
 def _lines(text: str, settings: RougeLSettings) -> list[list[str]]:
-    """The stems of each line that has some."""
+    """Return the stems of each non-empty line."""
     lines = text.split("\n") if settings.ensure_compatibility else sentences(text, "ROUGE-L")
     if settings.limit_length and settings.length_limit:
         lines = _cut(lines, settings.length_limit, by_words=settings.length_limit_type == "words")
@@ -147,6 +148,7 @@ def _stems(line: str, settings: RougeLSettings) -> list[str]:
     from nltk.tokenize import word_tokenize
 
     compatible = settings.ensure_compatibility
+    # The underscores keep NLTK from splitting "cannot" into "can not".
     tokens = word_tokenize(line.replace("cannot", "_cannot_") if compatible else line, preserve_line=True)
     if settings.stemming:
         tokens = [_stem(token, compatible) if len(token) >= _SHORTEST_STEMMED else token for token in tokens]
@@ -161,7 +163,7 @@ def _stem(token: str, compatible: bool) -> str:
 
 @cache
 def _irregular_forms() -> dict[str, str]:
-    """Form -> base form; of the lists of nouns, verbs, adjectives and adverbs the last that has it."""
+    """Return form -> base form; the last list (nouns, verbs, adjectives, adverbs) that contains a form decides."""
     reader = wordnet("ROUGE-L with stems")
     forms: dict[str, str] = {}
     for name in ("noun.exc", "verb.exc", "adj.exc", "adv.exc"):

@@ -7,16 +7,16 @@ from functools import cache
 from typing import Any
 
 POSITIVE = 0.05
-"""The compound score from which VADER's authors call a text positive."""
+"""Minimum compound score of a positive text, according to VADER's authors."""
 
 
 def sentiment(text: str) -> float:
-    """VADER's compound score, from -1 (negative) to 1 (positive); 0 for a text without words of the lexicon."""
+    """Return VADER's compound score, from -1 (negative) to 1 (positive); 0 for a text without words of the lexicon."""
     return float(_analyzer().polarity_scores(text)["compound"])
 
 
 def sentiments(prompt_texts: Sequence[str], generated_texts: Sequence[str], *, include_prompt: bool) -> list[float]:
-    """The score of each response, read together with its prompt or alone."""
+    """Return the score of each response, together with its prompt or alone."""
     prompts = prompt_texts if include_prompt else [""] * len(generated_texts)
     return [sentiment(prompt + generated) for prompt, generated in zip(prompts, generated_texts, strict=True)]
 

@@ -1,10 +1,10 @@
-"""SPICE: objects, attributes and relations in common (Anderson et al., 2016), by its authors' Java program.
+"""SPICE: overlap of objects, attributes and relations (Anderson et al., 2016), by its authors' Java program.
 
-pycocoevalcap      brings spice-1.0.jar and most of its libraries
-CoreNLP 3.6.0      two jars that have to be put beside them
-Java 8 to 14       the program writes its results with the JavaScript engine that Java 15 dropped
+pycocoevalcap      includes spice-1.0.jar and most of its libraries
+CoreNLP 3.6.0      two jars that must be copied next to them
+Java 8 to 14       the program writes its results with the JavaScript engine that Java 15 removed
 
-One call of `spice` starts Java once, which then loads CoreNLP's models: seconds, and some gigabytes of memory.
+Each call of `spice` starts Java, which loads CoreNLP's models: this takes seconds and some gigabytes of memory.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def spice(
     java_memory: str = "8G",
     timeout: float = 1800.0,
 ) -> list[float]:
-    """SPICE's F of each text, from 0 to 1; NaN for one without references, 0 for one without words.
+    """Return SPICE's F of each text, from 0 to 1; NaN for a text without references, 0 for a text without words.
 
     Args:
         generated_texts: `n` texts.
-        references: `n` lists.
-        java_memory: the most memory that Java may take.
+        references: `n` lists of references.
+        java_memory: maximum heap size of Java.
         timeout: seconds after which Java is stopped.
 
     Raises:
@@ -78,11 +78,11 @@ def spice(
 
 
 def require_spice(needed_by: str) -> None:
-    """Nothing, or an error where the program cannot run: for constructors of components. Nothing is downloaded.
+    """Raise an error if the program cannot run, for constructors of components; nothing is downloaded.
 
     Raises:
         MissingExtraError: pycocoevalcap or spaCy is not installed.
-        MissingResourceError: Java or CoreNLP's jars are missing; says everything that is.
+        MissingResourceError: Java or CoreNLP's jars are missing; the message lists all of them.
     """
     folder = _folder(needed_by)
     lacks = [lack for lack in (_java_lack(), _corenlp_lack(folder)) if lack is not None]
@@ -115,7 +115,7 @@ def _run(request: list[dict[str, Any]], java_memory: str, timeout: float) -> lis
 
 @cache
 def _parses() -> str:
-    """Where the program keeps what it parsed, so that references are parsed once a process; gone when it ends."""
+    """Return the folder of the program's parses, kept until the process ends so that references are parsed once."""
     folder = tempfile.mkdtemp(prefix="spice_parses")
     Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)  # `atexit` does not run in a pool's workers
     return folder
@@ -140,8 +140,8 @@ def _java_lack() -> _Lack | None:
     found = f"{java} is Java {version}" if version is not None else f"{java} does not run" if java else "none is found"
     return _Lack(
         f"Java {OLDEST_JAVA} to {NEWEST_JAVA} ({found})",
-        "conda install -c conda-forge openjdk=11 (or any other way, with JAVA_HOME set)",
-        f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and name its folder in JAVA_HOME",
+        "conda install -c conda-forge openjdk=11 (or install it any other way and set JAVA_HOME)",
+        f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and set JAVA_HOME to its folder",
     )
 
 

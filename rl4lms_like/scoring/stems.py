@@ -1,4 +1,4 @@
-"""Porter's stems (Porter, 1980) by NLTK. Each word's is found once: most words of a text stood in texts before it."""
+"""Porter's stems (Porter, 1980) by NLTK, cached by word because most words of a text occurred in earlier texts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from functools import cache, lru_cache
 from typing import Literal
 
 REMEMBERED = 2**16
-"""Words whose stems are kept; about ten megabytes."""
+"""Number of words whose stems are cached; about ten megabytes."""
 
 
 class Stems:
-    """What NLTK, rouge-score and others take as a stemmer.
+    """Cached stemmer with the interface that NLTK, rouge-score and others expect.
 
     Args:
         mode: NLTK's extensions, or the algorithm as published.
@@ -24,5 +24,5 @@ class Stems:
 
 @cache
 def porter(mode: Literal["NLTK_EXTENSIONS", "ORIGINAL_ALGORITHM"] = "NLTK_EXTENSIONS") -> Stems:
-    """The process's one stemmer of that mode."""
+    """Return the stemmer of that mode, which is shared by the whole process."""
     return Stems(mode)

@@ -1,8 +1,8 @@
-"""SummaC: whether a summary says only what its document says, by natural language inference (Laban et al., 2022).
+"""SummaC: consistency of a summary with its document, by natural language inference (Laban et al., 2022).
 
 chunks     a text's paragraphs, sentences, pairs of sentences ..., those of more than 10 characters
-image      [3, n_document_chunks, n_summary_chunks]   entailment, contradiction, neither of each pair of chunks
-zero-shot  the best chunk of the document for each of the summary, their mean                 -1 to 1
+image      [3, n_document_chunks, n_summary_chunks]   entailment, contradiction, neutral of each pair of chunks
+zero-shot  mean over the summary's chunks of the best document chunk's score                  -1 to 1
 conv       a trained head on histograms of the image's columns (`summac_head`)                 0 to 1
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NEEDS = "extra 'lexical', NLTK's punkt_tab"
 SHORTEST_CHUNK = 11
-"""Characters; shorter chunks are left out."""
+"""Minimum number of characters of a chunk; shorter chunks are left out."""
 
 UNITS = ("paragraph", "sentence", "document", "2sents", "mixed")
 Operation: TypeAlias = Literal["min", "mean", "max"]
@@ -28,21 +28,21 @@ _LARGEST_CACHE = 1000
 
 
 class Imager:
-    """Pairs of texts as images.
+    """NLI model that computes the images of document-summary pairs.
 
     Args:
-        model_name: a card (`nli.CARDS`), a hub id, or a local folder.
-        granularity: what chunks are, `paragraph`; or of documents and of summaries, `paragraph-sentence`.
-        use_cache: keep images; a pair that is scored again costs nothing.
-        max_doc_sents: chunks of a document that are looked at.
-        device: where the model runs.
+        model_name: a key of `nli.CARDS`, a hub id, or a local folder.
+        granularity: unit of the chunks, such as `paragraph`, or of documents and summaries: `paragraph-sentence`.
+        use_cache: keep images, so that a pair that is scored again costs nothing.
+        max_doc_sents: maximum number of chunks per document.
+        device: device of the model.
         batch_size: pairs of chunks per forward pass.
-        needed_by: the component, for messages.
+        needed_by: name of the component, for error messages.
 
     Raises:
         ValueError: unknown granularity or device.
-        MissingResourceError: NLTK's `punkt_tab` is not there.
-        ModelError: the name can only be that of a local folder, and there is none.
+        MissingResourceError: NLTK's `punkt_tab` is not installed.
+        ModelError: the name can only be a local folder, which does not exist.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Imager:
         self._cache: dict[tuple[str, str], np.ndarray] = {}
 
     def images(self, documents: Sequence[str], summaries: Sequence[str]) -> list[np.ndarray]:
-        """The image of each pair; all zeros, `[3, 1, 1]`, where a text has no chunk."""
+        """Return the image of each pair; zeros of shape `[3, 1, 1]` if a text has no chunk."""
         wanted = list(dict.fromkeys(zip(documents, summaries, strict=True)))
         known = {pair: self._cache[pair] for pair in wanted if pair in self._cache}
         known |= self._made([pair for pair in wanted if pair not in known])
@@ -77,7 +77,7 @@ class Imager:
         return [known[pair] for pair in zip(documents, summaries, strict=True)]
 
     def _made(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], np.ndarray]:
-        """All pairs of chunks of all pairs of texts go through the model together."""
+        """Compute the images; the chunk pairs of all texts go through the model together."""
         import numpy as np
 
         shapes, asked = [], []
@@ -100,9 +100,10 @@ class Imager:
 
 
 def zero_shot(image: np.ndarray, *, op1: Operation, op2: Operation, use_ent: bool, use_con: bool) -> float:
-    """SummaC-ZS of an image: `op1` over the document's chunks, `op2` over the summary's.
+    """Return SummaC-ZS of an image: `op1` over the document's chunks, then `op2` over the summary's.
 
-    Entailment minus contradiction; with one of them alone entailment, or 1 minus contradiction.
+    The score of a chunk is entailment minus contradiction. If only one of the two is used, it is entailment, or 1 minus
+    contradiction.
     """
     by_chunk = getattr(image[:2], op1)(axis=1)
     entailment = by_chunk[0] if use_ent else 1.0
@@ -111,7 +112,7 @@ def zero_shot(image: np.ndarray, *, op1: Operation, op2: Operation, use_ent: boo
 
 
 def chunks(text: str, unit: str) -> list[str]:
-    """A text cut into units; a `document` is whole, however short."""
+    """Split a text into units; a `document` is the whole text, however short."""
     if unit == "document":
         return [text]
     if unit == "paragraph":

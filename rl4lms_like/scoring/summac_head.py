@@ -1,7 +1,7 @@
-"""SummaC's convolution: a trained head that reads an image of a document and its summary (Laban et al., 2022).
+"""SummaC-Conv: a trained head on the image of a document and its summary (Laban et al., 2022).
 
 image       [3 per model, n_document_chunks, n_summary_chunks]
-histogram   a row for each of the first 10 chunks of the summary: how many chunks of the document lie in each bin
+histogram   one row for each of the first 10 chunks of the summary: number of document chunks in each bin
 head        a linear layer on each row, the mean (or min, max, all three) over rows, two logits, softmax
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 N_ROWS = 10
 PUBLISHED = "summac_conv_vitc_sent_perc_e.bin"
-"""The head that its authors publish, of `models: [vitc]`, `bins: percentile`, sentences, `nli_labels: e`."""
+"""File of the published head, for `models: [vitc]`, `bins: percentile`, sentences, `nli_labels: e`."""
 
 PERCENTILES = (
     *(0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
     *(0.975, 0.98, 0.985, 0.99, 0.995, 1.0),
 )
-"""Edges of the bins `percentile`, of entailments over many summaries."""
+"""Edges of the bins `percentile`: percentiles of the entailment probability over many summaries."""
 
 Aggregation: TypeAlias = Literal["mean", "min", "max", "all"]
 NliLabels: TypeAlias = Literal["e", "c", "n", "ec", "en", "cn", "ecn"]
@@ -37,15 +37,15 @@ _KEYS = ("mlp.weight", "mlp.bias", "layer_final.weight", "layer_final.bias")
 
 @dataclass(frozen=True)
 class Head:
-    """A trained head and the histograms it reads; its weights are loaded at first use.
+    """Trained head and the settings of its histograms; the weights are loaded at first use.
 
     Args:
-        start_file: its weights, `.safetensors` or torch's own format, in SummaC's names.
-        n_models: how many NLI models' images lie above each other.
-        bins: `percentile`, or `even50`: so many of equal width.
-        nli_labels: which of entailment, contradiction and neither are read.
-        agg: how the rows become one.
-        norm_histo: shares in place of counts, and the two numbers of chunks before them.
+        start_file: file of the weights, `.safetensors` or PyTorch's own format, with SummaC's names.
+        n_models: number of NLI models whose images are stacked.
+        bins: `percentile`, or `even` and the number of bins of equal width, as in `even50`.
+        nli_labels: labels that are used: `e` entailment, `c` contradiction, `n` neutral.
+        agg: reduction over the rows.
+        norm_histo: densities instead of counts, preceded by the numbers of document and summary chunks.
     """
 
     start_file: str
@@ -56,10 +56,10 @@ class Head:
     norm_histo: bool
 
     def score(self, image: np.ndarray) -> float:
-        """SummaC-Conv of an image: the probability of `consistent`, from 0 to 1.
+        """Return SummaC-Conv of an image: the probability of `consistent`, from 0 to 1.
 
         Raises:
-            ModelError: the file's weights are not those of such a head.
+            ModelError: the weights in the file do not fit this head.
         """
         import numpy as np
 
@@ -77,7 +77,7 @@ class Head:
         return float(1 / (1 + np.exp(logits[0] - logits[1])))
 
     def histogram(self, image: np.ndarray) -> np.ndarray:
-        """`[10, n_columns]`: a row for each of the summary's first chunks, zeros below the last."""
+        """Return `[10, n_columns]`: one row for each of the summary's first chunks; unused rows are zero."""
         import numpy as np
 
         depths = [index for index in range(len(image)) if "ecn"[index % 3] in self.nli_labels]
@@ -91,14 +91,14 @@ class Head:
 
     @cached_property
     def edges(self) -> list[float]:
-        """Of the bins, from 0 to 1."""
+        """Edges of the bins, from 0 to 1."""
         import numpy as np
 
         return list(PERCENTILES) if self.bins == "percentile" else [*np.arange(0, 1, 1 / n_even_bins(self.bins)), 1.0]
 
     @property
     def n_columns(self) -> int:
-        """Of a histogram."""
+        """Number of columns of a histogram."""
         return self.n_models * len(self.nli_labels) * (len(self.edges) - 1) + 2 * self.norm_histo
 
     @cached_property
@@ -108,9 +108,9 @@ class Head:
         found = {key: tuple(tensors[key].shape) for key in _KEYS if key in tensors}
         if found != shapes:
             raise ModelError(
-                f"{self.start_file} does not fit: a head of {self.n_models} models with bins {self.bins!r}, nli_labels "
+                f"{self.start_file} does not fit: a head for {self.n_models} models, bins {self.bins!r}, nli_labels "
                 f"{self.nli_labels!r} has the weights {shapes}, the file has {found or list(tensors)}; the published "
-                f"{PUBLISHED} is of models: [vitc], bins: percentile, granularity: sentence, nli_labels: e"
+                f"{PUBLISHED} is for models: [vitc], bins: percentile, granularity: sentence, nli_labels: e"
             )
         return [tensors[key].double().numpy() for key in _KEYS]
 
@@ -119,10 +119,10 @@ class Head:
 
 
 def n_even_bins(bins: str) -> int:
-    """The number in `even50`.
+    """Return the number in names like `even50`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name has another form.
     """
     name, number = bins[:4], bins[4:]
     if name != "even" or not number.isdecimal() or not int(number):
@@ -131,32 +131,32 @@ def n_even_bins(bins: str) -> int:
 
 
 def require_head(start_file: str | None, needed_by: str) -> str:
-    """The file itself, or an error that says where the published one is: scores of random weights mean nothing.
+    """Return `start_file`, or raise an error with the URL of the published head: random weights are no substitute.
 
     Raises:
-        MissingResourceError: none is named, or it is not there.
+        MissingResourceError: no file is given, or it does not exist.
     """
     if start_file is not None and with_home(start_file).is_file():
         return start_file
-    named = "none is named" if start_file is None else f"there is no file {with_home(start_file).absolute()}"
+    named = "none is given" if start_file is None else f"there is no file {with_home(start_file).absolute()}"
     raise MissingResourceError(
         f"a trained head in `start_file` ({named})",
         needed_by=needed_by,
-        command=f"curl -LO https://github.com/tingofurro/summac/raw/master/{PUBLISHED}, then start_file: {PUBLISHED}, "
-        "models: [vitc], bins: percentile",
+        command=f"curl -LO https://github.com/tingofurro/summac/raw/master/{PUBLISHED}, and set start_file: "
+        f"{PUBLISHED}, models: [vitc], bins: percentile",
         offline="copy that file here from a machine that has it",
     )
 
 
 def concatenated(images: Sequence[np.ndarray]) -> np.ndarray:
-    """The images of several models of one pair, above each other."""
+    """Stack the images of one pair by several models along the first axis."""
     import numpy as np
 
     return np.concatenate(images, axis=0)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Tensors by name; no code in the file is run."""
+    """Return the tensors of a file by name, without running code from the file."""
     import torch
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Toy scores that need no model and no reference: increasing numbers, dates."""
+"""Toy scores that need no model and no references: increasing numbers, dates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def increasing_numbers(text: str, min_tokens: int) -> float:
-    """How much of a text is numbers that grow, from 0 to 1 (RL4LMs' definition).
+    """Return how much of a text consists of increasing numbers, from 0 to 1 (RL4LMs' definition).
 
     `k / max(n_tokens, min_tokens / 2)`, where tokens are separated by whitespace and `k` is the length of the strictly
-    increasing run that starts at the first number and stops at the first number that is not larger; other tokens in
-    between do not stop it. Numbers are what `float` reads, but finite: `nan`, `inf` and `1e999` are words here, in
-    RL4LMs they were numbers.
+    increasing run that starts at the first number and ends before the first number that is not larger. Other tokens in
+    between do not end the run. Numbers are the finite values that `float` accepts; unlike in RL4LMs, `nan`, `inf` and
+    `1e999` are not numbers.
     """
     tokens = text.split()
     run_length, largest = 0, -math.inf
@@ -26,7 +26,7 @@ def increasing_numbers(text: str, min_tokens: int) -> float:
 
 
 def has_date(text: str) -> float:
-    """1 if the text has a date like `2022-10-04`, else 0."""
+    """Return 1 if the text contains a date like `2022-10-04`, else 0."""
     return 1.0 if _DATE.search(text) else 0.0
 
 

@@ -1,11 +1,11 @@
-"""ToTTo's samples as its published evaluation reads them (Parikh et al., 2020): lower-cased, detokenised lines.
+"""ToTTo samples as read by its published evaluation scripts (Parikh et al., 2020): lower-cased, detokenised lines.
 
 meta_data["raw_table"]    table, page and section title, section text, highlighted cells, sentences, overlap_subset
-references                the final sentences, at least three; `<null>` where there are fewer
+references                the final sentences, at least three; `<null>` if there are fewer
 precision entries         every cell of the table, the titles, the section's text
 recall entries            the highlighted cells, the titles
 
-Nothing is written to files and no Perl is started: `detokenize` is Moses' detokenizer.
+No files are written and no Perl is run: `detokenize` implements Moses' detokenizer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rl4lms_like.scoring.detokenize import detokenize
 
 N_REFERENCES = 3
 NULL = "<null>"
-"""What stands for an empty text and for a reference that is not there."""
+"""Placeholder for an empty text and for a missing reference."""
 
 SUBSETS: Mapping[str, bool | None] = {"overall": None, "overlap": True, "non_overlap": False}
-"""The parts of ToTTo's development set, and what `overlap_subset` of their samples is."""
+"""Subsets of ToTTo's development set -> the value of `overlap_subset` in their samples; None: any."""
 
 _LINE_BREAKS = re.compile("[\r\n]")
 _SEPARATORS = re.compile("[\t\r\n]")
@@ -31,14 +31,14 @@ _SEPARATORS = re.compile("[\t\r\n]")
 
 @dataclass(frozen=True)
 class TottoSample:
-    """What the scripts' files say of one sample.
+    """One sample as in the scripts' files.
 
     Args:
         references: three lines or more.
-        n_written: how many of them somebody wrote; 0 in ToTTo's hidden test set.
+        n_written: number of references that are not placeholders; 0 in ToTTo's hidden test set.
         precision_entries: values that the text may mention.
-        recall_entries: values that it should mention.
-        overlap: whether its table's header occurs in the training set.
+        recall_entries: values that the text should mention.
+        overlap: True if the table's header occurs in the training set.
     """
 
     references: tuple[str, ...]
@@ -49,10 +49,10 @@ class TottoSample:
 
 
 def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str) -> list[TottoSample]:
-    """The samples behind `meta_infos`; the same table is read once.
+    """Return the samples of `meta_infos`; a table that occurs several times is processed once.
 
     Raises:
-        ValueError: one of them has no `raw_table`, or its table has not ToTTo's form.
+        ValueError: a sample has no `raw_table`, or its table does not have ToTTo's form.
     """
     read: dict[int, TottoSample] = {}
     samples = []
@@ -60,8 +60,8 @@ def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str
         table = (meta_info or {}).get("raw_table")
         if table is None:
             raise ValueError(
-                f"{needed_by} compares with tables, and the meta_data of text {index} has no 'raw_table'; "
-                "the data pool 'totto' gives it"
+                f"{needed_by} compares with tables, but the meta_data of text {index} has no 'raw_table'; "
+                "the data pool 'totto' provides it"
             )
         if id(table) not in read:
             try:
@@ -73,10 +73,10 @@ def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str
 
 
 def totto_sample(raw_table: Mapping[str, Any]) -> TottoSample:
-    """One sample as the scripts see it.
+    """Return one sample as in the scripts' files.
 
     Raises:
-        ValueError: it has not ToTTo's form.
+        ValueError: the table does not have ToTTo's form.
     """
     try:
         table, titles = raw_table["table"], list(_titles(raw_table))
@@ -87,24 +87,24 @@ def totto_sample(raw_table: Mapping[str, Any]) -> TottoSample:
         precision_entries = _entries([*_cells(cells), *titles, *extra])
         recall_entries = _entries([*_cells(highlighted), *titles])
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"raw_table has not ToTTo's form: {type(error).__name__}: {error}") from error
+        raise ValueError(f"raw_table does not have ToTTo's form: {type(error).__name__}: {error}") from error
     references = [*written, *[NULL] * (N_REFERENCES - len(written))]
     return TottoSample(
         references=tuple(totto_line(text) for text in references),
         n_written=len(written),
         precision_entries=precision_entries,
         recall_entries=recall_entries,
-        overlap=raw_table.get("overlap_subset") in (True, "True"),  # the hub has it as text
+        overlap=raw_table.get("overlap_subset") in (True, "True"),  # a string in the hub's version
     )
 
 
 def totto_line(text: str) -> str:
-    """A text as the scripts compare it: on one line, lower-cased, detokenised; `<null>` if there is none."""
+    """Return a text as the scripts compare it: on one line, lower-cased, detokenised; `<null>` if it is empty."""
     return detokenize((_LINE_BREAKS.sub(" ", text).strip() or NULL).lower())
 
 
 def bleu(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> float:
-    """Corpus BLEU-4 from 0 to 1, as sacrebleu's command line gives it; NaN where no sample has a reference."""
+    """Return corpus BLEU-4 from 0 to 1, as by sacrebleu's command line; NaN if no sample has a reference."""
     from sacrebleu.metrics import BLEU  # type: ignore[attr-defined, unused-ignore]
 
     pairs = [(totto_line(text), one) for text, one in zip(generated_texts, samples, strict=True) if one.n_written]
@@ -125,7 +125,7 @@ def _titles(raw_table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _final_sentences(raw_table: Mapping[str, Any]) -> list[str]:
-    """ToTTo's own form has a list of annotations, the hub's a table of columns."""
+    """Return the final sentences of ToTTo's own form, a list of annotations, or of the hub's, a dict of columns."""
     annotations = raw_table["sentence_annotations"]
     if isinstance(annotations, Mapping):
         return list(annotations.get("final_sentence", []))
@@ -143,6 +143,6 @@ def _one_line(value: str) -> str:
 
 
 def _entries(pairs: Sequence[str]) -> tuple[str, ...]:
-    """The values, detokenised together as the one line that they are in the scripts' files."""
+    """Return the values, detokenised together because they are on one line in the scripts' files."""
     line = detokenize("\t".join(pairs).lower())
     return tuple(entry.partition("|||")[2].strip() for entry in line.split("\t"))

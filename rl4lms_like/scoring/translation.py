@@ -1,11 +1,11 @@
-"""Scores of translations by sacrebleu (Post, 2018): BLEU, TER and chrF, of each text and of the corpus at once.
+"""Translation scores by sacrebleu (Post, 2018): BLEU, TER and chrF, of each text and of the corpus in one pass.
 
-    references -> tokens, n-grams      once a call for each distinct list of references
+    references -> tokens, n-grams      once per call for each distinct list of references
     text       -> statistics -> score of the text
                   summed     -> score of the corpus
 
-sacrebleu's own public calls give one or the other, and read every reference anew; and its TER takes seconds for a text
-of a hundred words, which `edit_rate` does not. Samples may have different numbers of references.
+sacrebleu's public functions return one or the other and process every reference again. Its TER takes seconds for a text
+of a hundred words; `edit_rate` is faster. Samples may have different numbers of references.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SmoothMethod: TypeAlias = Literal["exp", "floor", "add-k", "none"]
 
 @dataclass(frozen=True)
 class SacreBleuSettings:
-    """sacrebleu's arguments of BLEU.
+    """sacrebleu's options for BLEU.
 
     Args:
-        smooth_method: what is done about n-gram orders without a match.
-        smooth_value: of the methods `floor` (default 0.1) and `add-k` (default 1).
+        smooth_method: smoothing of n-gram orders without a match.
+        smooth_value: parameter of the methods `floor` (default 0.1) and `add-k` (default 1).
         lowercase: compare in lower case.
         tokenize: `13a` (also for None), `intl`, `zh`, `char`, `none` ...
-        use_effective_order: leave out orders that a short text has not.
+        use_effective_order: leave out n-gram orders for which a text is too short.
     """
 
     smooth_method: SmoothMethod = "exp"
@@ -46,11 +46,11 @@ class SacreBleuSettings:
 
 
 class TranslationScores:
-    """The score of each text alone and of all together, on sacrebleu's scale of 0 to 100 (TER: edits per 100 words).
+    """Scores of each text and of the corpus, on sacrebleu's scale of 0 to 100 (TER: edits per 100 words).
 
     Args:
-        metric: sacrebleu's.
-        statistics: its counts, of each text.
+        metric: sacrebleu's metric object.
+        statistics: its counts for each text.
     """
 
     def __init__(self, metric: Any, statistics: list[Any]) -> None:
@@ -59,46 +59,46 @@ class TranslationScores:
 
     @property
     def texts(self) -> list[float]:
-        """Of each text alone."""
+        """Score of each text alone."""
         return [float(self._metric._compute_score_from_stats(each).score) for each in self._statistics]
 
     @property
     def corpus(self) -> float:
-        """Of all together: the counts are summed first."""
+        """Score of all texts together, from the summed counts."""
         return float(self._metric._aggregate_and_compute(self._statistics).score)
 
 
 def sacre_bleu(
     generated_texts: Sequence[str], references: Sequence[Sequence[str]], settings: SacreBleuSettings
 ) -> TranslationScores:
-    """BLEU-4 with sacrebleu's tokens and smoothing; the brevity penalty counts the reference of the nearest length.
+    """Return BLEU-4 with sacrebleu's tokens and smoothing; the brevity penalty uses the reference of nearest length.
 
     Args:
         generated_texts: `n` texts.
-        references: for each at least one reference.
-        settings: sacrebleu's.
+        references: at least one reference per text.
+        settings: sacrebleu's options.
     """
     return _scores(_bleu(settings), generated_texts, references)
 
 
 def ter(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> TranslationScores:
-    """Translation edit rate (Snover et al., 2006): edits to the nearest reference per 100 of its words, lower-cased."""
+    """Return the translation edit rate (Snover et al., 2006): lower-cased edits per 100 reference words."""
     return _scores(_ter(), generated_texts, references)
 
 
 def chrf(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> TranslationScores:
-    """ChrF (Popović, 2015): F2 of character 1- to 6-grams against the best reference."""
+    """Return chrF (Popović, 2015): F2 of character 1- to 6-grams against the best reference."""
     return _scores(_chrf(), generated_texts, references)
 
 
 def require_sacrebleu(needed_by: str, settings: SacreBleuSettings | None = None) -> None:
-    """Nothing, or an error if sacrebleu or the tokenizer of `settings` is not there.
+    """Raise an error if sacrebleu or the tokenizer of `settings` is missing.
 
     Raises:
         MissingExtraError: sacrebleu is not installed.
-        MissingResourceError: the tokenizer's model is not here and cannot be fetched.
+        MissingResourceError: the tokenizer's model is not installed and cannot be downloaded.
         ValueError: there is no such tokenizer.
-        RuntimeError: sacrebleu's, for a tokenizer that needs a package of its own.
+        RuntimeError: raised by sacrebleu for a tokenizer that needs another package.
     """
     sacrebleu = import_extra("sacrebleu", extra=EXTRA, needed_by=needed_by)
     if settings is None:
@@ -113,7 +113,7 @@ def require_sacrebleu(needed_by: str, settings: SacreBleuSettings | None = None)
             f"the model of sacrebleu's tokenizer {settings.tokenize!r}",
             needed_by=needed_by,
             command=f"python -c \"import sacrebleu; sacrebleu.BLEU(tokenize='{settings.tokenize}')\"",
-            offline="copy the folder models of ~/.sacrebleu, or name the folder that holds it in SACREBLEU",
+            offline="copy the folder models of ~/.sacrebleu, or set SACREBLEU to the folder that contains it",
         ) from error
 
 
@@ -122,7 +122,7 @@ def _bleu(settings: SacreBleuSettings) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
     class Bleu(BLEU):
-        """sacrebleu's, whose n-grams are made without a loop in Python."""
+        """sacrebleu's BLEU with a faster count of n-grams."""
 
         def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
             return {"grams": ReferenceGrams([text.split() for text in refs])}
@@ -147,7 +147,7 @@ def _ter() -> Any:
     from sacrebleu.metrics.ter import TER
 
     class Ter(TER):
-        """sacrebleu's, whose edits are counted in a fraction of the time."""
+        """sacrebleu's TER with a faster count of edits."""
 
         def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
             references, words = ref_kwargs["ref_words"], hypothesis.split()
@@ -162,7 +162,7 @@ def _chrf() -> Any:
     from sacrebleu.metrics.chrf import CHRF
 
     class Chrf(CHRF):
-        """sacrebleu's, which counts of a reference only the n-grams that the text has too."""
+        """sacrebleu's chrF that counts only those n-grams of a reference that the text contains."""
 
         def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
             return {"ref_ngrams": [_runs_of_letters(text, self.char_order) for text in refs]}
@@ -176,7 +176,7 @@ def _chrf() -> Any:
 
 
 def _runs_of_letters(text: str, longest: int) -> list[list[str]]:
-    """All runs of 1 letter, of 2, up to the longest; white space left out."""
+    """Return the character n-grams of each order from 1 to `longest`, without white space."""
     line = "".join(text.split())
     by_length = [list(line)]
     for length in range(1, longest):
@@ -185,7 +185,7 @@ def _runs_of_letters(text: str, longest: int) -> list[list[str]]:
 
 
 def _matches(counts: list[Counter[str]], reference: list[list[str]]) -> list[int]:
-    """For each length of runs: those of the text (none where the reference has none), of the reference, of both."""
+    """Return for each order: n-grams of the text (0 if the reference has none), of the reference, in common."""
     statistics = []
     for ours, theirs in zip(counts, reference, strict=True):
         both = Counter(filter(ours.__contains__, theirs))
@@ -195,7 +195,7 @@ def _matches(counts: list[Counter[str]], reference: list[list[str]]) -> list[int
 
 
 def _scores(metric: Any, generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> TranslationScores:
-    """By the steps that every one of sacrebleu's metrics consists of."""
+    """Compute the scores by the steps that all of sacrebleu's metrics share."""
     infos = readings(
         references, lambda texts: metric._extract_reference_info([metric._preprocess_segment(text) for text in texts])
     )
@@ -208,7 +208,7 @@ def _scores(metric: Any, generated_texts: Sequence[str], references: Sequence[Se
 
 
 def _forget_texts(metric: Any) -> None:
-    """Empties the memories of sacrebleu's tokenizers, which would keep the last 65,536 texts of a training."""
+    """Clear the caches of sacrebleu's tokenizers, which would keep the last 65,536 texts of a run."""
     tokenizer = getattr(metric, "tokenizer", None)
     for each in (tokenizer, getattr(tokenizer, "_post_tokenizer", None)):
         if forget := getattr(type(each).__call__, "cache_clear", None):

@@ -1,4 +1,4 @@
-"""For users: checkers for their own components, and tiny models to try them on."""
+"""Checkers for components that users write, and tiny models for tests."""
 
 from rl4lms_like.testing.checkers import (
     check_algorithm,

@@ -1,12 +1,12 @@
-"""Checks of components that users write, as Gymnasium's `check_env` checks an environment.
+"""Checkers for components that users write, similar to Gymnasium's `check_env`.
 
-    check_reward_function(MyReward())            one finite number a request, pure, picklable, keeps its promises
-    check_metric(MyMetric())                     name -> (one score a text or None, one score), pure
-    check_data_pool(MyPool, path="data.jsonl")   samples with unique ids, the same ones at every call
-    check_post_processor(my_function, limit=3)   a text for a text, the same one at every call
-    check_algorithm(MyAlgorithm, n_steps=16)     trains a policy of either family, from where its rollout ended
+    check_reward_function(MyReward())            one finite number per request, deterministic, picklable
+    check_metric(MyMetric())                     name -> (one score per text or None, one score), deterministic
+    check_data_pool(MyPool, path="data.jsonl")   samples with unique ids, the same at every call
+    check_post_processor(my_function, limit=3)   text -> text, the same at every call
+    check_algorithm(MyAlgorithm, n_steps=16)     trains a policy of either family, with a first ratio of 1
 
-Each returns None, or raises an `AssertionError` that says what is wrong. Call them in a test of your own.
+Each returns None or raises an `AssertionError` with the reason. Call them in your own tests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAMPLES = (
     Sample("check_1", "Count with me: 0", ["1 2 3 4 5", "1, 2, 3, 4, 5"], {"topic": "numbers"}),
     Sample("check_2", "On 1998-03-12 the museum", ["bought 34 paintings."], {"topic": "art"}),
 )
-"""What components are tried on by default: short prompts with one or two references."""
+"""Default samples: short prompts with one or two references."""
 
 RESPONSES = (
     " good.",
@@ -53,11 +53,11 @@ RESPONSES = (
     " Привет, 世界! 😀 نص",
     " the" * 150,
 )
-"""What stands behind them: a short text, numbers, nothing but the end of text, a sentence, a text that is a reference,
-letters that are not Latin, one word over and over."""
+"""Default responses: a short text, numbers, only the end of text, a sentence, a reference, non-Latin characters,
+one repeated word."""
 
 EDGE_TEXTS = ("", " ", "\n", ".", "...", "Привет, 世界! 😀 نص", "1", "the " * 400)
-"""What a model may write, however good: nothing, white space, punctuation, other scripts, no end."""
+"""Edge cases of generated texts: empty, white space, punctuation, other scripts, no end of text."""
 
 
 _GENERATED_TEXTS = (" good.", "", " seen on 2022-10-04, and it was a wonderful, sad story!")
@@ -71,17 +71,17 @@ def check_reward_function(
     tokenizer: PreTrainedTokenizerBase | None = None,
     batch_independent: bool = True,
 ) -> None:
-    """Checks a reward on every response to every sample.
+    """Check a reward on every response to every sample.
 
     Args:
-        reward_fn: the reward, built.
-        samples: give your own where it needs particular references or `meta_data`.
-        responses: texts that the tokenizer turns into responses; `<eos>` is the default tokenizer's end of text.
+        reward_fn: an instance of the reward.
+        samples: samples to use; pass your own if it needs particular references or `meta_data`.
+        responses: texts that the tokenizer encodes as responses; `<eos>` is the default tokenizer's end of text.
         tokenizer: default: a small byte-level one.
-        batch_independent: whether an episode's rewards must not depend on what else is scored with it.
+        batch_independent: require that an episode's rewards do not depend on the rest of the batch.
 
     Raises:
-        AssertionError: what is wrong.
+        AssertionError: a check failed.
     """
     name = type(reward_fn).__name__
     assert callable(reward_fn), f"{name} is not callable; derive it from RewardFunction or BatchedRewardFunction"
@@ -90,12 +90,12 @@ def check_reward_function(
     rewards = _scored(reward_fn, episodes)
     assert given == list(samples), f"{name} changes the samples it is given"
     again = _scored(reward_fn, episodes)
-    assert np.array_equal(rewards, again), f"{name} gives other rewards for the same episodes when it is called again"
+    assert np.array_equal(rewards, again), f"{name} returns different rewards for the same episodes in a second call"
     if batch_independent:
         alone = np.concatenate([_scored(reward_fn, [episode]) for episode in episodes])
         assert np.allclose(rewards, alone, atol=1e-5), (
-            f"{name} gives an episode other rewards alone than together with others; "
-            "if that is meant, check with batch_independent=False and without reward workers"
+            f"{name} returns different rewards for an episode alone and in a batch; "
+            "if that is intended, check with batch_independent=False and use no reward workers"
         )
     if is_terminal(reward_fn):
         _check_terminal(reward_fn, episodes)
@@ -110,17 +110,17 @@ def check_metric(
     model: Any = None,
     keys: Sequence[str] | None = None,
 ) -> None:
-    """Checks a metric on texts, of which one is empty, then on every sample's references and on texts at the edges.
+    """Check a metric on texts, of which one is empty, on every sample's references and on edge cases.
 
     Args:
-        metric: the metric, built.
-        samples: give your own where it needs particular references or `meta_data`.
-        generated_texts: one for each sample; default: a short text, an empty one and a sentence, in turn.
-        model: handed on to the metric.
-        keys: the names that it must report, no others; `{n}` stands for any text. Default: any names.
+        metric: an instance of the metric.
+        samples: samples to use; pass your own if it needs particular references or `meta_data`.
+        generated_texts: one per sample; default: a short text, an empty one and a sentence, in turn.
+        model: passed to the metric.
+        keys: exact set of names that it must report; `{n}` matches any text. Default: any names.
 
     Raises:
-        AssertionError: what is wrong.
+        AssertionError: a check failed.
     """
     name = type(metric).__name__
     prompts = [sample.prompt_or_input_text for sample in samples]
@@ -149,18 +149,18 @@ def check_metric(
         same = np.array_equal([overall], [second[key][1]], equal_nan=True) and np.array_equal(
             scores or [], second[key][0] or [], equal_nan=True
         )
-        assert same, f"{name} gives another {key!r} for the same texts when it is computed again"
+        assert same, f"{name} returns a different {key!r} for the same texts in a second call"
 
 
 def check_post_processor(function: Callable[..., str], **args: Any) -> None:
-    """Checks a post-processor on sentences, lines, and texts at the edges.
+    """Check a post-processor on sentences, lines and edge cases.
 
     Args:
-        function: takes a text, and what is in `args`.
-        args: its other arguments.
+        function: function of a text and the arguments in `args`.
+        args: its further arguments.
 
     Raises:
-        AssertionError: what is wrong.
+        AssertionError: a check failed.
     """
     name = getattr(function, "__name__", type(function).__name__)
     bound = functools.partial(function, **args)
@@ -169,22 +169,22 @@ def check_post_processor(function: Callable[..., str], **args: Any) -> None:
         first, second = post_process(bound, texts), post_process(bound, texts)
     except ComponentError as error:
         raise AssertionError(str(error)) from error
-    assert first == second, f"{name} makes other texts of the same ones when it is called again"
+    assert first == second, f"{name} returns different texts in a second call"
 
 
 def check_algorithm(
     algorithm: type[OnPolicyAlgorithm], families: Sequence[str] = ("causal", "seq2seq"), *, seed: int = 0, **args: Any
 ) -> None:
-    """Checks one rollout and one update of an algorithm on tiny models, as a config would build it.
+    """Check one rollout and one update of an algorithm on tiny models, built as from a config.
 
     Args:
         algorithm: a loss on `OnPolicyTextAlgorithm`, or any on-policy algorithm of Stable-Baselines3.
-        families: of models that it must train.
-        seed: of everything random.
-        args: its own arguments; small ones are filled in.
+        families: model families that it must train.
+        seed: random seed.
+        args: arguments of the algorithm; missing ones are set to small values.
 
     Raises:
-        AssertionError: what is wrong.
+        AssertionError: a check failed.
     """
     from rl4lms_like.testing.one_update import one_update
 
@@ -194,31 +194,31 @@ def check_algorithm(
             update, again = (one_update(algorithm, family, seed, args) for _ in range(2))
         except Exception as error:
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
-        assert update.before, f"{where}: train() takes nothing from self.rollout_buffer.get()"
+        assert update.before, f"{where}: train() does not use self.rollout_buffer.get()"
         infinite = [name for name, weights in update.after.items() if not weights.isfinite().all()]
         assert not infinite, f"{where}: {infinite[0]} is not finite after the update"
-        assert update.moved("policy_model"), f"{where}: the update leaves the policy's weights as they are"
-        assert not update.moved("ref_model"), f"{where}: the update moves the reference model's weights"
+        assert update.moved("policy_model"), f"{where}: the update does not change the policy's weights"
+        assert not update.moved("ref_model"), f"{where}: the update changes the reference model's weights"
         gap = update.ratio_gap or 0.0
         assert gap < 1e-3, (
-            f"{where}: the first minibatch's ratio is off 1 by {gap:.2g}; log-probs are those of "
-            "policy.evaluate_actions, without dropout, and no step is taken before them"
+            f"{where}: the first minibatch's ratio differs from 1 by {gap:.2g}; compute log-probs with "
+            "policy.evaluate_actions, without dropout, and before any optimizer step"
         )
-        assert not update.changed_classes, f"{where}: it changes {update.changed_classes[0]} for everybody"
+        assert not update.changed_classes, f"{where}: it changes the class attribute {update.changed_classes[0]}"
         other = [name for name, weights in update.after.items() if not weights.equal(again.after[name])]
-        assert not other, f"{where}: {other[0]} differs when it is trained again with the same seed"
+        assert not other, f"{where}: {other[0]} differs in a second training with the same seed"
 
 
 def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLITS, **args: Any) -> None:
-    """Checks what a pool prepares for every split.
+    """Check the samples that a pool prepares for every split.
 
     Args:
-        pool_class: the class, or anything with its `prepare`.
-        splits: the splits that it should have.
-        args: the arguments of `prepare`, beside the split.
+        pool_class: the class, or any object with its `prepare`.
+        splits: splits that it should have.
+        args: arguments of `prepare` in addition to the split.
 
     Raises:
-        AssertionError: what is wrong.
+        AssertionError: a check failed.
     """
     for split in splits:
         try:
@@ -234,11 +234,11 @@ def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLIT
         for index, sample in enumerate(samples):
             _check_sample(sample, f"{where}, sample {index}")
         assert len({sample.id for sample in samples}) == len(samples), f"{where}: ids occur more than once"
-        assert samples == again.samples, f"{where}: another call of prepare() gives other samples; seed the shuffle"
+        assert samples == again.samples, f"{where}: a second call of prepare() gives other samples; seed the shuffle"
 
 
 def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys: Collection[str]) -> None:
-    """The references themselves, and texts at the edges for each sample, are scored under the same names."""
+    """Check that references and edge cases are scored under the same names."""
     identical = [(sample, sample.references[0]) for sample in samples if sample.references]
     at_the_edges = [(sample, text) for sample in samples for text in EDGE_TEXTS]
     for pairs in (identical, at_the_edges):
@@ -260,10 +260,10 @@ def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys
 
 
 def _check_keys(name: str, reported: Collection[str], declared: Sequence[str]) -> None:
-    """Every name that is reported fits one that is declared, and each of these is reported."""
+    """Check that the reported names match the declared names, and that each of these is reported."""
     patterns = {key: re.sub(r"\\\{\w*\\\}", ".+", re.escape(key)) for key in declared}
     others = [key for key in reported if not any(re.fullmatch(pattern, key) for pattern in patterns.values())]
-    assert not others, f"{name} reports {others[0]!r}, which it does not declare; there are {', '.join(declared)}"
+    assert not others, f"{name} reports {others[0]!r}, which it does not declare; declared: {', '.join(declared)}"
     silent = [key for key, pattern in patterns.items() if not any(re.fullmatch(pattern, seen) for seen in reported)]
     assert not silent, f"{name} declares {silent[0]!r}, but does not report it"
 
@@ -285,7 +285,7 @@ def _check_terminal(reward_fn: AnyReward, episodes: Sequence[Observation]) -> No
             paid = float(reward_fn(*texts, [False], [episode.meta_info])[0])
         else:
             paid = float(reward_fn(previous, action, episode, False, episode.meta_info))
-        assert paid == 0, f"{type(reward_fn).__name__} is marked terminal, but pays {paid} where done is False"
+        assert paid == 0, f"{type(reward_fn).__name__} is marked terminal, but returns {paid} although done is False"
 
 
 def _check_picklable(reward_fn: AnyReward, episodes: Sequence[Observation], rewards: np.ndarray) -> None:
@@ -296,7 +296,7 @@ def _check_picklable(reward_fn: AnyReward, episodes: Sequence[Observation], rewa
         raise AssertionError(
             f"{name} cannot be pickled, so it cannot run in other processes (reward_workers, subproc): {error}"
         ) from error
-    assert np.array_equal(rewards, _scored(copied, episodes)), f"{name} gives other rewards after it was pickled"
+    assert np.array_equal(rewards, _scored(copied, episodes)), f"{name} returns different rewards after pickling"
 
 
 def _scored(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:

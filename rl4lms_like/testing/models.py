@@ -1,11 +1,11 @@
-"""Tiny random language models of many families, made from configs in milliseconds and without a network.
+"""Tiny random language models of many families, created from configs without a network.
 
-    tokenizer = make_tokenizer()                      byte-level BPE, trained on the spot
-    model = make_causal_lm("gpt2", tokenizer)         2 layers, 32 wide, float32, seeded
-    folder = save_model(path, model, tokenizer)       what `from_pretrained` reads
+    tokenizer = make_tokenizer()                      byte-level BPE, trained when called
+    model = make_causal_lm("gpt2", tokenizer)         2 layers, hidden size 32, float32, seeded
+    folder = save_model(path, model, tokenizer)       loaded by `from_pretrained`
 
-Everything family-specific stands in one table; a new family is a new row. The models keep their family's own
-conventions (dropout, attention windows, the token a decoder starts with), because those are what tests are after.
+All family-specific settings are in one table; a new family is a new row. The models keep their family's conventions
+(dropout, attention windows, decoder start token), because tests need to cover them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SENTENCES: Sequence[str] = (
     "Who wrote the letter? Nobody knew, and nobody asked!",
 )
 
-# Rows: what `AutoConfig.for_model` is given beside the vocabulary and the special tokens. `size` is the hidden width;
-# `heads` divide it; `positions` is the longest text; `scale` multiplies the family's own initial weight scale.
+# Rows: arguments of `AutoConfig.for_model` besides vocabulary and special tokens. `size` is the hidden size, a multiple
+# of `heads`; `positions` is the maximum length; `scale` multiplies the family's initial weight scale.
 
 
 def _gpt2(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
@@ -134,22 +134,22 @@ CAUSAL_FAMILIES: Sequence[str] = tuple(_CAUSAL)
 SEQ2SEQ_FAMILIES: Sequence[str] = tuple(_SEQ2SEQ)
 
 _EAGER_ONLY = frozenset({"gemma2"})
-_START_WITH_PAD = frozenset({"t5", "marian"})  # the others' decoders start with their end token
-_END_IS_FORCED = frozenset({"bart", "marian", "mbart"})  # at the length limit, by their own configs
+_START_WITH_PAD = frozenset({"t5", "marian"})  # the others' decoders start with the end token
+_END_IS_FORCED = frozenset({"bart", "marian", "mbart"})  # their configs force the end token at the length limit
 
 
 def make_tokenizer(
     texts: Iterable[str] = SENTENCES, vocab_size: int = 320, *, append_eos: bool = False
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on ``texts``: any string survives encode and decode.
+    """Train a byte-level BPE tokenizer on ``texts``; encoding and decoding preserves any string.
 
     Args:
-        texts: what merges are learned from.
-        vocab_size: the most tokens it may have; 2 special tokens and 256 bytes are always there.
-        append_eos: end every encoded text with the end token, as T5's and BART's tokenizers do.
+        texts: training texts.
+        vocab_size: maximum vocabulary size; 2 special tokens and 256 bytes are always included.
+        append_eos: append the end token to every encoded text, as T5's and BART's tokenizers do.
 
     Returns:
-        A tokenizer with pad token 0 and end token 1; the end token is the start token as well.
+        A tokenizer with pad token 0 and end token 1; the end token is also the start token.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -161,16 +161,16 @@ def make_tokenizer(
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer=trainer)
-    # No text makes an unknown token; but where none is named, `AutoTokenizer` adds one in some families' folders.
+    # No text gives an unknown token, but without one `AutoTokenizer` adds a token for some families.
     return _wrap(bpe, append_eos=append_eos, unk_token=EOS_TOKEN)
 
 
 def make_word_tokenizer(words: Iterable[str], *, append_eos: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary is ``words``, split at white space: the smallest action space for a toy task.
+    """Return a tokenizer with the vocabulary ``words``, split at white space, for toy tasks with few actions.
 
     Args:
         words: one token each, in this order after the 3 special tokens; unknown words become the third of those.
-        append_eos: end every encoded text with the end token.
+        append_eos: append the end token to every encoded text.
     """
     vocabulary = {token: index for index, token in enumerate((PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words))}
     splitter = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
@@ -207,22 +207,22 @@ def make_causal_lm(
     seed: int = 0,
     **config: Any,
 ) -> PreTrainedModel:
-    """A random decoder-only model.
+    """Return a random decoder-only model.
 
     Args:
         family: one of `CAUSAL_FAMILIES`.
-        tokenizer: gives the vocabulary size and the special tokens.
-        hidden_size: width of the residual stream.
-        n_layers: transformer blocks.
-        n_heads: attention heads; they divide the width.
-        n_positions: longest prompt and response together, where the family has such a limit.
-        scale: multiplies the family's initial weight scale. At 1 most families are near-uniform, good for learning
-            from scratch; at 10 they are far from uniform, good for comparing log-probs (T5 is so at 1).
-        seed: of the weights; the global random state is left alone.
-        **config: further arguments of the family's config, stronger than the ones made here.
+        tokenizer: determines the vocabulary size and the special tokens.
+        hidden_size: hidden size.
+        n_layers: number of transformer blocks.
+        n_heads: number of attention heads; must divide the hidden size.
+        n_positions: maximum length of prompt and response together, if the family has such a limit.
+        scale: multiplies the family's initial weight scale. With 1 most families are near-uniform, suitable for
+            training from scratch; with 10 (T5: 1) they are far from uniform, suitable for comparing log-probs.
+        seed: seed of the weights; the global random state is not changed.
+        **config: further arguments of the family's config; they override the ones set here.
 
     Raises:
-        ValueError: if the family is unknown.
+        ValueError: the family is unknown.
     """
     size = _dimensions(_CAUSAL, family, hidden_size, n_layers, n_heads, n_positions, scale)
     return _make(AutoModelForCausalLM, family, tokenizer, size | config, seed)
@@ -240,12 +240,12 @@ def make_seq2seq_lm(
     seed: int = 0,
     **config: Any,
 ) -> PreTrainedModel:
-    """A random encoder-decoder model with ``n_layers`` on either side.
+    """Return a random encoder-decoder model with ``n_layers`` in both encoder and decoder.
 
-    Arguments are `make_causal_lm`'s; ``family`` is one of `SEQ2SEQ_FAMILIES`.
+    The arguments are those of `make_causal_lm`; ``family`` is one of `SEQ2SEQ_FAMILIES`.
 
     Raises:
-        ValueError: if the family is unknown.
+        ValueError: the family is unknown.
     """
     size = _dimensions(_SEQ2SEQ, family, hidden_size, n_layers, n_heads, n_positions, scale)
     size["decoder_start_token_id"] = tokenizer.pad_token_id if family in _START_WITH_PAD else tokenizer.eos_token_id
@@ -255,7 +255,7 @@ def make_seq2seq_lm(
 
 
 def save_model(path: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Writes model and tokenizer into one folder, as `from_pretrained` reads them, and returns the folder."""
+    """Save model and tokenizer in one folder for `from_pretrained`; return the folder."""
     folder = Path(path)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -266,7 +266,7 @@ def _dimensions(
     table: Mapping[str, Any], family: str, size: int, layers: int, heads: int, positions: int, scale: float
 ) -> dict[str, Any]:
     if family not in table:
-        raise ValueError(f"unknown family {family!r}; there are {', '.join(table)}")
+        raise ValueError(f"unknown family {family!r}; known: {', '.join(table)}")
     return table[family](size, layers, heads, positions, scale)
 
 

@@ -1,4 +1,4 @@
-"""One rollout and one update of an algorithm on a tiny model, and what `check_algorithm` sees of it.
+"""One rollout and one update of an algorithm on a tiny model, for `check_algorithm`.
 
 tiny model ─ policy ─ environment ─ algorithm ─ collect ─ train() ─> weights before and after, first ratio, classes
 """
@@ -34,16 +34,16 @@ POLICIES = {
     ("causal", True): MaskableCausalLMActorCriticPolicy,
     ("seq2seq", True): MaskableSeq2SeqLMActorCriticPolicy,
 }
-"""By family, and whether the algorithm works within masks."""
+"""Policies by (family, True for algorithms with masks)."""
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3}
-"""Arguments for an update of well under a second, where the algorithm takes them and the user gave no others."""
+"""Arguments for a fast update, used if the algorithm has them and the user did not set them."""
 
 MASKS = {"mask_type": "learned_top_k", "top_mask": 40, "target_update_iterations": 2}
 
 
 class LowTokens(RewardFunction):
-    """A tenth of a point for every token with a small id: every token has something to learn from."""
+    """Reward of 0.1 for every token with a small id, so that every token has a learning signal."""
 
     def __call__(
         self, prev_observation: Any, action: int, current_observation: Any, done: bool, meta_info: Any = None
@@ -53,13 +53,13 @@ class LowTokens(RewardFunction):
 
 @dataclass(frozen=True)
 class Update:
-    """What is seen of one rollout and one update.
+    """Observations of one rollout and one update.
 
     Args:
         before: the policy's weights after the rollout, by name.
-        after: the same after the update.
-        ratio_gap: how far the first minibatch's ratios are off 1; None where that could not be seen.
-        changed_classes: attributes of the model's and the policy's classes that are not what they were.
+        after: the policy's weights after the update, by name.
+        ratio_gap: largest |ratio - 1| in the first minibatch, or None if it could not be observed.
+        changed_classes: attributes of the model's and the policy's classes that were changed.
     """
 
     before: dict[str, Tensor]
@@ -68,18 +68,18 @@ class Update:
     changed_classes: list[str]
 
     def moved(self, part: str) -> float:
-        """The largest change of a weight of a part: `policy_model`, `ref_model`."""
+        """Return the largest change of a weight of a part, for instance `policy_model` or `ref_model`."""
         names = [name for name in self.before if name.startswith(part)]
         return max((float((self.after[name] - self.before[name]).abs().max()) for name in names), default=0.0)
 
 
 def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args: Mapping[str, Any]) -> Update:
-    """Builds the algorithm on a tiny model, lets it collect a rollout and train on it.
+    """Build the algorithm on a tiny model, collect a rollout and train on it.
 
     Args:
         algorithm: any on-policy algorithm.
         family: `causal` or `seq2seq`.
-        seed: of everything random.
+        seed: random seed.
         args: the algorithm's own arguments.
     """
     takes = getattr(algorithm, "arguments_class", algorithm)
@@ -128,7 +128,7 @@ def _environment(tokenizer: Any, folder: Path, family: str, seed: int) -> TextVe
 
 
 class _Eyes:
-    """Sees where an update starts: the weights, the first minibatch, and the log-probs it is given for it."""
+    """Records the start of an update: the weights, the first minibatch and its log-probs."""
 
     def __init__(self, algorithm: Any) -> None:
         self.algorithm = algorithm
@@ -140,7 +140,7 @@ class _Eyes:
         algorithm.policy.evaluate_actions = self._evaluate_actions
 
     def ratio_gap(self) -> float | None:
-        """What was seen, or what the algorithm has logged of it itself."""
+        """Return the gap logged by the algorithm, or else the observed one."""
         logged = self.algorithm.logger.name_to_value.get("train/ratio_gap")
         return self._gap if logged is None else float(logged)
 
@@ -164,7 +164,7 @@ def _weights(policy: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _attributes_of_classes(policy: Any) -> dict[str, Any]:
-    """Every attribute of the classes that policies and models are made of, by its full name."""
+    """Return the attributes of all classes of the policy and its modules, by full name."""
     owners = {*type(policy).__mro__, *(owner for module in policy.modules() for owner in type(module).__mro__)}
     return {
         f"{owner.__module__}.{owner.__qualname__}.{name}": value

@@ -1,4 +1,4 @@
-"""Where a run's numbers go. Loads neither torch nor a tracking service."""
+"""Recording of runs and reports. Imports neither torch nor a tracking service."""
 
 from __future__ import annotations
 

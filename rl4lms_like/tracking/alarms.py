@@ -1,4 +1,4 @@
-"""What the run doctor found, as the report shows it: each line of `alarms.jsonl`, and in which iterations it held.
+"""Alarms of the run doctor in the report: each line of `alarms.jsonl`, with the iterations in which it was active.
 
 alarms.jsonl          {"alarm": "entropy_collapse", "iteration": 12, "said": ..., "advice": ..., "examples": [...]}
 training_info.jsonl   doctor/entropy_collapse: 1 or 0 in each iteration from the 12th on
@@ -17,14 +17,14 @@ from rl4lms_like.tracking.run_folder import ALARMS_FILE
 
 @dataclass(frozen=True)
 class Told:
-    """An alarm as it is shown.
+    """Alarm as shown in the report.
 
     Args:
-        title: its name in words.
-        when: the iteration that it was told in, and how long it held.
-        said: what was found.
-        advice: what to change.
-        examples: texts that show it, each with numbers beside it.
+        title: name of the alarm.
+        when: iteration in which it was raised, and number of iterations in which it was active.
+        said: description of the problem.
+        advice: suggested change.
+        examples: example texts as (prompt, response, numbers).
     """
 
     title: str
@@ -35,16 +35,16 @@ class Told:
 
 
 def findings(run: RunRecord) -> list[Told]:
-    """All alarms of a run, in the order in which they were told.
+    """Return all alarms of a run, in the order in which they were raised.
 
     Raises:
-        RL4LMsLikeError: the file is not what a run wrote.
+        RL4LMsLikeError: the file was not written by a run.
     """
     try:
         return [_told(run, line) for line in run.alarms]
     except (AttributeError, KeyError, TypeError, OverflowError) as error:
         file = run.path / ALARMS_FILE
-        raise RL4LMsLikeError(f"{file} is not what a run wrote: {type(error).__name__}: {error}") from error
+        raise RL4LMsLikeError(f"{file} was not written by a run: {type(error).__name__}: {error}") from error
 
 
 def _told(run: RunRecord, line: Mapping[str, Any]) -> Told:
@@ -58,9 +58,9 @@ def _told(run: RunRecord, line: Mapping[str, Any]) -> Told:
 
 
 def _when(run: RunRecord, line: Mapping[str, Any]) -> str:
-    """`iteration 12; held in 9 of the 14 iterations since`."""
+    """Return for instance `iteration 12; active in 9 of the 14 iterations since`."""
     held = [value for _, value in run.curve(f"doctor/{line['alarm']}") if value is not None]
-    since = f"; held in {sum(held):g} of the {len(held)} iterations since" if len(held) > 1 else ""
+    since = f"; active in {sum(held):g} of the {len(held)} iterations since" if len(held) > 1 else ""
     return f"iteration {line.get('iteration')}{since}"
 
 
@@ -69,6 +69,6 @@ def _sentence(text: str) -> str:
 
 
 def _example(example: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Prompt, response, and what else is known of it."""
+    """Return prompt, response and the numbers of an example."""
     known = [f"{name} {value:.4g}" for name, value in example.items() if isinstance(value, int | float)]
     return str(example.get("prompt", "")), str(example.get("response", "")), ", ".join(known)

@@ -1,11 +1,11 @@
-"""The tracker: one object that hears everything a run has to say, and passes it on.
+"""Tracker that records a run's metrics, texts and messages in all sinks.
 
     SB3's logger ──dump──┐                          ┌── RunFolder       always; its errors end the run
     trainer ──metrics,───┼──►  Tracker  ──events──► ├── ConsoleSink     progress, quiet or not
-              texts      │                          ├── WandbSink, TensorBoardSink      if asked for
+              texts      │                          ├── WandbSink, TensorBoardSink      if requested
     logging.getLogger────┘──► log.txt, console      └── sinks of the user
 
-The calls are RL4LMs'. A sink that fails is named once and the run goes on without what it could not take.
+The interface is RL4LMs'. If a sink fails, one warning is logged and the run continues.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ FILE_ONLY = {"file_only": True}
 
 
 class Tracker:
-    """Records a run into its folder, on the console and wherever else it was asked to.
+    """Records a run in its folder, on the console and in further sinks.
 
     Args:
-        base_path_to_store_results: root of the results.
+        base_path_to_store_results: root folder of the results.
         run_config: the run's config as plain data; stored as `config.json`.
         project_name: second part of the folder, and the project in Weights & Biases.
-        experiment_name: third part. If that folder holds a run already, `<experiment_name>_2` is taken, and said so.
+        experiment_name: third part. If that folder already contains a run, `<experiment_name>_2` is used and logged.
         entity_name: account or team in Weights & Biases.
         wandb_log: send the run to Weights & Biases.
-        log_level: of the messages in `log.txt` and on the console; only this library's messages go there.
+        log_level: level of the messages in `log.txt` and on the console; only this library's messages are recorded.
         tensorboard_log: folder for TensorBoard event files.
-        quiet: nothing on the console but warnings.
+        quiet: print only warnings on the console.
         resume: continue in the experiment's own folder, appending to its files.
-        held: the lock of that folder, if the caller holds it already.
-        sinks: further places for the numbers.
+        held: lock of that folder, if the caller already holds it.
+        sinks: further sinks.
 
     Raises:
-        MissingExtraError: a service was asked for whose package is not installed.
+        MissingExtraError: the package of a requested service is not installed.
         RL4LMsLikeError: another process is writing to the folder that is to be resumed.
     """
 
@@ -76,7 +76,7 @@ class Tracker:
 
         self._console = ConsoleSink(quiet=quiet)
         services = _services(wandb_log, tensorboard_log)
-        if resume:  # it is there, whatever it is called by now: a mount at the root has no project's name
+        if resume:  # the folder exists under any name; a mount at the root may have no valid project name
             wanted = Path(base_path_to_store_results) / project_name / experiment_name
         else:
             wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
@@ -94,47 +94,47 @@ class Tracker:
         self._reported: set[str] = set()
         self._is_done = False
         if self.run_path != wanted:
-            logger.info("%s holds a run already; this one goes to %s", wanted, self.run_path)
+            logger.info("%s already contains a run; this run is stored in %s", wanted, self.run_path)
         run = RunDescription(self.run_path, project_name, self.run_path.name, dict(run_config), entity_name)
         self._sinks = [sink for sink in (self._console, *services, *sinks) if self._try(sink, "open", run)]
         logger.info("run folder: %s", self.run_path, extra=FILE_ONLY)
 
     @property
     def checkpoint_base_path(self) -> Path:
-        """Where checkpoints belong; made when first asked for."""
+        """Folder for checkpoints; created on first access."""
         path = self.run_path / "checkpoints"
         path.mkdir(exist_ok=True)
         return path
 
     def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
-        """How far the run's files have got, in bytes; what `cut_files` goes back to. Waits for the disk if asked to."""
+        """Return the sizes of the run's files in bytes, for `cut_files`; `on_disk` flushes them to disk first."""
         return self._folder.file_sizes(on_disk=on_disk)
 
     def cut_files(self, sizes: Mapping[str, int]) -> None:
-        """Takes away the lines and predictions that were written after a checkpoint.
+        """Remove the lines and predictions that were written after a checkpoint.
 
         Raises:
-            CheckpointError: a file has less than it had then, or other lines.
+            CheckpointError: a file is shorter than at the checkpoint, or was changed.
         """
         self._folder.cut(sizes)
 
     def start(self, n_iters: int, *, completed: int = 0) -> None:
-        """Training begins: `n_iters` iterations in all, `completed` of which a resumed run has behind it."""
+        """Signal the start of training: `n_iters` iterations in all, `completed` of them before a resume."""
         self._iteration = completed
         self._tell("start", n_iters, completed)
 
     def make_sb3_logger(self, verbose: int = 0) -> Logger:
-        """A Stable-Baselines3 logger, for `algorithm.set_logger`, whose dumps this tracker records."""
+        """Return a Stable-Baselines3 logger for `algorithm.set_logger`; this tracker records its dumps."""
         from rl4lms_like.tracking.sb3 import make_logger
 
         return make_logger(self, verbose=verbose)
 
     def log_rollout_infos(self, rollout_info: Mapping[str, Any]) -> None:
-        """Records what a rollout measured, for algorithms that do not use SB3's logger."""
+        """Record the values of a rollout, for algorithms that do not use SB3's logger."""
         self.log_values(rollout_info)
 
     def log_training_infos(self, training_info: Mapping[str, Any]) -> None:
-        """Records what an update measured, for algorithms that do not use SB3's logger."""
+        """Record the values of an update, for algorithms that do not use SB3's logger."""
         self.log_values(training_info)
 
     def log_values(
@@ -144,13 +144,13 @@ class Tracker:
         timesteps: int | None = None,
         excluded: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """Records values of the current iteration. Those of a rollout begin the next iteration.
+        """Record values of the current iteration. Values of a rollout start the next iteration.
 
         Args:
-            values: by key; `rollout_info/*` and `rollout/*` are the rollout's, all others the update's; `time/*` goes
-                with the rollout if there is one. `time/iteration` sets the iteration's number.
-            timesteps: tokens generated so far in the run; default: counted from `rollout_info/n_tokens`.
-            excluded: for each key the names of sinks that shall not get it (SB3's `record(..., exclude=...)`).
+            values: values by key. `rollout_info/*` and `rollout/*` belong to the rollout, all others to the update;
+                `time/*` belongs to the rollout if there is one. `time/iteration` sets the iteration's number.
+            timesteps: tokens generated so far in the run; default: the sum of `rollout_info/n_tokens`.
+            excluded: key -> names of sinks that do not receive it (SB3's `record(..., exclude=...)`).
         """
         if not values:
             return
@@ -165,38 +165,38 @@ class Tracker:
             self._pass(sink, "write", kept, iteration=self._iteration, timesteps=self._timesteps)
 
     def show_progress(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
-        """Shows on the console how far a run is between two `log_values`; nothing is recorded."""
+        """Show progress on the console between two calls of `log_values`; nothing is recorded."""
         self._try(self._console, "advance", iteration, values)
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics_dict: Mapping[str, Any]) -> None:
-        """Records the corpus scores of one evaluation, by metric key."""
+        """Record the corpus scores of one evaluation, by metric key."""
         self._warn_of_non_finite({f"{split_name}/{key}": score for key, score in metrics_dict.items()})
         self._tell("log_metrics", epoch, split_name, metrics_dict)
 
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
-        """Records a split's texts with their scores; ten of them also go to `log.txt`."""
+        """Record a split's texts with their scores; ten of them are also written to `log.txt`."""
         self._tell("log_predictions", epoch, split_name, predictions)
         for prediction in random.Random(0).sample(list(predictions), min(N_LOGGED_TEXTS, len(predictions))):
             logger.info("epoch %s, %s split: %s", epoch, split_name, dict(prediction), extra=FILE_ONLY)
 
     def log_line(self, file: str, line: Mapping[str, Any]) -> None:
-        """Adds a line to a file of the run folder, `alarms.jsonl` for instance; no other sink hears of it."""
+        """Append a line to a file of the run folder, for instance `alarms.jsonl`; other sinks do not receive it."""
         self._pass(self._folder, "append", file, line)
 
     def log_environment(self, environment: Mapping[str, Any]) -> None:
-        """Notes what the run is computed by, in `environment.json`; a resumed run adds what has changed."""
+        """Record hardware and software in `environment.json`; a resumed run appends an entry if they changed."""
         self._pass(self._folder, "log_environment", environment)
 
     def log_info(self, msg: str) -> None:
-        """A notice, on the console and in `log.txt`."""
+        """Log a message on the console and in `log.txt`."""
         logger.info("%s", msg)
 
     def print(self, text: str) -> None:
-        """Prints `text` above the live display, unless quiet; it is not logged."""
+        """Print `text` above the live display, unless quiet; it is not logged."""
         self._try(self._console, "print", text)
 
     def save_auto_model(self, model: Any, tokenizer: Any = None) -> Path:
-        """Saves a model so that `AutoModel*.from_pretrained` loads it, its tokenizer beside it; returns the folder."""
+        """Save model and tokenizer so that `AutoModel*.from_pretrained` loads them; return the folder."""
         path = self.run_path / "model"
         for part in (model, tokenizer):
             if part is not None:
@@ -205,11 +205,11 @@ class Tracker:
         return path
 
     def finish(self) -> None:
-        """The run came to its end: marks its folder, so that the same command starts another run."""
+        """Mark the run as finished, so that the same command starts another run."""
         self._pass(self._folder, "finish", self._iteration)
 
     def done(self) -> None:
-        """Closes every sink; called again it does nothing."""
+        """Close all sinks; further calls do nothing."""
         if self._is_done:
             return
         self._is_done = True
@@ -235,13 +235,13 @@ class Tracker:
         self.done()
 
     def _keep_texts(self, error: ComponentError) -> None:
-        """Writes the texts that a component failed on to a file, which the error names from now on."""
+        """Write the texts that a component failed on to a file, and add its path to the error."""
         try:
             file = self._folder.keep_texts(str(error), error.texts)
-        except OSError as failure:  # why the run ended is never hidden by it
-            logger.warning("the %d texts that it failed on are lost: %s", len(error.texts), failure)
+        except OSError as failure:  # must not hide the original error
+            logger.warning("cannot save the %d texts of the failed batch: %s", len(error.texts), failure)
         else:
-            error.args = (f"{error}\nThe {len(error.texts)} texts that it was to score: {file}",)
+            error.args = (f"{error}\nThe {len(error.texts)} texts of the failed batch are in {file}",)
 
     def _tell(self, event: str, *args: Any) -> None:
         for sink in (self._folder, *self._sinks):
@@ -257,14 +257,14 @@ class Tracker:
             self._try(sink, event, *args, **kwargs)
 
     def _try(self, sink: Sink, event: str, *args: Any, **kwargs: Any) -> bool:
-        """Whether the sink took the event; a failure is said once for each sink, and once for each kind of event."""
+        """Return False if the sink raised; warn unless this event or this error of the sink was reported before."""
         try:
             getattr(sink, event)(*args, **kwargs)
         except Exception as error:
             kinds = {f"{sink.name}.{event}", f"{sink.name}: {type(error).__name__}: {error}"}
             if not kinds & self._reported:
                 logger.warning(
-                    "%s failed in %s (%s: %s); the run goes on, its files are in %s",
+                    "%s failed in %s (%s: %s); the run continues, its files are in %s",
                     *(sink.name, event, type(error).__name__, error, self.run_path),
                 )
             self._reported |= kinds

@@ -1,9 +1,9 @@
-"""Small line charts as inline SVG: no script, colours from the page's style sheet, a tooltip on every point.
+"""Small line charts as inline SVG, without scripts; colours from the page's style sheet, a tooltip on every point.
 
     data -> Frame (ranges, ticks, linear or logarithmic) -> band, gridlines, line, target, hover columns
 
-A value of None is a gap in the line. Axes end where the data end; ticks lie on 1, 2, 5 times a power of ten. A long
-series is drawn as its trend (running medians) over a faint line that keeps every peak.
+A value of None is a gap in the line. Axes end at the limits of the data; ticks are 1, 2 or 5 times a power of ten. A
+long series is drawn as its trend (running medians) over a faint line with all peaks.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ MAX_DOTS = 16
 LOG_ZERO = 1e-15
 
 Point: TypeAlias = "tuple[float, float | None, float | None]"
-"""x, y, and the standard deviation drawn around y; None where there is none."""
+"""x, y, and the standard deviation drawn around y; None if there is none."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart."""
+    """Line of a chart."""
 
     label: str
     points: Sequence[Point]
 
     @property
     def last(self) -> float | None:
-        """The last value there is."""
+        """Last value that is not None."""
         return next((y for _, y, _ in reversed(self.points) if y is not None), None)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a chart's numbers lie on the canvas."""
+    """Mapping from values to canvas positions."""
 
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     log: bool
 
     def x(self, value: float) -> float:
-        """Canvas position of an x."""
+        """Return the canvas position of an x."""
         low, high = self.x_range
         share = (value - low) / (high - low) if high > low else 0.5
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Canvas position of a y; values outside the range lie on its border."""
+        """Return the canvas position of a y; values outside the range are clipped."""
         low, high = self.y_range
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
@@ -71,14 +71,14 @@ def line_chart(
     target: float | None = None,
     from_zero: bool = False,
 ) -> str:
-    """A chart as an `<svg>` element.
+    """Return a chart as an `<svg>` element.
 
     Args:
         series: one or two lines; the first in the accent colour.
-        title: read out by screen readers, with a summary of the lines.
-        x_name: what x counts.
-        log: logarithmic y; values of zero and below lie on the lower border.
-        target: a dashed horizontal line.
+        title: title for screen readers, with a summary of the lines.
+        x_name: name of the x axis.
+        log: logarithmic y; values of zero and below are drawn on the lower border.
+        target: y of a dashed horizontal line.
         from_zero: the y axis includes zero.
 
     Raises:
@@ -103,7 +103,7 @@ def line_chart(
 
 
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """About `limit` points that keep every peak: the lowest and the highest of each stretch."""
+    """Return about `limit` points with all peaks: the lowest and the highest of each segment."""
     kept: list[Point] = []
     for stretch in _stretches(points, math.ceil(2 * len(points) / limit)):
         extremes = {min(stretch, key=_height), max(stretch, key=_height)}
@@ -112,7 +112,7 @@ def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def trend(points: Sequence[Point], limit: int = MAX_POINTS // 3) -> list[Point]:
-    """About `limit` points: the middle of each stretch at its median height."""
+    """Return about `limit` points: the middle of each segment with the segment's median y."""
     middles: list[Point] = []
     for stretch in _stretches(points, math.ceil(len(points) / limit)):
         stds = [std for _, _, std in stretch if std is not None]
@@ -122,7 +122,7 @@ def trend(points: Sequence[Point], limit: int = MAX_POINTS // 3) -> list[Point]:
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` round numbers within `[low, high]`, a step of 1, 2 or 5 times a power of ten apart."""
+    """Return about `count` round numbers within `[low, high]`, spaced by 1, 2 or 5 times a power of ten."""
     if high <= low:
         return [low]
     rough = (high - low) / count
@@ -133,7 +133,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number for people: `0.0123`, `12,300`, `1.5M`, `3.1e-6`, `−0.2`; an en dash for None."""
+    """Format a number: `0.0123`, `12,300`, `1.5M`, `3.1e-6`, `−0.2`; an en dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -248,7 +248,7 @@ def _line(line: Series, frame: Frame) -> str:
 
 
 def _hover(series: Sequence[Series], frame: Frame, x_name: str) -> str:
-    """One invisible column for each x, which shows its points and their numbers under the pointer."""
+    """Return one invisible column per x, which shows its points and a tooltip on hover."""
     columns: dict[float, list[tuple[int, Series, float, float | None]]] = {}
     for number, line in enumerate(series, start=1):
         for x, y, std in line.points:

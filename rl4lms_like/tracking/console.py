@@ -1,11 +1,11 @@
-"""What a person sees while a run goes on.
+"""Console output during a run.
 
-    on a terminal                                          elsewhere, one line an iteration
+    on a terminal                                          otherwise, one line per iteration
       (notices and evaluation tables scroll up here)         iteration    reward        KL     coeff  entropy  ...
       ppo  ━━━━━━━━━━━━╸━━━━━━━  12/25  0:00:24 left              1/25     0.082    0.0000    0.1000    2.610  ...
       reward 0.612 ▁▂▃▅▆▇  KL 0.113 (coeff 0.098) ...
 
-Quiet: warnings only.
+With `quiet` only warnings are shown.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 HEADER_EVERY = 40
 SPARK_WIDTH = 24
 LONGEST_IN_SHORT, MORE = 160, " ... (more in log.txt and report.html)"
-"""Characters of a message that is marked `in_short`: two lines of the table; and what ends one that is cut."""
+"""Maximum characters of an `in_short` message (two lines of the table), and the suffix of a shortened one."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of the progress line: its short name, where it comes from and how it is written."""
+    """Number in the progress line: its label, its keys and its format."""
 
     label: str
     keys: tuple[str, ...]
     format: str
 
     def value(self, values: Mapping[str, Any]) -> float | None:
-        """The first of `keys` that is there."""
+        """Return the value of the first key that is present, or None."""
         return next((float(values[key]) for key in self.keys if key in values), None)
 
     def text(self, values: Mapping[str, Any]) -> str:
-        """The number, or a dash."""
+        """Return the formatted number, or a dash."""
         value = self.value(values)
         return "-" if value is None else format(value, self.format)
 
@@ -69,13 +69,13 @@ VAL_LOSS = Column("val loss", ("supervised/val_loss",), ".4f")
 RATE = Column("lr", ("train/learning_rate",), ".2e")
 STEPS = Column("steps/s", ("time/steps_per_s",), ".2f")
 SUPERVISED = (LOSS, VAL_LOSS, RATE, STEPS)
-"""Of a run without rollouts."""
+"""Columns of a run without rollouts."""
 
 
 class RunConsole(Console):
-    """A console that falls silent when nobody reads it any more (`... | head`), its terminal is gone or its disk full.
+    """Console that stops printing if the pipe is closed (`... | head`), the terminal is gone or the disk is full.
 
-    Letters that standard output's encoding lacks are escaped. rich's own ends the process, or raises.
+    Rich's own console ends the process or raises. Characters outside standard output's encoding are escaped.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -83,7 +83,7 @@ class RunConsole(Console):
         super().__init__(**options)
 
     def on_broken_pipe(self) -> None:
-        """Sends whatever is printed from now on nowhere."""
+        """Redirect all further output to the null device."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -101,11 +101,11 @@ class RunConsole(Console):
 
 
 class ConsoleSink(Sink):
-    """Shows progress.
+    """Sink that shows progress on the console.
 
     Args:
-        quiet: show nothing but warnings.
-        console: where to; default: standard output.
+        quiet: show only warnings.
+        console: target console; default: standard output.
     """
 
     name = "stdout"
@@ -129,7 +129,7 @@ class ConsoleSink(Sink):
 
     def open(self, run: RunDescription) -> None:
         self._name = run.experiment
-        self._first_scores = first_scores(run.path)  # of a run that goes on
+        self._first_scores = first_scores(run.path)  # of a resumed run
 
     def start(self, n_iters: int, completed: int = 0) -> None:
         self._n_iters, self._completed, self._iteration = n_iters, completed, completed
@@ -155,11 +155,11 @@ class ConsoleSink(Sink):
             self._line("step", SUPERVISED)
 
     def advance(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
-        """Shows how far a run is between two writes.
+        """Show progress between two calls of `write`.
 
         Args:
-            iteration: that are done.
-            values: shown with it, as a line where there is no live display; None moves the live display alone.
+            iteration: number of completed iterations.
+            values: values to show, as a line if there is no live display; None updates only the live display.
         """
         self._iteration = iteration
         self._values.update(values or {})
@@ -184,17 +184,17 @@ class ConsoleSink(Sink):
         self._n_lines = 0
 
     def print(self, text: str) -> None:
-        """Prints lines as they are, above the live display."""
+        """Print text unchanged, above the live display."""
         if not self.quiet:
             self.show(Text(text))
 
     def show(self, text: Text) -> None:
-        """Prints a message, quiet or not, without breaking its lines."""
+        """Print a message, quiet or not, without breaking its lines."""
         text.plain = printable(without_secrets(text.plain))
         self.console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        """Stops the display and gives the terminal its cursor back; also called when the process ends."""
+        """Stop the live display and restore the cursor; also called at process exit."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -233,9 +233,9 @@ class ConsoleSink(Sink):
 
 
 class ConsoleHandler(logging.Handler):
-    """Shows the library's messages above the live display.
+    """Logging handler that shows the library's messages above the live display.
 
-    Those marked `file_only` are in the log file only; those marked `in_short` are cut to two lines of the table.
+    Messages marked `file_only` are skipped. Messages marked `in_short` are shortened to two lines of the table.
     """
 
     def __init__(self, sink: ConsoleSink) -> None:
@@ -243,7 +243,7 @@ class ConsoleHandler(logging.Handler):
         self.sink = sink
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one message."""
+        """Print one message."""
         if getattr(record, "file_only", False):
             return
         style = {logging.WARNING: "yellow", logging.ERROR: "bold red"}.get(record.levelno, "")
@@ -255,7 +255,7 @@ class ConsoleHandler(logging.Handler):
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as a row of blocks, from the lowest of them to the highest."""
+    """Return the values as a row of block characters, scaled from the lowest to the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -264,7 +264,7 @@ def sparkline(values: list[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `12:05`, `3:07:12`."""
+    """Format seconds as `0:42`, `12:05` or `3:07:12`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

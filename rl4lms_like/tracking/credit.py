@@ -1,12 +1,12 @@
-"""Who gets the credit: what `credit.html.j2` shows of `token_credit.jsonl`.
+"""Credit assignment in the report: the content of `token_credit.jsonl` for `credit.html.j2`.
 
     Credit
-      scales          one for each quantity, over all that is shown: equal colours are equal numbers
-      followed        one prompt over time, where it came up again
-      iterations      in order; the newest stands open
+      scales          one colour scale per quantity, shared by all shown tokens
+      followed        one prompt over time, if it occurred several times
+      iterations      in order; the last one is unfolded
         episodes      label, prompt, tokens (`credit_tokens`)
 
-Long runs are thinned evenly, long responses lose their middle: the page stays small enough to be sent around.
+To limit the size of the page, long runs are thinned evenly and the middle of long responses is left out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rl4lms_like.tracking.record import RunRecord, number
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 
 N_ITERATIONS, N_EPISODES = 12, 10
-"""So many are shown at most, of each iteration so many episodes."""
+"""Maximum number of iterations shown, and of episodes per iteration."""
 N_TOKENS = 8000
-"""So many are shown in all: of long responses fewer iterations."""
+"""Maximum number of tokens shown; with long responses fewer iterations are shown."""
 LONGEST = 400
-"""Tokens of one response; of a longer one the beginning and the end are shown."""
+"""Maximum number of tokens of one response; of a longer one the beginning and the end are shown."""
 _FACTS = {
     "reward": ("rollout_info/ep_rew", 1, ""),
     "KL": ("rollout_info/kl_div_mean", 1, ""),
@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Token:
-    """A token as it is shown; `row` is its line of the table."""
+    """Token as shown; `row` is its row of the table."""
 
     text: str
     classes: str
@@ -47,7 +47,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Episode:
-    """A response with what it answers."""
+    """Prompt and response as shown."""
 
     label: str
     sample_id: str
@@ -60,14 +60,14 @@ class Episode:
 
     @property
     def halves(self) -> tuple[Sequence[Token], Sequence[Token]]:
-        """Before and after the tokens that are left out."""
+        """Tokens before and after those that are left out."""
         middle = LONGEST // 2 if self.hidden else len(self.tokens)
         return self.tokens[:middle], self.tokens[middle:]
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Episodes of one rollout."""
+    """Episodes of one rollout as shown."""
 
     iteration: int
     facts: str
@@ -76,7 +76,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Credit:
-    """The whole section."""
+    """Content of the whole section."""
 
     scales: Sequence[Scale]
     columns: Sequence[str]
@@ -90,17 +90,17 @@ class Credit:
 
 
 def credit_of(run: RunRecord) -> Credit | None:
-    """What a run recorded of its tokens; None where it did not.
+    """Return what a run recorded about its tokens, or None if it recorded nothing.
 
     Raises:
-        RL4LMsLikeError: the file is not what a run wrote.
+        RL4LMsLikeError: the file was not written by a run.
     """
     lines = list({line.get("iteration"): line for line in run.credit if line.get("episodes")}.values())
     try:
         return _credit(run, lines) if lines else None
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         file = run.path / CREDIT_FILE
-        raise RL4LMsLikeError(f"{file} is not what a run wrote: {type(error).__name__}: {error}") from error
+        raise RL4LMsLikeError(f"{file} was not written by a run: {type(error).__name__}: {error}") from error
 
 
 def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> Credit:
@@ -136,7 +136,7 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> Credit:
 
 
 def _few_episodes(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The line with N_EPISODES of its episodes, at even steps, and the followed one."""
+    """Return the line with N_EPISODES evenly spaced episodes and the followed one."""
     episodes = line["episodes"]
     steps = {step * (len(episodes) - 1) // (N_EPISODES - 1) for step in range(N_EPISODES)}
     chosen = [each for index, each in enumerate(episodes) if index in steps or each["followed"]]
@@ -144,7 +144,7 @@ def _few_episodes(line: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_room(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The first, the last and some between them, as many as there is room for."""
+    """Return the first, the last and evenly spaced lines between them, up to N_TOKENS tokens."""
     for n in range(min(N_ITERATIONS, len(lines)), 2, -1):
         chosen = _spaced(lines, n)
         tokens = [min(len(episode["tokens"]), LONGEST) for line in chosen for episode in line["episodes"]]
@@ -154,13 +154,13 @@ def _with_room(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]
 
 
 def _spaced(items: Sequence[Item], n: int) -> list[Item]:
-    """`n` of them at even steps, the last one always."""
+    """Return `n` evenly spaced items, always with the last one."""
     last = len(items) - 1
     return [items[last if n == 1 else step * last // (n - 1)] for step in range(n)]
 
 
 def _facts(logged: Mapping[str, Any]) -> str:
-    """Means over the whole rollout, beside which its episodes are to be seen."""
+    """Return means over the whole rollout as text, for comparison with the episodes."""
     known = {name: (number(logged.get(key)), factor, unit) for name, (key, factor, unit) in _FACTS.items()}
     said = [
         f"{name} {format_number(value * factor, 2)}{unit}"
@@ -203,7 +203,7 @@ def _label(rank: int, n_episodes: int) -> str:
 
 
 def _text(episode: Mapping[str, Any], i: int) -> str:
-    """What a token adds to the text, or a sign for what it is."""
+    """Return a token's text, or a symbol for a special or partial token."""
     text = visible(str(episode["tokens"][i]))
     if episode["terminated"] and i == len(episode["tokens"]) - 1:
         return text + END

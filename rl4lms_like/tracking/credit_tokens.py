@@ -1,10 +1,10 @@
-"""One recorded token as the report shows it: visible text, a level of colour for each quantity, its numbers in words.
+"""Recorded tokens in the report: visible text, one colour level per quantity, formatted numbers.
 
     numbers    {"advantages": 1.3, "kl": -0.02, ...}
-    levels     -5 ... 5, each twice as far from the middle as the one before; 0 is the middle
-    classes    `a3 k-1`: advantage level 3, KL level -1; a style sheet makes them colours
+    levels     -5 ... 5; each level is twice as far from 0 as the one before
+    classes    `a3 k-1`: advantage level 3, KL level -1; the style sheet maps them to colours
 
-Advantages, KL and rewards have long tails: with even steps a few tokens would have all the colour.
+Levels are logarithmic because advantages, KL and rewards have long tails.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.record import number
 
 LEVELS = 5
-"""Colours on each side of the middle."""
+"""Number of colours on each side of the middle."""
 COVERED = 0.98
-"""Share of the tokens that the scale reaches over; the others have its outermost colours."""
+"""Fraction of the tokens within the scale; the others get its outermost colours."""
 END, LINE_BREAK, TAB, PART = "■", "↵", "⇥", "▫"
 CLIPPED = "clipped"
 CUT_LEVEL, OUT_LEVEL = 5, 2
 _CLIPPING = ((-5, "cut below"), (-2, "below, not cut"), (0, "within"), (2, "above, not cut"), (5, "cut above"))
 _NOT_SHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _WITHOUT_WIDTH = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]+")
-"""Joiners, marks of direction, variants: with other characters they do something, alone there is nothing to see."""
+"""Joiners, direction marks and variation selectors, which are invisible on their own."""
 
 Numbers: TypeAlias = "Mapping[str, float | None]"
-"""A token's numbers by the names of the lists that they come from."""
+"""Numbers of a token, by the names of the episode's lists."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What tokens can be coloured by.
+    """Quantity that determines the colour of tokens.
 
     Args:
-        key: first letter of its classes.
-        name: on its button.
-        field: the list of an episode that it stands in.
-        note: what the colours mean.
-        is_ratio: its middle is 1, and twice is as far as half; otherwise the middle is 0.
+        key: first letter of its CSS classes.
+        name: label of its button.
+        field: name of the episode's list with its values.
+        note: meaning of the colours.
+        is_ratio: use a logarithmic scale around 1; otherwise the scale is centred on 0.
     """
 
     key: str
@@ -53,7 +53,7 @@ class Quantity:
     is_ratio: bool = False
 
     def place(self, value: float | None) -> float | None:
-        """How far from the middle, with its sign; None where there is no number."""
+        """Return the signed distance from the middle, or None if there is no number."""
         if value is None or not self.is_ratio:
             return value
         return math.log(value) if value > 0 else -math.inf if value == 0 else None
@@ -61,23 +61,23 @@ class Quantity:
 
 QUANTITIES = (
     Quantity("a", "Advantage", "advantages", "blue: the update pushes the token's probability up, orange: down"),
-    Quantity("k", "KL", "kl", "nats; blue: more probable than under the reference, orange: less"),
+    Quantity("k", "KL", "kl", "nats; blue: more probable than under the reference, orange: less probable"),
     Quantity("r", "Ratio", "ratios", "the token's probability after the update over that before it", True),
-    Quantity("c", "Clipping", CLIPPED, "underlined: PPO's surrogate cuts the gradient, the ratio is out of its range"),
-    Quantity("w", "Reward", "rewards", "what the token was paid, the KL penalty included"),
+    Quantity("c", "Clipping", CLIPPED, "underlined: PPO's gradient is zero, the ratio is outside the clip range"),
+    Quantity("w", "Reward", "rewards", "reward of the token, including the KL penalty"),
 )
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From numbers to levels; `step` is how far level 1 is from the middle, of a ratio in its logarithm."""
+    """Mapping from numbers to levels; `step` is the distance of level 1 from the middle, for ratios in log space."""
 
     quantity: Quantity
     step: float
 
     @classmethod
     def over(cls, quantity: Quantity, values: Iterable[Any]) -> Scale:
-        """The scale whose outermost level covers most of `values`; `step` is a round number."""
+        """Return the scale that covers most of `values`; `step` is a round number."""
         places = (quantity.place(number(value)) for value in values)
         sizes = sorted(abs(place) for place in places if place and math.isfinite(place))
         if not sizes:
@@ -88,7 +88,7 @@ class Scale:
         return cls(quantity, step)
 
     def level(self, value: float | None) -> int:
-        """-5 to 5: the nearest one, counted in doublings."""
+        """Return the nearest level from -5 to 5 on the logarithmic scale."""
         place = self.quantity.place(value)
         if not place:
             return 0
@@ -97,7 +97,7 @@ class Scale:
 
     @property
     def legend(self) -> list[tuple[int, str]]:
-        """Every level with its number; the ends are open."""
+        """All levels with their numbers; the outermost levels are open intervals."""
         if self.quantity.field == CLIPPED:
             return list(_CLIPPING)
         sizes = [self.step * 2**power for power in range(LEVELS)]
@@ -109,7 +109,7 @@ class Scale:
 
 
 def classes_of(numbers: Numbers, scales: Iterable[Scale], clip_range: float | None) -> str:
-    """Levels other than 0; `cut` where the gradient is cut, `out` where only the ratio is out of its range."""
+    """Return the CSS classes of levels other than 0; `cut`: gradient clipped, `out`: only the ratio out of range."""
     levels = {scale.quantity.key: scale.level(numbers.get(scale.quantity.field)) for scale in scales}
     words = []
     ratio, cut = numbers.get("ratios"), numbers.get(CLIPPED)
@@ -123,7 +123,7 @@ def classes_of(numbers: Numbers, scales: Iterable[Scale], clip_range: float | No
 
 
 def visible(text: str) -> str:
-    """Line breaks and tabs with a sign before them; lone spaces, and characters that cannot be seen, as signs."""
+    """Replace spaces alone and invisible characters by symbols; add symbols before line breaks and tabs."""
     if text and not text.strip(" \u00a0\u3000"):
         return "␣" * len(text)
     if _WITHOUT_WIDTH.fullmatch(text):
@@ -132,24 +132,24 @@ def visible(text: str) -> str:
     return _NOT_SHOWN.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else PART, text)
 
 
-# --- numbers in words ------------------------------------------------------------------------------------------------
+# --- formatted numbers -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of a token in words, made of the lists of these names."""
+    """Column of the table, computed from the episode's lists in `needs`."""
 
     name: str
     needs: tuple[str, ...]
     words: Callable[[Numbers], str]
 
     def fits(self, episode: Mapping[str, Any]) -> bool:
-        """Whether the episode has those lists."""
+        """Return True if the episode has these lists."""
         return all(name in episode for name in self.needs)
 
 
 def signed(value: float | None) -> str:
-    """With a sign, unless it is 0 or there is none."""
+    """Format a number with its sign, also if positive."""
     return f"+{format_number(value)}" if value is not None and value > 0 else format_number(value)
 
 
@@ -185,6 +185,6 @@ COLUMNS = (
     Column("gradient", (CLIPPED,), _gradient),
     Column("KL", ("kl",), _signed("kl")),
     Column("reward", ("rewards",), _signed("rewards")),
-    Column("KL penalty in it", ("kl_rewards",), _signed("kl_rewards")),
+    Column("KL penalty", ("kl_rewards",), _signed("kl_rewards")),
     Column("allowed tokens", ("n_allowed",), _plain("n_allowed")),
 )

@@ -1,4 +1,4 @@
-"""Which logged keys the report draws, and how. What each key means: `docs/metrics_explained.md`."""
+"""Charts of the report, by logged key. The keys are explained in `docs/metrics_explained.md`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Curve:
-    """One chart over iterations; drawn if the run logged any of its keys.
+    """Chart over iterations; drawn if the run logged any of its keys.
 
     Args:
-        group: the heading it stands under.
-        title: its caption.
-        note: one line that says what is drawn, with the unit.
-        lines: label -> the keys to look for, the first one present wins.
+        group: heading of its section.
+        title: caption.
+        note: one-line description with the unit.
+        lines: label -> keys; the first key that was logged is used.
         band: shade one standard deviation around the line (`<key>_std`).
-        target: path in the config of the value to aim at.
+        target: path in the config of the target value.
         log: logarithmic axis.
         from_zero: the axis includes zero.
     """
@@ -31,11 +31,11 @@ class Curve:
     from_zero: bool = False
 
 
-LEARNING = "What the policy learns"
-PARTS = "The parts of the reward"
+LEARNING = "Learning curves"
+PARTS = "Reward components"
 EVALUATIONS = "Evaluations"
-UPDATE = "How the updates behave"
-COST = "What it costs"
+UPDATE = "Policy updates"
+COST = "Throughput and time"
 
 CURVES = (
     Curve(LEARNING, "Loss", "of the references, nats per token",
@@ -46,17 +46,17 @@ CURVES = (
           {"KL": ("rollout_info/kl_div_mean",)}, target=("alg", "kl_div", "target_kl"), from_zero=True),
     Curve(LEARNING, "KL coefficient", "weight of the KL penalty in the reward",
           {"coefficient": ("rollout_info/kl_coeff",)}, from_zero=True),
-    Curve(LEARNING, "Entropy", "nats per token; falls as the policy becomes certain",
+    Curve(LEARNING, "Entropy", "nats per token; falls as the policy becomes more deterministic",
           {"entropy": ("rollout_info/entropy",)}),
-    Curve(LEARNING, "KL penalty", "its share of an episode's reward",
+    Curve(LEARNING, "KL penalty", "contribution to an episode's reward",
           {"penalty": ("rollout_info/ep_kl_rew",)}),
     Curve(LEARNING, "Response length", "tokens; band: ± one std",
           {"tokens": ("rollout_info/ep_lens", "rollout/ep_len_mean")}, band=True),
-    Curve(LEARNING, "Truncated responses", "share that hit the length limit without an end",
-          {"share": ("rollout_info/truncated_share",)}, from_zero=True),
+    Curve(LEARNING, "Truncated responses", "fraction that reached the length limit without an end token",
+          {"fraction": ("rollout_info/truncated_share",)}, from_zero=True),
     Curve(UPDATE, "Value loss", "mean squared error of the critic",
           {"loss": ("ppo/value_loss", "train/value_loss")}, from_zero=True),
-    Curve(UPDATE, "Explained variance", "of the returns; 1 is perfect, 0 a constant guess",
+    Curve(UPDATE, "Explained variance", "of the returns; 1 is perfect, 0 is a constant prediction",
           {"explained variance": ("ppo/explained_variance", "train/explained_variance")}),
     Curve(UPDATE, "Ratio-one gap", "largest |ratio − 1| in the first minibatch; 0 is exact",
           {"gap": ("train/ratio_gap",)}, log=True),
@@ -64,28 +64,28 @@ CURVES = (
           {"loss": ("ppo/policy_gradient_loss", "train/policy_gradient_loss", "train/policy_loss")}),
     Curve(UPDATE, "Approximate KL", "from the rollout's policy; nats per token",
           {"KL": ("ppo/approx_kl", "train/approx_kl")}, from_zero=True),
-    Curve(UPDATE, "Clip fraction", "share of tokens whose ratio left the clip range",
-          {"share": ("ppo/clip_fraction", "train/clip_fraction")}, from_zero=True),
+    Curve(UPDATE, "Clip fraction", "fraction of tokens with a ratio outside the clip range",
+          {"fraction": ("ppo/clip_fraction", "train/clip_fraction")}, from_zero=True),
     Curve(UPDATE, "Gradient norm", "before clipping, actor and critic together",
           {"norm": ("train/grad_norm",)}, from_zero=True),
     Curve(UPDATE, "Learning rate", "of the policy",
           {"learning rate": ("train/learning_rate",)}, from_zero=True),
     Curve(COST, "Throughput", "tokens per second, rollout and update together",
           {"tokens/s": ("time/tokens_per_s", "time/fps")}, from_zero=True),
-    Curve(COST, "Optimizer steps", "per second, evaluations aside",
+    Curve(COST, "Optimizer steps", "per second, without evaluations",
           {"steps/s": ("time/steps_per_s",)}, from_zero=True),
     Curve(COST, "Time", "seconds per iteration",
           {"update": ("time/update_s",), "rollout": ("time/rollout_s",)}, from_zero=True),
 )  # fmt: skip
 
 PART = "rollout_info/reward/"
-"""What the keys of a combined reward's parts begin with."""
+"""Prefix of the keys of a combined reward's parts."""
 
 
 def part_curves(keys: Iterable[str]) -> list[Curve]:
-    """A chart for each part of a combined reward among the logged keys, in their order."""
+    """Return a chart for each part of a combined reward among the logged keys, in their order."""
     parts = [key for key in dict.fromkeys(keys) if key.startswith(PART)]
-    note = "what it adds to an episode's reward; band: ± one std"
+    note = "contribution to an episode's reward; band: ± one std"
     return [
         Curve(PARTS, key.removeprefix(PART), note, {"reward": (key,)}, band=True)
         for key in parts

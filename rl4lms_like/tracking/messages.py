@@ -1,9 +1,9 @@
-"""This library's messages: on the console, and in `log.txt`.
+"""Log messages of this library, on the console and in `log.txt`.
 
-    logging.getLogger("rl4lms_like.*") ──► LogFile       everything, with what an error came from
+    logging.getLogger("rl4lms_like.*") ──► LogFile       everything, with tracebacks
                                        └─► ConsoleHandler
 
-What stands in a message is made harmless first: no secret is shown, no terminal steered.
+Secrets and terminal control characters are removed from all messages.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 LIBRARY = "rl4lms_like"
 
 IN_SHORT = {"in_short": True}
-"""`extra` of a message that the console shows in one or two lines; `log.txt` has all of it."""
+"""`extra` of a message that the console shortens to one or two lines; `log.txt` has it in full."""
 
 
 class LogFile(logging.FileHandler):
-    """`log.txt`. What it cannot take is said once, and ends no run: the numbers stand elsewhere."""
+    """Handler for `log.txt`. A write error gives one warning and does not end the run."""
 
     _has_failed = False
 
@@ -33,19 +33,19 @@ class LogFile(logging.FileHandler):
             logger.warning("cannot write to %s: %s; messages are lost", self.baseFilename, sys.exc_info()[1])
 
     def close(self) -> None:
-        with suppress(OSError):  # what is still to be written
+        with suppress(OSError):  # raised if buffered messages cannot be written
             super().close()
 
 
 class _Formatter(logging.Formatter):
-    """Lines that show no secret and cannot steer a terminal, whatever samples, models and errors put into them."""
+    """Formatter that removes secrets and terminal control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(without_secrets(super().format(record)))
 
 
 def listen(level: int, handler: logging.Handler) -> list[logging.Handler]:
-    """Attaches a handler to this library's messages, and to no other library's."""
+    """Attach a handler to the loggers of this library only."""
     handler.setLevel(level)
     handler.setFormatter(_Formatter("%(asctime)s [%(levelname)s] %(message)s"))
     namespace = logging.getLogger(LIBRARY)

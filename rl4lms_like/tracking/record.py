@@ -1,10 +1,10 @@
-"""A run read back from its folder: whatever is there, of a run that may still be going on or has crashed.
+"""Reading of run folders, also of runs that are unfinished or crashed.
 
-    RunRecord.iterations    one mapping an iteration, rollout and update together, in order
+    RunRecord.iterations    one mapping per iteration, rollout and update together, in order
     RunRecord.evaluations   split -> epoch -> corpus scores
-    RunRecord.predictions   split -> epoch -> the file with the texts
+    RunRecord.predictions   split -> epoch -> file with the texts
 
-What a resumed run logged again replaces what was logged before.
+If a resumed run logged an iteration again, the later values are used.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from rl4lms_like.tracking.sink import Epoch
 TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 PREDICTIONS = re.compile(r"^epoch_(?P<epoch>\d+(\.\d+)?)_(?P<split>.+)_split_predictions\.json$")
 LARGEST_COUNT, LARGEST = 2**53, 1e300
-"""Of iterations and epochs, and of all other numbers, so that a chart's axes have numbers too."""
+"""Largest iteration or epoch, and largest other number; keeps the axes of charts finite."""
 METRICS = re.compile(r"^(?P<split>.+)_split_metrics\.jsonl$")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder holds.
+    """Content of a run folder.
 
     Args:
         path: the folder.
         config: the run's config as plain data.
-        iterations: what each iteration measured, with `iteration` and `timesteps`, in order.
+        iterations: logged values of each iteration, with `iteration` and `timesteps`, in order.
         evaluations: split -> epoch, in order -> metric key -> corpus score.
         predictions: split -> epoch, in order -> file.
-        credit: what was recorded of single tokens, one mapping a line.
-        alarms: what the doctor found, in order.
+        credit: recorded values of single tokens, one mapping per line.
+        alarms: alarms of the run doctor, in order.
         began: first time in the log.
         ended: last time in the log.
     """
@@ -63,22 +63,22 @@ class RunRecord:
     ended: datetime | None
 
     def setting(self, *path: str) -> Any:
-        """A value of the config, None where any key of `path` is absent."""
+        """Return a value of the config, or None if a key of `path` is missing."""
         value: Any = self.config
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def curve(self, key: str) -> list[tuple[float, float | None]]:
-        """(iteration, value) of every iteration that has the key; None where it was not a finite number."""
+        """Return (iteration, value) of every iteration with the key; values that are not finite are None."""
         return [(line["iteration"], number(line[key])) for line in self.iterations if key in line]
 
 
 def read_run(path: str | Path) -> RunRecord:
-    """Reads a run folder.
+    """Read a run folder.
 
     Raises:
-        RL4LMsLikeError: it is not a run folder, or one of its files is not what a tracker wrote.
+        RL4LMsLikeError: it is not a run folder, or one of its files was not written by a tracker.
     """
     path = Path(path)
     if not (path / CONFIG_FILE).is_file():
@@ -103,7 +103,7 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def read_predictions(file: Path) -> list[dict[str, Any]]:
-    """The texts of one evaluation.
+    """Read the texts of one evaluation.
 
     Raises:
         RL4LMsLikeError: the file is not a list of objects.
@@ -122,15 +122,15 @@ def number(value: Any) -> float | None:
 
 
 def _count(value: Any, file: Path) -> Any:
-    """An iteration or an epoch."""
+    """Return a valid number of an iteration or epoch, or raise."""
     if number(value) is None or abs(value) > LARGEST_COUNT:
-        raise RL4LMsLikeError(f"{file} has {shown(value)} where the number of an iteration or epoch belongs")
+        raise RL4LMsLikeError(f"{file}: expected the number of an iteration or epoch, got {shown(value)}")
     return value
 
 
 def _object(value: Any, file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RL4LMsLikeError(f"{file} has {shown(value)} where an object belongs")
+        raise RL4LMsLikeError(f"{file}: expected a JSON object, got {shown(value)}")
     return value
 
 
@@ -139,7 +139,7 @@ def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
     for file in sorted(path.iterdir()):
         if match := METRICS.match(file.name):
             scores = {_count(line.get("epoch"), file): _object(line.get("metrics"), file) for line in _lines(file)}
-            if scores:  # a full disk leaves empty files
+            if scores:  # files may be empty after a full disk
                 splits[match["split"]] = {epoch: scores[epoch] for epoch in sorted(scores)}
     return _in_order(splits)
 
@@ -159,7 +159,7 @@ def _in_order(splits: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a last line that is not finished yet is left out."""
+    """Return the objects of a JSONL file, without an incomplete last line."""
     if not file.is_file():
         return []
     try:
@@ -177,12 +177,12 @@ def _load(file: Path) -> Any:
 
 
 def _times(log: Path) -> tuple[datetime | None, datetime | None]:
-    """The first and the last time in a log."""
+    """Return the first and the last time in a log."""
     if not log.is_file():
         return None, None
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     times = [match[1] for match in map(TIME_IN_LOG.match, lines) if match]
     try:
         return datetime.fromisoformat(times[0]), datetime.fromisoformat(times[-1])
-    except (IndexError, ValueError):  # no such day
+    except (IndexError, ValueError):  # no times, or an invalid date
         return None, None

@@ -1,8 +1,9 @@
-"""`report.html`: one file that shows how a run went, made from the run folder alone.
+"""`report.html`: report of a run in one file, made from the run folder.
 
     run folder ──read_run──► RunRecord ──► facts, headline, curves, samples ──report.html.j2──► report.html
 
-No network, no script; light and dark; also on a phone. What the run did not log is not drawn.
+The page needs neither network nor scripts, and supports dark mode and small screens. Values that the run did not log
+are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ REFERENCE = re.compile(r"<START-\d+>(.*?)<END-\d+>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its caption."""
+    """Chart with its caption."""
 
     title: str
     note: str
@@ -42,7 +43,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Change:
-    """A number before and after."""
+    """Score before and after training."""
 
     name: str
     before: str
@@ -52,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Pair:
-    """What was written for one prompt before and after."""
+    """Responses to one prompt before and after training."""
 
     sample_id: str
     prompt: str
@@ -63,7 +64,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Samples:
-    """The pairs of a split."""
+    """Pairs of a split."""
 
     split: str
     epochs: tuple[Epoch, ...]
@@ -73,16 +74,16 @@ class Samples:
 
 
 def write_report(run_path: str | Path) -> Path:
-    """Writes `report.html` into a run folder, from what lies in that folder alone.
+    """Write `report.html` into a run folder, from the files in that folder.
 
     Args:
-        run_path: the folder; its run may be unfinished or lack any of the files but `config.json`.
+        run_path: the folder; the run may be unfinished, and all files except `config.json` may be missing.
 
     Returns:
         The report's path.
 
     Raises:
-        RL4LMsLikeError: it is not a run folder, one of its files is not what a tracker wrote, or none can be written.
+        RL4LMsLikeError: it is not a run folder, a file was not written by a tracker, or the report cannot be written.
     """
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
@@ -146,7 +147,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
-    """The numbers to see first: name, value, and what to compare it with."""
+    """Return the main numbers as (name, value, value for comparison)."""
     tiles = []
     reward = _ends(run, "rollout_info/ep_rew")
     if reward:
@@ -193,7 +194,7 @@ def _change(name: str, before: Any, after: Any) -> Change:
 
 
 def _groups(run: RunRecord) -> list[tuple[str, list[Panel]]]:
-    """The charts by heading, without empty ones."""
+    """Return the charts by heading, without empty headings."""
     groups: dict[str, list[Panel]] = {LEARNING: [], PARTS: [], EVALUATIONS: _metric_panels(run)}
     for curve in [*CURVES, *part_curves(key for line in run.iterations for key in line)]:
         panel = _curve_panel(run, curve)
@@ -238,7 +239,7 @@ def _panel(title: str, note: str, series: list[Series], **options: Any) -> Panel
 
 
 def _samples(run: RunRecord, split: str) -> Samples:
-    """Pairs of the first and the last evaluation, evenly spaced over the split: chosen by no score."""
+    """Return pairs of the first and the last evaluation, evenly spaced over the split, not selected by score."""
     files = run.predictions[split]
     epochs = tuple(dict.fromkeys((next(iter(files)), next(reversed(files)))))
     sides = [{str(item.get("sample_id")): item for item in read_predictions(files[epoch])} for epoch in epochs]
@@ -263,7 +264,7 @@ def _pair(sample_id: str, sides: Sequence[Mapping[str, Any]]) -> Pair:
 
 
 def _table(run: RunRecord) -> tuple[list[str], list[list[str]]]:
-    """All numbers of the iterations, for reading instead of the charts; long runs are thinned evenly."""
+    """Return all numbers of the iterations as a table; long runs are thinned evenly."""
     keys = list(dict.fromkeys(key for line in run.iterations for key in line))
     stride = -(-len(run.iterations) // N_TABLE_ROWS) or 1
     return keys, [[format_number(number(line.get(key)), 4) for key in keys] for line in run.iterations[::stride]]

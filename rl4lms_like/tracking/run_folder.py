@@ -1,20 +1,20 @@
-"""The run folder: everything a run leaves behind, as files that any program can read while it runs.
+"""Run folder: the files of a run, readable by other programs while the run is active.
 
     <base>/<project>/<experiment>/
         config.json                                   the run's config; its creation claims the folder
         log.txt                                       this library's messages
-        rollout_info.jsonl                            one object an iteration: `rollout_info/*`, `time/*`
-        training_info.jsonl                           one object an iteration: everything else
+        rollout_info.jsonl                            one object per iteration: `rollout_info/*`, `time/*`
+        training_info.jsonl                           one object per iteration: all other values
         {val,test}_split_metrics.jsonl                {"epoch": ..., "metrics": {...}}
         epoch_<epoch>_<split>_split_predictions.json  the texts and their scores
         environment.json                              versions, device, threads; an entry for each change
-        alarms.jsonl  token_credit.jsonl              what watchers saw, one object a line
+        alarms.jsonl  token_credit.jsonl              records of callbacks, one object per line
         checkpoints/  model/  best/                   written by the trainer
-        finished.json                                 the run came to its end; written last
-        failed_batch.json                             the texts that a reward or metric failed on, until the run goes on
+        finished.json                                 marks a finished run; written last
+        failed_batch.json                             texts that a reward or metric failed on; deleted on resume
         .lock                                         held by the process that writes here
 
-A line is on disk as soon as it is logged. Numbers that JSON cannot say (NaN, infinities) are written as `null`.
+A line is written to its file as soon as it is logged. NaN and infinities are written as `null`.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ REPORT_FILE = "report.html"
 WANDB_FILES = {"wandb", "wandb_run.json"}
 START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE, *WANDB_FILES}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What a disk says that knows no locks, as some network disks do."""
+"""Errors of file systems without locks, for instance some network file systems."""
 
 _ESCAPED = "backslashreplace"
-"""Half of a surrogate pair, which UTF-8 cannot say, becomes `\\ud83d`: the escape that JSON reads back."""
+"""Lone surrogates, which are invalid in UTF-8, become the JSON escape `\\ud83d`."""
 
 logger = logging.getLogger(__name__)
 
 
 class RunFolder(Sink):
-    """Writes the files of a run.
+    """Sink that writes the files of a run.
 
     Args:
         path: the folder, as returned by `claim_folder`.
 
     Raises:
-        RL4LMsLikeError: one of the files is a link, or has another name elsewhere.
+        RL4LMsLikeError: one of the files is a symbolic or hard link.
     """
 
     name = "json"
@@ -101,7 +101,7 @@ class RunFolder(Sink):
         write_whole(file, json.dumps(to_json(list(predictions)), indent=1, ensure_ascii=False))
 
     def log_environment(self, environment: Mapping[str, Any]) -> None:
-        """Adds what the run is computed by from now on, unless it is what it was."""
+        """Append the current hardware and software, if they differ from the last entry."""
         file = self.path / ENVIRONMENT_FILE
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ class RunFolder(Sink):
             write_whole(file, json.dumps([*before, now], indent=1) + "\n")
 
     def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
-        """Bytes of every file that grows line by line, all of them on the disk if asked for, and of the predictions."""
+        """Return the sizes of line files and predictions in bytes; `on_disk` flushes line files to disk first."""
         for file in _files_of_lines(self.path) if on_disk else ():
             with naming(file), file.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -120,7 +120,7 @@ class RunFolder(Sink):
         return {file.name: file.stat().st_size for file in sorted(files)}
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Takes away what was written after a checkpoint, which had these sizes.
+        """Remove what was written after a checkpoint with these file sizes.
 
         Raises:
             CheckpointError: see `check_sizes`.
@@ -133,25 +133,25 @@ class RunFolder(Sink):
         for file in self.path.glob(PREDICTIONS_FILES):
             if file.name not in sizes:
                 file.unlink()
-        for file in self.path.glob(f"{PREDICTIONS_FILES}.partial"):  # a process was killed while it wrote it
+        for file in self.path.glob(f"{PREDICTIONS_FILES}.partial"):  # left by a process that was killed while writing
             file.unlink()
 
     def finish(self, iterations: int) -> None:
-        """Marks the run as one that came to its end, after everything else is on the disk."""
+        """Mark the run as finished, after all other files are flushed to disk."""
         self.file_sizes()
         write_whole(self.path / FINISHED_FILE, json.dumps({"iterations": iterations}) + "\n")
         with naming(self.path / FINISHED_FILE), (self.path / FINISHED_FILE).open("rb") as stream:
             os.fsync(stream.fileno())
 
     def keep_texts(self, said: str, texts: Sequence[Mapping[str, Any]]) -> Path:
-        """Writes the texts that a component failed on; returns the file."""
+        """Write the texts that a component failed on; return the file."""
         file = self.path / FAILED_FILE
         content = to_json({"error": without_secrets(said), "texts": list(texts)})
         write_whole(file, json.dumps(content, indent=1, ensure_ascii=False))
         return file
 
     def append(self, file: str, line: Mapping[str, Any]) -> None:
-        """Adds a line to one of the files that grow line by line."""
+        """Append a line to a line file."""
         text = json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n"
         path = self.path / file
         with naming(path), path.open("ab", buffering=0) as stream:
@@ -161,41 +161,41 @@ class RunFolder(Sink):
                     left = left[stream.write(left) :]
             except OSError:
                 with suppress(OSError):
-                    os.truncate(path, size)  # half a line is none
+                    os.truncate(path, size)  # remove the incomplete line
                 raise
 
 
 def check_sizes(path: Path, sizes: Any) -> None:
-    """Holds a run's files against the sizes that they had at a checkpoint, and changes nothing.
+    """Compare a run's files with their sizes at a checkpoint, without changing them.
 
     Raises:
-        CheckpointError: a file has less than it had then, or other lines.
+        CheckpointError: a file is shorter than at the checkpoint, or was changed.
     """
     if not isinstance(sizes, Mapping) or not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise CheckpointError("the sizes of the run's files are not numbers")
     for name, size in sizes.items():
         if not re.fullmatch(r"[^/\\\0]+\.jsonl", name):
-            continue  # predictions, which may be taken away
+            continue  # predictions, which may be deleted
         file = path / name
         if size > (file.stat().st_size if file.is_file() else 0):
-            raise CheckpointError(f"{file} has less than the {size} bytes it had at the checkpoint")
+            raise CheckpointError(f"{file} is shorter than the {size} bytes it had at the checkpoint")
         with file.open("rb") as stream:
             stream.seek(max(size - 1, 0))
             if size and stream.read(1) != b"\n":
-                raise CheckpointError(f"{file} was changed since the checkpoint: no line ends at byte {size}")
+                raise CheckpointError(f"{file} was changed after the checkpoint: no line ends at byte {size}")
 
 
 def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
-    """`<base>/<project>/<experiment>`, absolute, which is below the base whatever the names are.
+    """Return the absolute path `<base>/<project>/<experiment>`.
 
     Raises:
-        ConfigError: a name would lead elsewhere, or cannot be a folder's.
+        ConfigError: a name leads outside of the base, or is not a valid folder name.
     """
     mistakes = []
     for option, name in (("project_name", project), ("experiment_name", experiment)):
         parts = re.split(r"[/\\]", name)
         if not all(parts) or {".", ".."} & set(parts) or Path(name).drive or not name.isprintable():
-            mistakes.append(Mistake(option, f"expected the name of a folder below {str(base)!r}, got {name!r}"))
+            mistakes.append(Mistake(option, f"expected the name of a folder in {str(base)!r}, got {name!r}"))
     if mistakes:
         raise ConfigError(mistakes, "the names of the run")
     return Path(os.path.abspath(base)) / project / experiment
@@ -204,33 +204,33 @@ def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
 def claim_folder(
     wanted: Path, config: Mapping[str, Any], *, resume: bool = False, held: FileLock | None = None
 ) -> tuple[Path, FileLock]:
-    """Makes the run's folder, holds it and writes `config.json` into it.
+    """Create the run's folder, lock it and write `config.json`.
 
-    A folder that holds a run already is left alone: the new run goes into `<experiment>_2`, `_3` ..., so that the lines
-    of two runs never mix. Two processes that start at once get two folders.
+    If the folder already contains a run, the new run uses `<experiment>_2`, `_3` ..., so that the lines of two runs
+    never mix. Two processes that start at the same time get two folders.
 
     Args:
         wanted: `<base>/<project>/<experiment>`.
         config: the run's config as plain data.
-        resume: continue in `wanted` itself, whatever it holds.
-        held: the lock of `wanted`, if the caller holds it already.
+        resume: continue in `wanted` itself, whatever it contains.
+        held: lock of `wanted`, if the caller already holds it.
 
     Returns:
-        The folder that was taken, and its lock.
+        The claimed folder and its lock.
 
     Raises:
-        RL4LMsLikeError: another process is writing to the folder that is to be resumed; or no tokenizer could be saved
-            there.
+        RL4LMsLikeError: another process is writing to the folder that is to be resumed; or tokenizers cannot be saved
+            under this path.
     """
     try:
         str(wanted).encode()
     except UnicodeEncodeError as error:
-        said = f"cannot save models in {str(wanted)!r}: this name is not text in UTF-8"
-        raise RL4LMsLikeError(f"{said}; choose another one, or set PYTHONUTF8=1 if it looks well elsewhere") from error
+        said = f"cannot save models in {str(wanted)!r}: this path is not text in UTF-8"
+        raise RL4LMsLikeError(f"{said}; choose another path, or set PYTHONUTF8=1 if the path is correct") from error
     text = json.dumps(to_json(config), indent=2, ensure_ascii=False) + "\n"
     if resume:
         wanted.mkdir(parents=True, exist_ok=True)
-        lock = held or hold(wanted)  # nothing is written before it is held
+        lock = held or hold(wanted)  # nothing is written before the folder is locked
         write_whole(wanted / CONFIG_FILE, text)
         return wanted, lock
     for path in numbered(wanted):
@@ -238,7 +238,7 @@ def claim_folder(
         if (path / CONFIG_FILE).exists():
             continue
         own = try_hold(path)
-        if own is None:  # another process is about to claim it
+        if own is None:  # another process is claiming it
             continue
         file = path / CONFIG_FILE
         try:
@@ -248,15 +248,15 @@ def claim_folder(
             own.release()
             continue
         except OSError:
-            file.unlink(missing_ok=True)  # the folder is claimed by no run
+            file.unlink(missing_ok=True)  # the folder is not claimed
             own.release()
             raise
         return path, own
-    raise AssertionError("unreachable: there is always one more")
+    raise AssertionError("unreachable: numbered() is infinite")
 
 
 def is_untrained(path: Path) -> bool:
-    """Return whether a run's folder holds only what a run writes before its first iteration."""
+    """Return True if a folder contains only files that are written before the first iteration."""
     return all(_is_of_the_start(file) for file in path.iterdir())
 
 
@@ -274,14 +274,14 @@ def _is_of_the_start(file: Path) -> bool:
 
 
 def numbered(wanted: Path) -> Iterator[Path]:
-    """`wanted`, `wanted_2`, `wanted_3` ..., where the runs of one experiment go."""
+    """Yield `wanted`, `wanted_2`, `wanted_3` ..., the folders of an experiment's runs."""
     yield wanted
     for number in count(2):
         yield wanted.with_name(f"{wanted.name}_{number}")
 
 
 def hold(path: Path) -> FileLock:
-    """The folder's lock, held until it is released or the process ends, however it ends.
+    """Lock the folder until the lock is released or the process ends.
 
     Raises:
         RL4LMsLikeError: another process holds it.
@@ -293,7 +293,7 @@ def hold(path: Path) -> FileLock:
 
 
 def try_hold(path: Path) -> FileLock | None:
-    """As `hold`; None if another process holds it."""
+    """Lock the folder as in `hold`; return None if another process holds the lock."""
     refuse_links([path / LOCK_FILE])
     lock = FileLock(path / LOCK_FILE)
     try:
@@ -304,15 +304,15 @@ def try_hold(path: Path) -> FileLock | None:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
             said = reason(error) if isinstance(error, OSError) else error
             raise RL4LMsLikeError(f"cannot write to the run folder {path}: {said}") from error
-        logger.warning("%s: this disk knows no locks; take care that one process alone writes there", path)
+        logger.warning("%s: this file system has no locks; make sure that only one process writes there", path)
     return lock
 
 
 def to_json(value: Any) -> Any:
-    """`value` as data that JSON can say.
+    """Convert `value` to JSON data.
 
-    Scalars and arrays of numpy and torch become numbers and lists, numbers that are not finite None, and objects of
-    other kinds, paths for instance, their text.
+    Scalars and arrays of NumPy and torch become numbers and lists, non-finite numbers become None, and other objects
+    such as paths become text.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -328,7 +328,7 @@ def to_json(value: Any) -> Any:
 
 
 def first_scores(path: Path) -> dict[str, dict[str, Any]]:
-    """The metrics of a run's first evaluation by split, as far as its folder has any."""
+    """Return the metrics of a run's first evaluation by split; splits without metrics are left out."""
     found = {}
     for file in path.glob(METRICS_FILES):
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError), file.open(encoding="utf-8") as lines:
@@ -337,12 +337,12 @@ def first_scores(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _files_of_lines(path: Path) -> list[Path]:
-    """Files of this library that grow line by line; a user's own are left alone."""
+    """Return the line files of this library, without files of the user."""
     return [file for name in (*LINES_FILES, METRICS_FILES) for file in sorted(path.glob(name))]
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes a file as a whole or not at all, so that a crash never leaves half a JSON file."""
+    """Write a file atomically, so that a crash never leaves an incomplete JSON file."""
     partial = file.with_name(f"{file.name}.partial")
     try:
         take_away(partial)
@@ -350,12 +350,12 @@ def write_whole(file: Path, text: str) -> None:
             partial.write_text(text, encoding="utf-8", errors=_ESCAPED)
         os.replace(partial, file)
     except OSError:
-        partial.unlink(missing_ok=True)  # a full disk would stay full
+        partial.unlink(missing_ok=True)  # frees the space if the disk is full
         raise
 
 
 def _drop_half_line(file: Path) -> None:
-    """Cuts off the line that a crash interrupted, so that a resumed run does not write onto it."""
+    """Remove an incomplete last line, so that a resumed run does not append to it."""
     content = file.read_bytes()
     if content and not content.endswith(b"\n"):
-        os.truncate(file, content.rfind(b"\n") + 1)  # takes no room, where the disk has none
+        os.truncate(file, content.rfind(b"\n") + 1)  # needs no free disk space

@@ -1,4 +1,4 @@
-"""TensorBoard event files: iterations against tokens, evaluations against their epoch.
+"""TensorBoard event files: iterations by tokens, evaluations by epoch.
 
 `tensorboard --logdir <folder>` shows every experiment below it.
 """
@@ -17,13 +17,13 @@ N_TEXTS = 5
 
 
 class TensorBoardSink(Sink):
-    """Writes event files through Stable-Baselines3's writer, which also knows its figures, videos and histograms.
+    """Sink for event files; uses Stable-Baselines3's writer, which supports its figures, videos and histograms.
 
     Args:
-        folder: the event files go to `<folder>/<experiment>`.
+        folder: event files are written to `<folder>/<experiment>`.
 
     Raises:
-        MissingExtraError: if the package is not installed.
+        MissingExtraError: the package is not installed.
     """
 
     name = "tensorboard"
@@ -34,7 +34,7 @@ class TensorBoardSink(Sink):
         self._output: Any = None
 
     def open(self, run: RunDescription) -> None:
-        """Opens the event file."""
+        """Open the event file."""
         from stable_baselines3.common.logger import TensorBoardOutputFormat
 
         self._output = TensorBoardOutputFormat(str(self.folder / run.experiment))
@@ -62,6 +62,6 @@ class TensorBoardSink(Sink):
             self._output.close()
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
-        """Its writer's thread fails silently: the next event raises the same error."""
+        """Silence exceptions of the writer's thread, since the next event raises the same error."""
         if not str(getattr(type(failure.thread), "__module__", "")).startswith("tensorboard."):
             self._hook(failure)

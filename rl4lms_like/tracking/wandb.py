@@ -1,11 +1,12 @@
-"""Weights & Biases: what a run looks like there.
+"""Weights & Biases sink.
 
-    rollout_info/*, ppo/*, ...              against `iteration`
-    <split>/<metric key>                    against `epoch`
+    rollout_info/*, ppo/*, ...              by `iteration`
+    <split>/<metric key>                    by `epoch`
     <split>_predictions_at_epoch_<epoch>    a table
 
-With `WANDB_MODE=offline` nothing is sent; `wandb sync <run folder>/wandb/offline-run-...` does it later. A service that
-does not answer holds up the start of a run for 90 s at most (`WANDB_INIT_TIMEOUT`), and its end for five minutes.
+With `WANDB_MODE=offline` nothing is sent; `wandb sync <run folder>/wandb/offline-run-...` sends it later. If the
+service does not respond, it delays the start of a run by at most 90 s (`WANDB_INIT_TIMEOUT`) and its end by five
+minutes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from rl4lms_like.tracking.run_folder import to_json, write_whole
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 
 FINISH_S = 300.0
-"""Seconds that a run's end waits for what was not sent yet; `WANDB_FINISH_TIMEOUT` says otherwise."""
+"""Maximum seconds to wait for uploads at the end of a run; `WANDB_FINISH_TIMEOUT` overrides it."""
 
 ID_FILE = "wandb_run.json"
-"""In the run's folder: which run of the service it is."""
+"""File in the run's folder with the id of the service's run."""
 
 
 class WandbSink(Sink):
-    """Sends a run to Weights & Biases.
+    """Sink that sends a run to Weights & Biases.
 
     Raises:
-        MissingExtraError: if the package is not installed.
+        MissingExtraError: the package is not installed.
     """
 
     name = "wandb"
@@ -41,10 +42,10 @@ class WandbSink(Sink):
         self._exit_code = 0
 
     def open(self, run: RunDescription) -> None:
-        """Begins a run of its own in the service, or goes on with that of a run that was stopped.
+        """Start a run in the service, or resume that of an interrupted run.
 
-        What was sent after the checkpoint is sent again: the same numbers at the same places, so that none is missing.
-        Raises what the service raises (no account, no network).
+        Values logged after the checkpoint are sent again with the same steps, so that none is missing. Errors of the
+        service (no account, no network) are raised.
         """
         id, project = _begun_in(run)
         self._run = self._wandb.init(
@@ -64,7 +65,7 @@ class WandbSink(Sink):
             self._run.define_metric(f"{group}/*", step_metric="iteration")
 
     def _patience(self) -> dict[str, Any]:
-        """How long the end of a run waits for the service; wandb's own default is for ever."""
+        """Return the timeout at the end of a run as settings; wandb's own default is unlimited."""
         kind = getattr(self._wandb, "Settings", None)
         knows = "finish_timeout" in getattr(kind, "model_fields", ())
         if kind is None or not knows or "WANDB_FINISH_TIMEOUT" in os.environ:
@@ -91,18 +92,18 @@ class WandbSink(Sink):
         self._exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
 
     def close(self) -> None:
-        """A run that ended early is marked as failed there, until it goes on."""
+        """Finish the service's run; a run that ended early is marked as failed until it is resumed."""
         if self._run is not None:
             self._run.finish(exit_code=self._exit_code)
 
 
 def _place(run: RunDescription) -> str:
-    """The folders from the project on. Names may have several; `--resume` takes the last two for both names."""
+    """Return the path from the project on. Names may contain slashes; `--resume` uses the last two parts as names."""
     return f"{run.project}/" + f"/{run.path.as_posix()}".rpartition(f"/{run.project}/")[2]
 
 
 def _begun_in(run: RunDescription) -> tuple[str | None, str]:
-    """The service's name of the run that was begun in this folder, and its project; None for one that was copied."""
+    """Return the service's id of this folder's run and its project; the id is None for a copied folder."""
     try:
         content = json.loads((run.path / ID_FILE).read_text(encoding="utf-8"))
         id, project, experiment = (content[key] for key in ("id", "project", "experiment"))

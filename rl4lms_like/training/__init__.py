@@ -1,1 +1,1 @@
-"""A run from its YAML file to its results: config, assembly, trainer, evaluation."""
+"""Train and evaluate a run from its YAML file: config, assembly, trainer, evaluation."""

@@ -1,4 +1,4 @@
-"""From a config to the objects of a run. Ids are resolved here and only here; nothing reads the config afterwards.
+"""Build the objects of a run from its config. Components receive their arguments here and never read the config.
 
 RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ policy inside algorithm ─> Run
 """
@@ -39,24 +39,24 @@ from rl4lms_like.training.small_models.embedded import with_embedded_models
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL = 20_000_000
-"""Parameters of actor and critic up to which `n_threads: auto` means 1; a second thread made tiny models up to 40 times
-slower."""
+"""Largest number of parameters of actor and critic for which `n_threads: auto` uses one thread; a second thread made
+tiny models up to 40 times slower."""
 
 SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything a trainer needs.
+    """Objects that a trainer needs.
 
     Args:
-        config: what it was assembled from, its embedded models found.
-        tokenizer: of prompts and responses.
+        config: the run's config, with a folder in place of each embedded model.
+        tokenizer: encodes prompts and decodes responses.
         samples: by split, `train`, `val` and `test`.
         metrics: computed at each evaluation.
-        env: where rollouts are played.
-        algorithm: holds the policy.
-        max_prompt_length: tokens; longer prompts are cut.
+        env: environment of the rollouts.
+        algorithm: contains the policy.
+        max_prompt_length: tokens; longer prompts are truncated.
     """
 
     config: RunConfig
@@ -74,22 +74,22 @@ class Run:
 
 
 def assemble(config: RunConfig) -> Run:
-    """Builds the objects of a run.
+    """Build the objects of a run.
 
     Raises:
-        ConfigError: the config asks for what does not fit together.
+        ConfigError: settings of the config are incompatible with each other.
         DataPoolError: a data pool could not be prepared, or has no training samples.
-        ModelError: a model or tokenizer cannot be loaded, or they do not fit each other.
+        ModelError: a model or tokenizer cannot be loaded, or they are incompatible.
         ComponentError: a reward or metric could not be built.
-        MissingExtraError: one of them needs a package that is not installed.
-        MissingResourceError: one of them needs something else that is not here.
-        NotReadyError: the same, of several.
+        MissingExtraError: a component needs a package that is not installed.
+        MissingResourceError: a component needs another resource that is missing.
+        NotReadyError: several components could not be built.
     """
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
     config = with_embedded_models(config)
-    set_random_seed(config.seed)  # what a user's components draw from the global generators
+    set_random_seed(config.seed)  # for users' components that draw from the global generators
     components = build_components(config)
     networks = load_networks(config, load_model_config)
     model_config = networks["model_name"]
@@ -113,7 +113,7 @@ def assemble(config: RunConfig) -> Run:
 
 
 def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a config's `tokenizer` block."""
+    """Return the tokenizer of a config's `tokenizer` block."""
     return load_tokenizer(
         config.model_name,
         pad_token_as_eos_token=config.pad_token_as_eos_token,
@@ -125,10 +125,10 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
 
 
 def build_datapools(config: ComponentConfig) -> dict[str, Any]:
-    """All splits of a config's `datapool` block.
+    """Return all splits of a config's `datapool` block.
 
     Raises:
-        DataPoolError: one could not be prepared, or has something else than samples; or there are none to train on.
+        DataPoolError: a split could not be prepared or has entries that are not samples, or `train` is empty.
     """
     pools = {split: build_datapool(config, split) for split in SPLITS}
     if not len(pools["train"]):
@@ -137,10 +137,10 @@ def build_datapools(config: ComponentConfig) -> dict[str, Any]:
 
 
 def build_datapool(config: ComponentConfig, split: str) -> Any:
-    """One split of a config's `datapool` block.
+    """Return one split of a config's `datapool` block.
 
     Raises:
-        DataPoolError: it could not be prepared, or has something else than samples; says which pool and split.
+        DataPoolError: the split could not be prepared or has entries that are not samples.
     """
     of_split = f"the split {split!r} of the data pool {config.id!r}"
     try:
@@ -153,7 +153,7 @@ def build_datapool(config: ComponentConfig, split: str) -> Any:
     except BaseException as error:
         raise DataPoolError(f"{of_split} could not be prepared: {raised(error)}") from error
     if wrong is not None:
-        said = "expected pairs of a Sample, its prompt a text and its references a list, and a weight"
+        said = "expected pairs (Sample, weight), where the prompt is a text and the references are a list"
         raise DataPoolError(f"{of_split} has {excerpt(wrong)}; {said}")
     return pool
 
@@ -168,9 +168,9 @@ def _is_entry(entry: Any) -> bool:
 def build_env(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, reward_fn: Any, samples: Any, model_config: PretrainedConfig
 ) -> VecEnv:
-    """The vectorised environment of a config's `env` block.
+    """Return the vectorised environment of a config's `env` block.
 
-    Episodes end where generation does: the shorter of `max_episode_length` and the rollouts' `max_new_tokens`.
+    Episodes have at most `max_episode_length` tokens, or the rollouts' `max_new_tokens` if that is less.
     """
     arguments = dict(config.env.args)
     if not model_config.is_encoder_decoder:
@@ -191,9 +191,9 @@ def build_env(
 
 
 def build_alg(config: RunConfig, env: VecEnv) -> Any:
-    """The algorithm of a config's `alg` block, its policy loaded."""
+    """Return the algorithm of a config's `alg` block with its policy loaded."""
     arguments = {"seed": config.seed, "device": config.device}
-    given = config.alg.args.items()  # null is a value, but for these two, where it means the run's own
+    given = config.alg.args.items()  # null is passed on, but for seed and device it selects the run's value
     arguments |= {key: value for key, value in given if value is not None or key not in arguments}
     kl = asdict(config.alg.kl_div)
     norm_reward = kl.pop("norm_reward")
@@ -209,10 +209,10 @@ def build_alg(config: RunConfig, env: VecEnv) -> Any:
 
 
 def load_model_config(arguments: PolicyArguments, *, local_files_only: bool = False) -> PretrainedConfig:
-    """The config of the policy's model.
+    """Return the config of the policy's model.
 
     Raises:
-        ModelError: there is none under that name.
+        ModelError: no model has that name.
     """
     return loading.load_model_config(
         arguments.model_name, trust_remote_code=arguments.trust_remote_code, local_files_only=local_files_only
@@ -220,13 +220,13 @@ def load_model_config(arguments: PolicyArguments, *, local_files_only: bool = Fa
 
 
 def n_parameters(policy: Any) -> int:
-    """The number of parameters that an update computes with: those of actor and critic, frozen ones included."""
+    """Return the number of parameters of actor and critic, including frozen ones but not the reference model."""
     named = policy.named_parameters()
     return sum(parameter.numel() for name, parameter in named if not name.startswith("ref_model."))
 
 
 def load_generation_config(model_name: str) -> GenerationConfig | None:
-    """The generation config that a checkpoint brings along, if it does; an adapter's is that of its base."""
+    """Return the generation config of a checkpoint, or of an adapter's base model; None if there is none."""
     try:
         return GenerationConfig.from_pretrained(loading.whole_checkpoint(model_name))
     except OSError:
@@ -236,9 +236,10 @@ def load_generation_config(model_name: str) -> GenerationConfig | None:
 def end_tokens(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, generation_config: GenerationConfig | None
 ) -> list[int]:
-    """What ends a response: the tokenizer's end of text, and the model's own where the tokenizer's is one of several.
+    """Return the ids of the tokens that end a response.
 
-    Chat models end a turn with a token of their own, which often stands in their generation config only.
+    This is the tokenizer's end-of-text token, or all end tokens of the model if the tokenizer's is one of several.
+    Chat models end a turn with a special token, which often is only in their generation config.
     """
     for config in (generation_config, model_config.get_text_config()):
         own = getattr(config, "eos_token_id", None)

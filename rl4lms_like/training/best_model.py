@@ -1,11 +1,11 @@
-"""The best model so far, by a metric on `val`: kept in `best/` of the run's folder.
+"""Keep the best model so far, by a metric on `val`, in `best/` of the run's folder.
 
     epoch            0     10    20    30    40
     score (max)      0.2   0.3   NaN   0.3   0.5
-    best/                  ●                 ●      written when better than all before; 0 is the bar, not a candidate
+    best/                  ●                 ●      written when better than all before; epoch 0 is only the baseline
 
-`best/` is ready for `from_pretrained`, and `best/best.json` says which it is. What is best so far is part of every
-checkpoint, so a run that goes on chooses as one that was not stopped.
+`best/` can be loaded with `from_pretrained`; `best/best.json` has its epoch and score. The best score is part of every
+checkpoint, so a resumed run selects the same model as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FOLDER, FILE = "best", "best.json"
 
 
 class BestModel(Watcher):
-    """Keeps the model of the best evaluation on `val`; without `train_evaluation.keep_best` it does nothing.
+    """Keep the model of the best evaluation on `val`; do nothing without `train_evaluation.keep_best`.
 
     Args:
-        run: what is watched.
-        tracker: of the run, whose folder it writes to.
+        run: the run to observe.
+        tracker: of the run; the model is written to its folder.
 
     Raises:
-        ConfigError: there is nothing to choose by.
+        ConfigError: the split `val` has no samples.
     """
 
     def __init__(self, run: Run, tracker: Tracker) -> None:
@@ -46,11 +46,11 @@ class BestModel(Watcher):
         self.epoch: int | None = None
         self.score: float | None = None
         if self.asked is not None and not run.samples["val"]:
-            said = f"nothing to choose by: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
+            said = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
             raise ConfigError([Mistake(PLACE, said)])
 
     def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
-        """Writes the model if it is better than all before.
+        """Write the model if it is better than all before.
 
         Raises:
             ConfigError: no metric reports the key.
@@ -68,19 +68,19 @@ class BestModel(Watcher):
         self.epoch, self.score = epoch, float(score)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best evaluation so far."""
+        """Return the epoch and score of the best evaluation so far."""
         return {"epoch": self.epoch, "score": self.score}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         epoch, score = state["epoch"], state["score"]
         is_some = type(epoch) is int and epoch >= 0 and type(score) is float and math.isfinite(score)
         if not is_some and (epoch, score) != (None, None):
-            raise ValueError(f"the best evaluation is {shown(score)} after {shown(epoch)} iterations")
+            raise ValueError(f"invalid best evaluation: score {shown(score)}, epoch {shown(epoch)}")
         self.epoch, self.score = epoch, score
 
     def _is_better(self, score: Any) -> bool:
-        """NaN, infinities and `n/a` never are."""
+        """Return whether a score is better than all before; NaN, infinities and `n/a` never are."""
         if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
             return False
         if self.score is None:
@@ -99,5 +99,5 @@ class BestModel(Watcher):
         except OSError as error:
             raise RL4LMsLikeError(f"cannot save the best model to {folder}: {reason(error)}") from error
         self.tracker.log_info(
-            f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; its model is {folder}"
+            f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; saved to {folder}"
         )

@@ -1,4 +1,4 @@
-"""Components for readers: one line an id, or one id in full. Reads tables and signatures, loads no torch."""
+"""Describe registered components: one line per id, or one id in full. Reads tables and signatures, imports no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rl4lms_like.training.config.places import FILLED_IN, REGISTRIES
 from rl4lms_like.training.config.run_config import SupervisedAlgConfig
 
 WIDTH = 100
-SHAPING_HELP = "as every reward: shaping_fn, the id or {id, args} of a reward that is added to this one"
+SHAPING_HELP = "as for every reward: shaping_fn, the id or {id, args} of a reward that is added to this one"
 
 
 def listing(kind: str) -> str:
-    """The ids of a registry (`rewards`), each with its summary and what it needs."""
+    """Return the ids of a registry (`rewards`), each with its summary and requirements."""
     registry = REGISTRIES[kind]
     ids = registry.ids()
     width = max(map(len, ids), default=0)
@@ -29,10 +29,10 @@ def listing(kind: str) -> str:
 
 
 def description(id: str) -> str:
-    """Everything known of an id, in every registry that has it.
+    """Return the full description of an id from every registry that has it.
 
     Raises:
-        ConfigError: no registry has it.
+        ConfigError: no registry has the id.
     """
     if id == "supervised":
         return _supervised()
@@ -49,7 +49,7 @@ def description(id: str) -> str:
 def table_rows(
     target: Callable[..., Any], *, required: str = "required", exclude: Collection[str] = ("notices",)
 ) -> list[str]:
-    """The arguments of a component or config block as rows of a Markdown table: key, values, default, meaning."""
+    """Return the arguments of a component or config block as rows of a Markdown table: key, type, default, meaning."""
     rows = []
     for argument in signature_of(target, exclude=exclude).arguments:
         default = required if argument.required else f"`{shown(argument.default)}`"
@@ -62,10 +62,10 @@ def table_rows(
 
 
 def _fitting(path: str) -> Registry:
-    """The registry whose kind the component at an import path is of.
+    """Return the registry that accepts the component at an import path.
 
     Raises:
-        ConfigError: it is of none, or cannot be imported.
+        ConfigError: no registry accepts it, or it cannot be imported.
     """
     for registry in sorted(REGISTRIES.values(), key=lambda registry: registry.kind != "reward"):
         try:
@@ -91,7 +91,7 @@ def _describe(registry: Registry, id: str, *, kind: str) -> str:
     lines += ["", "  arguments:" if signature.arguments or signature.open else "  no arguments"]
     lines += [line for argument in signature.arguments for line in _argument(argument)]
     if signature.open:
-        lines.append("    any other by name")
+        lines.append("    any other keyword argument")
     if takes_shaping(registry, target):
         lines += ["", f"  {SHAPING_HELP}"]
     if entry.keys:
@@ -100,10 +100,10 @@ def _describe(registry: Registry, id: str, *, kind: str) -> str:
 
 
 def _supervised() -> str:
-    """No registry has it: a supervised run has no algorithm, but an `alg` block of its own."""
+    """Return the description of `supervised`, which is in no registry: a supervised run has its own `alg` block."""
     lines = [
         "supervised (alg.id)",
-        "  learns the references of a data pool with transformers' Trainer",
+        "  trains on the references of a data pool with transformers' Trainer",
         "",
         "  keys of alg:",
     ]

@@ -1,6 +1,6 @@
-"""The catalogue as a page of the documentation, from the same tables and signatures as `rl4lms-like show`.
+"""Generate the catalogue page of the documentation from the same tables and signatures as `rl4lms-like show`.
 
-python -m rl4lms_like.training.catalogue_page docs/catalogue.md      writes the page anew
+python -m rl4lms_like.training.catalogue_page docs/catalogue.md      regenerates the page
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rl4lms_like.training.config.places import FILLED_IN, REGISTRIES
 _OPENING = """\
 # Catalogue
 
-Every component by its id, as a config names it: `id`, and under `args` what it takes. `rl4lms-like list rewards` prints
-the tables, `rl4lms-like show meteor` one entry. A component of your own needs no id: `my_project.rewards:Short`
-([extend](extend/reward.md)).
+All components by id. A config gives the `id` of a component, and its arguments under `args`. `rl4lms-like list rewards`
+prints the tables, `rl4lms-like show meteor` prints one entry. Your own component needs no id, only its import path:
+`my_project.rewards:Short` ([extend](extend/reward.md)).
 
-<!-- This page is made: python -m rl4lms_like.training.catalogue_page docs/catalogue.md -->
+<!-- This page is generated: python -m rl4lms_like.training.catalogue_page docs/catalogue.md -->
 """
 
 
 _KEYS_IN_ROW = 4
-"""Result keys in a row of the table; the entry has them all."""
+"""Number of result keys in a table row; the entry lists all of them."""
 
 
 def page() -> str:
-    """The whole page, Markdown."""
+    """Return the whole page as Markdown."""
     tables = [_tables(kind, registry) for kind, registry in REGISTRIES.items()]
     entries = [
         _entry(registry, id, heading=f"{id} ({registry.kind})") for registry in REGISTRIES.values() for id in registry
@@ -41,7 +41,7 @@ def page() -> str:
 
 
 def _tables(kind: str, registry: Registry) -> str:
-    """One registry: a row an id."""
+    """Return the table of one registry, one row per id."""
     rows = []
     reports = any(registry.entry(id).keys for id in registry)
     for id in registry:
@@ -63,7 +63,7 @@ def _tables(kind: str, registry: Registry) -> str:
 
 
 def _entry(registry: Registry, id: str, *, heading: str) -> str:
-    """One component: where it is, what its docstring says, what it takes."""
+    """Return the entry of one component: import path, docstring and arguments."""
     entry = registry.entry(id)
     path = entry.target if isinstance(entry.target, str) else f"{entry.target.__module__}:{entry.target.__qualname__}"
     lines = [f"### {heading}", "", f"`{path}`", ""]
@@ -88,7 +88,7 @@ def _keys(keys: Sequence[str], n_keys: int) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """What a heading's link is called: lower case, spaces to hyphens, punctuation dropped."""
+    """Return the anchor of a heading: lower case, spaces replaced by hyphens, punctuation dropped."""
     kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
     return kept.replace(" ", "-")
 

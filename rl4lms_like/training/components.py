@@ -1,7 +1,7 @@
-"""What a run scores with: reward, metrics, post-processor, built before any data or weights are read.
+"""Build the reward, metrics and post-processor of a run, before any data or weights are read.
 
-Constructors look for their packages, word lists and programs. What several of them lack is reported at once. When the
-data are there, they are held against what compares with references.
+Constructors check that their packages, word lists and programs are available. Everything that is missing is reported at
+once. After the data are loaded, `check_references` checks that components that need references have them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ REWARD, POOL, METRIC = "reward_fn", "datapool", "train_evaluation.metrics"
 
 @dataclass(frozen=True)
 class Components:
-    """The scores of a run.
+    """Reward, metrics and post-processor of a run.
 
     Args:
-        reward_fn: of an RL run; None of a supervised one, and where it is not asked for.
+        reward_fn: of an RL run; None in supervised runs, and if it was not requested.
         metrics: computed at each evaluation.
-        post_processor: what a supervised run does to each response before it is scored; None: nothing.
+        post_processor: applied by supervised runs to each response before it is scored; None leaves it unchanged.
     """
 
     reward_fn: Any
@@ -51,16 +51,16 @@ class Components:
 
 
 def build_components(config: AnyConfig, *, with_reward: bool = True) -> Components:
-    """All of them, or everything that stands in the way.
+    """Build all components, or report everything that prevents it.
 
     Args:
         config: of the run.
-        with_reward: an evaluation needs none.
+        with_reward: build the reward too; an evaluation does not need it.
 
     Raises:
-        ConfigError: a constructor refused its arguments.
-        NotReadyError: several could not be built.
-        RL4LMsLikeError: one could not.
+        ConfigError: a constructor rejected its arguments.
+        NotReadyError: several components could not be built.
+        RL4LMsLikeError: one component could not be built.
     """
     built, errors = {}, {}
     for path, build in _builders(config):
@@ -81,9 +81,10 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
 
 
 def check_references(config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]]) -> None:
-    """Looks whether the samples have the references that a run learns from, or compares with.
+    """Check that the samples have the references that a run trains on or compares with.
 
-    A reward needs references of every sample that it may be asked for; a metric, and a supervised run, of one at least.
+    A reward needs references for every training sample. A metric or a supervised run needs at least one sample with
+    references.
 
     Args:
         config: of the run.
@@ -91,8 +92,8 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
         samples: by split, `train`, `val` and `test`.
 
     Raises:
-        ConfigError: with the reward that would fail and the metrics that would be NaN.
-        DataPoolError: a supervised run has nothing to learn from.
+        ConfigError: the reward would fail, or metrics would be NaN.
+        DataPoolError: a supervised run has no references to train on.
     """
     if not isinstance(config, RunConfig) and not any(sample.references for sample in samples["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
@@ -112,17 +113,17 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
         raise ConfigError(mistakes)
 
 
-_WAY_OUT = "let the data pool give some (`reference_column` of jsonl, csv and hf_dataset), or choose what needs none"
+_WAY_OUT = "add references (`reference_column` of jsonl, csv and hf_dataset), or choose one that does not need them"
 
 
 def _metrics_to_build(config: AnyConfig) -> list[int]:
-    """The places of the metrics, of equal ones the first: RL4LMs' files list some twice."""
+    """Return the indices of the metrics, of equal ones only the first: RL4LMs' files list some twice."""
     metrics = config.train_evaluation.metrics
     return [index for index, metric in enumerate(metrics) if metric not in metrics[:index]]
 
 
 def _is_mistake(error: RL4LMsLikeError) -> bool:
-    """Whether it is what the config says of a component: constructors refuse a value by `ValueError`."""
+    """Return whether the config caused the error: constructors reject the value of an argument with `ValueError`."""
     return isinstance(error, ComponentError) and isinstance(error.__cause__, ValueError)
 
 
@@ -131,10 +132,10 @@ def _args_of(path: str, error: RL4LMsLikeError) -> str:
 
 
 def build_post_processor(config: AnyConfig) -> Callable[[str], str] | None:
-    """The function that `post_processing_fn` names, tried on one text; None where it names none.
+    """Return the function that `post_processing_fn` names, after a test on one text; None if it is not set.
 
     Raises:
-        RL4LMsLikeError: it failed, or lacks what it needs.
+        RL4LMsLikeError: the function failed, or a requirement is missing.
     """
     block = None if isinstance(config, RunConfig) else config.alg.generation_kwargs.get("post_processing_fn")
     if block is None:
@@ -145,7 +146,7 @@ def build_post_processor(config: AnyConfig) -> Callable[[str], str] | None:
 
 
 def _require_pool(config: ComponentConfig) -> None:
-    """A pool is prepared later, split by split; what it lacks is known before."""
+    """Check the requirements of a data pool now, because its splits are only prepared later."""
     pool = DATA_POOLS.resolve(config.id)
     if isinstance(pool, type) and issubclass(pool, TextGenPool):
         pool.require(f"the data pool {config.id!r}", **config.args)
@@ -157,7 +158,7 @@ def _build_metric(config: MetricConfig) -> BaseMetric:
 
 
 def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Where each component stands in the config, and what builds it."""
+    """Yield the config path of each component and the function that builds it."""
     if isinstance(config, RunConfig):
         yield REWARD, partial(build_component, REWARDS, config.reward_fn, "reward")
     yield POOL, partial(_require_pool, config.datapool)

@@ -1,6 +1,6 @@
-"""Describes the samples of a data pool, for `check`.
+"""Describe the samples of a data pool, for `check`.
 
-train   1,000 samples; 12 prompts are longer than 64 tokens (up to 93) and cut; 3 have no references
+train   1,000 samples; 12 prompts are longer than 64 tokens (up to 93) and cut; 3 without references
 val     100 samples; all prompts within 64 tokens (up to 60)
 prompt  'Summarise: ...'
 """
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 N_COUNTED = 10_000
-"""Prompts of a split whose tokens are counted, which takes some seconds; the first ones of a longer split."""
+"""Number of prompts per split whose tokens are counted, which takes some seconds. Later prompts are not counted."""
 
 N_PROMPTS = 2
-"""Prompts of `train` that are shown."""
+"""Number of `train` prompts that are shown."""
 
 SHOWN_START, SHOWN_END = 300, 100
-"""Characters of a long prompt that are shown: its beginning, and its end, where a pool adds its suffix."""
+"""Number of characters shown of a long prompt, from its start and its end, where a pool adds its suffix."""
 
 
 def data_lines(
@@ -34,8 +34,8 @@ def data_lines(
 
     Args:
         samples: by split; `train` has at least one.
-        tokenizer: counts the tokens of prompts; None: they are not counted.
-        max_prompt_length: tokens; longer prompts are cut.
+        tokenizer: counts the tokens of prompts; with None they are not counted.
+        max_prompt_length: tokens; longer prompts are truncated.
     """
     rows = []
     for split, members in samples.items():

@@ -1,9 +1,9 @@
-"""The same numbers twice: what a run may ask of torch, and what its numbers depend on.
+"""Reproducibility: deterministic torch operations, and a record of what the numbers of a run depend on.
 
-    deterministic: true     operations that have no deterministic form are an error; cuDNN tries out nothing
-    environment.json        what a run was computed by: versions, processor, threads; one entry for each change
+    deterministic: true     operations without a deterministic implementation are an error; no cuDNN benchmarking
+    environment.json        software versions, processor and threads of a run; one entry for each change
 
-On CPUs a run is the same bit for bit without the key as well, on one machine; docs/reproducibility.md has the limits.
+On the CPUs of one machine, runs are bitwise reproducible without the key too; docs/reproducibility.md lists the limits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 
 PACKAGES = ("rl4lms-like", "torch", "transformers", "tokenizers", "stable-baselines3", "numpy", "peft", "datasets")
-"""Whose versions may change a run's numbers."""
+"""Packages whose versions may change a run's numbers."""
 
 _VARIABLE, _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
-"""cuBLAS reads it when it starts; either value makes it repeat its sums."""
+"""cuBLAS reads this variable when it starts; either value makes its results deterministic."""
 
 _NO_SUCH_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 @contextmanager
 def threads_as_before() -> Iterator[None]:
-    """The number of torch's threads, which a run sets, outside as it was: another run may want torch's own."""
+    """Restore the number of torch threads on exit: a run may set it, and the next run may need torch's default."""
     import torch
 
     before = torch.get_num_threads()
@@ -42,11 +42,11 @@ def threads_as_before() -> Iterator[None]:
 
 @contextmanager
 def deterministic_operations(wanted: bool) -> Iterator[None]:
-    """Torch's deterministic algorithms inside, if they are wanted; outside everything is as it was.
+    """Use torch's deterministic algorithms inside the block if `wanted`; restore all settings on exit.
 
     Raises:
-        ConfigError: CUDA has started already, in a way that cannot be repeated.
-        RL4LMsLikeError: an operation has no deterministic form; names it and the key.
+        ConfigError: CUDA has started already, with a setting that is not deterministic.
+        RL4LMsLikeError: an operation has no deterministic implementation.
     """
     if not wanted:
         yield
@@ -55,7 +55,7 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
 
     workspace = os.environ.get(_VARIABLE)
     if torch.cuda.is_initialized() and workspace not in _WORKSPACES:
-        said = f"CUDA has started already: set {_VARIABLE}={_WORKSPACES[0]} before anything uses it"
+        said = f"CUDA has started already: set {_VARIABLE}={_WORKSPACES[0]} before anything uses CUDA"
         raise ConfigError([Mistake("deterministic", said)])
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
@@ -69,8 +69,9 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
         if (operation := _without_such_form(error)) is None:
             raise
         raise RL4LMsLikeError(
-            f"deterministic: true, and {operation} has no deterministic form on this device: set deterministic to "
-            f"false, or avoid the operation (attn_implementation, device, the component that uses it)\n{error}"
+            f"deterministic: true, but {operation} has no deterministic implementation on this device: set "
+            f"deterministic to false, or avoid the operation (attn_implementation, device, the component that uses it)"
+            f"\n{error}"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
@@ -82,10 +83,10 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
 
 
 def environment(device: Any) -> dict[str, Any]:
-    """What a run's numbers depend on beside its config; no paths, no names of machines or people.
+    """Return what a run's numbers depend on besides its config, without paths or names of machines and users.
 
     Args:
-        device: the torch device that the model is on.
+        device: torch device of the model.
     """
     import torch
 
@@ -107,7 +108,7 @@ def environment(device: Any) -> dict[str, Any]:
 
 
 def _without_such_form(error: BaseException) -> str | None:
-    """The operation that a failure is about, if that is why it failed, or why what it was raised from did."""
+    """Return the operation whose missing deterministic implementation caused an error; None for other errors."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause)

@@ -1,6 +1,6 @@
-"""How good is a model on a split: generate, score, keep every text.
+"""Evaluate a model on a split: generate responses, compute metrics, and keep every text.
 
-samples ─ sorted by length ─ batches ─ generate ─ back in order ─ post-process ─ metrics ─> scores, predictions
+samples ─ sorted by length ─ batches ─ generate ─ original order ─ post-process ─ metrics ─> scores, predictions
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from rl4lms_like.policies.base import LMActorCriticPolicy
 
 NOT_APPLICABLE = "n/a"
-"""Stands in a prediction for a metric that scores splits only."""
+"""Value in a prediction for a metric that only scores whole splits."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result on one split.
+    """Result on one split.
 
     Args:
         scores: metric key -> corpus score.
-        predictions: one object per sample, under RL4LMs' keys.
-        seconds: by part.
+        predictions: one object per sample, with RL4LMs' keys.
+        seconds: duration by part.
     """
 
     scores: dict[str, float]
@@ -57,15 +57,15 @@ def generate_responses(
     generation_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """One response text for each prompt, in their order; prompts of similar length are generated together.
+    """Return one response for each prompt, in their order; prompts of similar length are generated together.
 
     Args:
-        writer: of a policy, or of a model alone.
-        tokenizer: encodes and decodes.
+        writer: a policy, or a model in a `TextWriter`.
+        tokenizer: encodes prompts and decodes responses.
         prompts: `n` texts.
         batch_size: prompts per generation call.
-        max_prompt_length: tokens; longer prompts are cut on the writer's `prompt_truncation_side`.
-        eos_token_ids: what ends a response.
+        max_prompt_length: tokens; longer prompts are truncated on the writer's `prompt_truncation_side`.
+        eos_token_ids: tokens that end a response.
         generation_kwargs: sampling, greedy or beam search; default: the writer's.
         seed: of the sampling; the same seed draws the same random numbers.
     """
@@ -109,24 +109,24 @@ def evaluate_on_samples(
     post_processor: Callable[[str], str] | None = None,
     seed: int = 0,
 ) -> Evaluation:
-    """Generates for every sample of a split and computes the metrics on it.
+    """Generate a response for every sample of a split and compute the metrics on them.
 
     Args:
-        writer: as in `generate_responses`, like all that is not named here.
-        tokenizer: of the writer.
+        writer: a policy, or a model in a `TextWriter`.
+        tokenizer: encodes prompts and decodes responses.
         samples: `n` samples of the split.
-        metrics: what is computed.
+        metrics: metrics to compute.
         split_name: `train`, `val` or `test`.
         batch_size: prompts per generation call.
-        max_prompt_length: tokens.
-        eos_token_ids: what ends a response.
-        generation_kwargs: default: the writer's.
-        post_processor: makes of each response what metrics and predictions see; default: leaves it.
+        max_prompt_length: tokens; longer prompts are truncated.
+        eos_token_ids: tokens that end a response.
+        generation_kwargs: see `generate_responses`.
+        post_processor: applied to each response before metrics and predictions; default: none.
         seed: of the sampling.
 
     Raises:
         ComponentError: the post-processor failed.
-        MetricError: a metric failed; says which.
+        MetricError: a metric failed; the message names it.
     """
     start = time.perf_counter()
     prompts = [sample.prompt_or_input_text for sample in samples]
@@ -166,5 +166,5 @@ def evaluate_on_samples(
 
 
 def reference_text(references: Sequence[str]) -> str:
-    """All references in one text, as RL4LMs writes them: `<START-1>first<END-1><START-2>second<END-2>`."""
+    """Join all references into one text in RL4LMs' format: `<START-1>first<END-1><START-2>second<END-2>`."""
     return "".join(f"<START-{i}>{text}<END-{i}>" for i, text in enumerate(references, start=1))

@@ -1,4 +1,4 @@
-"""A model after training: measured on a split, or asked for texts. What `rl4lms-like evaluate` and `generate` call."""
+"""Evaluate a trained model on a split, or generate texts with it: `rl4lms-like evaluate` and `generate`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl4lms_like.training.run import calm_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 
 NO_LIMIT = 1_000_000
-"""Tokenizers without a length limit report about 1e30 tokens."""
+"""Maximum prompt length in tokens. Tokenizers without a length limit report about 1e30."""
 
 
 def evaluate_run(
@@ -35,28 +35,28 @@ def evaluate_run(
     seed: int = 0,
     trust_remote_code: bool = False,
 ) -> dict[str, float]:
-    """Measures a finished run's model, or any model, on a split.
+    """Evaluate the model of a finished run, or any other model, on a split.
 
     Args:
-        run_or_model: a run's folder or that of one of its models, a model's folder, a hub id or `embedded/<name>`.
+        run_or_model: folder of a run, of one of its models or of any model, a hub id or `embedded/<name>`.
         split: `train`, `val` or `test`.
         config_path: YAML file with data pool, metrics and lengths; default: the run's own config.
         output: folder for `<split>_split_metrics.jsonl` and the predictions; default: `evaluation/` in the run's
             folder, or the current folder.
-        decoding: `sampling`, `greedy` or `beam`; default: as the config evaluates.
-        num_beams: of `beam`.
-        max_new_tokens: longest response.
+        decoding: `sampling`, `greedy` or `beam`; default: as in the config's evaluations.
+        num_beams: number of beams of `beam`.
+        max_new_tokens: maximum length of a response.
         batch_size: prompts per generation call; default: the config's.
-        limit: only the first so many samples.
+        limit: evaluate only the first `limit` samples.
         seed: of the sampling.
-        trust_remote_code: let code run that comes with a model, where the config in the run's folder asks for it.
+        trust_remote_code: allow code that comes with a model to run, if the config in the run's folder requests it.
 
     Returns:
         Metric key -> score.
 
     Raises:
-        ConfigError: the config in the run's folder asks for it, and it is not trusted.
-        RL4LMsLikeError: the folder cannot be written, or whatever else went wrong, by name.
+        ConfigError: the config in the run's folder requests code to run that is not trusted.
+        RL4LMsLikeError: the folder cannot be written, or the evaluation failed; subclasses name the cause.
     """
     from rl4lms_like.tracking.run_folder import RunFolder
     from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
@@ -125,24 +125,24 @@ def generate_texts(
     seed: int = 0,
     trust_remote_code: bool = False,
 ) -> list[list[str]]:
-    """Texts of a tuned model.
+    """Generate texts with a trained model.
 
     Args:
-        model: a run's folder, a model's folder, a hub id or `embedded/<name>`.
-        prompts: what to continue or answer.
-        n: texts for each prompt.
-        max_new_tokens: longest response; default: the run's, else 64.
-        decoding: `sampling`, `greedy` or `beam`; default: as the run sampled its rollouts, else sampling.
+        model: folder of a run or of a model, a hub id or `embedded/<name>`.
+        prompts: texts to continue or answer.
+        n: number of texts for each prompt.
+        max_new_tokens: maximum length of a response; default: the run's, else 64.
+        decoding: `sampling`, `greedy` or `beam`; default: as in the run's rollouts, else sampling.
         temperature: of the sampling.
-        top_k: sample from the k likeliest tokens; 0 from all.
+        top_k: sample from the k most likely tokens; 0 samples from all.
         seed: of the sampling.
-        trust_remote_code: let code run that comes with the model, where the config in the run's folder asks for it.
+        trust_remote_code: allow code that comes with the model to run, if the config in the run's folder requests it.
 
     Returns:
-        For each prompt `n` texts.
+        `n` texts for each prompt.
 
     Raises:
-        ConfigError: the config in the run's folder asks for it, and it is not trusted.
+        ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
     from rl4lms_like.policies.loading import load_tokenizer
     from rl4lms_like.training.assemble import end_tokens, load_generation_config
@@ -180,13 +180,13 @@ def decoding_arguments(
     num_beams: int | None = None,
     max_new_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Generation arguments with another way of decoding; None keeps the one they ask for.
+    """Return generation arguments with another decoding method.
 
     Args:
-        generation_kwargs: where to start from.
-        decoding: `sampling`, `greedy` or `beam`.
-        num_beams: of `beam`, 5 unless given.
-        max_new_tokens: replaces theirs.
+        generation_kwargs: arguments to change.
+        decoding: `sampling`, `greedy` or `beam`; None keeps the method of `generation_kwargs`.
+        num_beams: number of beams of `beam`; default: 5.
+        max_new_tokens: replaces the value in `generation_kwargs`; None keeps it.
     """
     arguments = dict(generation_kwargs)
     if decoding in ("greedy", "beam"):
@@ -201,7 +201,7 @@ def decoding_arguments(
 
 
 def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
-    """The config and the model that a folder means: a run's, or one of its models, `best` or a checkpoint."""
+    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None."""
     ways = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
     for run, model in ways if folder.is_dir() else ():
         try:
@@ -215,7 +215,7 @@ def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
 
 
 def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
-    """The arguments of a run's policy; of a supervised run, those that a policy would have for writing alike."""
+    """Return the arguments of a run's policy; for a supervised run, those with which a policy generates alike."""
     if config is None:
         return {}
     if isinstance(config, RunConfig):
@@ -228,7 +228,7 @@ def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
 
 
 def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> int:
-    """Tokens of the longest prompt, as in the run's own evaluations."""
+    """Return the maximum prompt length in tokens, as in the run's own evaluations."""
     if isinstance(config, RunConfig):
         return int(config.env.args.get("max_prompt_length") or min(tokenizer.model_max_length, NO_LIMIT))
     from rl4lms_like.training.supervised.assemble import max_prompt_length, token_limit
@@ -242,17 +242,17 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
     config = load_config(config_path, data=False) if config_path else own
     if config is None:
         raise RL4LMsLikeError(
-            f"{run_or_model} is not the folder of a finished run (config.json and model/): give --config_path with the "
-            f"data pool and the metrics"
+            f"{run_or_model} is not the folder of a finished run (config.json and model/): set --config_path to a file "
+            f"with data pool and metrics"
         )
     return with_embedded_models(config), model
 
 
 def _model_name(model: str | Path) -> str:
-    """The folder or hub id of a model.
+    """Return the folder or hub id of a model.
 
     Raises:
-        ModelError: it can only be a folder, and is not there; the hub is not asked for it.
+        ModelError: the name can only be a folder, which does not exist. The hub is not queried.
     """
     if is_embedded(str(model)):
         return str(embedded_model(str(model)))
@@ -261,7 +261,7 @@ def _model_name(model: str | Path) -> str:
 
 
 def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
-    """What writes with a model as a run's policy did, its masks included; without a run, with the model's defaults."""
+    """Return a generator that decodes like the run's policy, including its masks; without a run, with defaults."""
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
@@ -279,10 +279,10 @@ def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
         trust_remote_code=arguments.trust_remote_code,
     )[0]
     model = model.to(get_device("auto" if config is None else config.device))
-    if "top_mask" in given:  # which maskable policies must be given, and no other takes
+    if "top_mask" in given:  # maskable policies require this argument, others do not accept it
         masks = MaskablePolicyArguments.known_in(given | {"model_name": model_name})
         ends = end_tokens(tokenizer, model.config, load_generation_config(model_name))
-        return masked_writer(model, masks, sorted({*tokenizer.all_special_ids, *ends}))  # as NLPO's rollouts
+        return masked_writer(model, masks, sorted({*tokenizer.all_special_ids, *ends}))  # as in NLPO's rollouts
     return TextWriter(
         model,
         generation_kwargs=arguments.generation_kwargs,

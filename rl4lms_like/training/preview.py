@@ -1,4 +1,4 @@
-"""Collects the output of `check`: notices, batches, models, memory and data; with `--full` the config."""
+"""Collect the output of `check`: notices, batches, models, memory and data; with `--full` the config."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from rl4lms_like.training.supervised.plan import FoundSamples, check_supervised_
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-NOT_LOCAL = "not looked at: the data pool may read from a network"
+NOT_LOCAL = "not checked: the data pool may read from a network"
 
 
 def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
-    """The parts of the answer, the quick ones first.
+    """Yield the sections of the output, fast ones first.
 
     Args:
         config: of the run.
-        full: also the config with every default filled in.
+        full: add the config with every default filled in.
 
     Raises:
-        ConfigError: what goes to transformers or PEFT has mistakes; models and lengths do not fit each other; or what
-            compares with references meets samples without any.
+        ConfigError: arguments for transformers or PEFT have mistakes, models and lengths are incompatible, or samples
+            lack references that a component needs.
         DataPoolError: the data pool could not be prepared.
         ModelError: the tokenizer has tokens that the model does not have, or a local folder lacks weights.
-        RL4LMsLikeError: a component cannot be built on this machine; raised after all that can be said.
+        RL4LMsLikeError: a component cannot be built on this machine; raised after all other output.
     """
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
@@ -87,7 +87,7 @@ def _collected(failures: list[RL4LMsLikeError]) -> Iterator[None]:
 
 
 def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
-    """Return one error with all of them; where one is a mistake in the config, they are reported as such."""
+    """Return one error that combines all failures; a `ConfigError` if one of them is a mistake in the config."""
     if len(failures) == 1:
         return failures[0]
     if not any(isinstance(failure, ConfigError) for failure in failures):
@@ -99,7 +99,7 @@ def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
 
 
 def resolved(config: AnyConfig) -> str:
-    """The config as YAML, every default filled in; it loads to the same run."""
+    """Return the config as YAML with every default filled in; it loads to the same run."""
     return dump_yaml(with_defaults(config.to_dict()))
 
 
@@ -112,7 +112,7 @@ def _check_settings(config: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class _Models:
-    """Facts about the models that are needed to look at the data."""
+    """Facts about the models that are needed to check the data."""
 
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
@@ -120,7 +120,7 @@ class _Models:
 
 
 def _models(config: RunConfig) -> tuple[str, _Models | None]:
-    """What fits what; only local files are looked at."""
+    """Check that models, tokenizer and lengths fit each other, and describe them; only local files are read."""
     from rl4lms_like.training.assemble import build_tokenizer, load_model_config
     from rl4lms_like.training.config.fit import check_fit, check_lengths, check_weights, load_networks
     from rl4lms_like.training.small_models.embedded import with_embedded_models
@@ -130,17 +130,17 @@ def _models(config: RunConfig) -> tuple[str, _Models | None]:
         networks = load_networks(config, partial(load_model_config, local_files_only=True))
         tokenizer = build_tokenizer(config.tokenizer, local_files_only=True)
     except ModelError as error:
-        return f"not looked at: {error}\n", None
+        return f"not checked: {error}\n", None
     check_fit(config, tokenizer, networks)
     prompt, response = check_lengths(config, tokenizer, networks)
-    said = f"fit: {len(tokenizer):,} tokens; {prompt:,} of a prompt and {response:,} of a response\n"
+    said = f"fit: {len(tokenizer):,} tokens; up to {prompt:,} in a prompt and {response:,} in a response\n"
     complete = check_weights(config, networks)
     said += f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
     return said, _Models(networks["model_name"], tokenizer, prompt)
 
 
 def _samples(config: AnyConfig) -> FoundSamples:
-    """The samples of all splits; None where a network would have to be waited for."""
+    """Return the samples of all splits, or None if the data pool may read from a network."""
     from rl4lms_like.training.assemble import build_datapools
 
     if not DATA_POOLS.resolve(config.datapool.id).is_local(**with_values(config.datapool.args)):

@@ -1,4 +1,4 @@
-"""The embedded default: from nothing to a tuned model in about two minutes, without a network.
+"""Train and tune a small embedded model in about two minutes, without a network.
 
 grammar ─ 20,000 film opinions ─ tokenizer, tiny GPT-2 ─ maximum likelihood ─ PPO towards positive sentiment
                                                                               └ table, sample pairs, report.html
@@ -21,25 +21,25 @@ from rich.text import Text
 from rl4lms_like.training.config.run_config import load_config
 
 STEPS = {"gpt2": 1600, "t5": 2400}
-"""Optimizer steps of the warm start."""
+"""Optimizer steps of the supervised warm start."""
 
 N_PAIRS = 5
 
 ROWS = (
     ("sentiment (VADER compound)", "semantic/sentiment"),
-    ("share of positive texts", "semantic/sentiment_positive"),
+    ("fraction of positive texts", "semantic/sentiment_positive"),
     ("perplexity under the warm start", "fluency_metrics/reference_perplexity"),
     ("distinct-1", "diversity_metrics/distinct-1"),
     ("distinct-2", "diversity_metrics/distinct-2"),
-    ("share of the most frequent sentence", "diversity_metrics/top_sentence_share"),
+    ("fraction with the most frequent sentence", "diversity_metrics/top_sentence_share"),
     ("unique texts", "diversity_metrics/unique_texts"),
     ("words per continuation", "length/words"),
 )
-"""What the table shows: label and metric key."""
+"""Rows of the table: label and metric key."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the quickstart from a command line's options and returns its exit status."""
+    """Run the quickstart with command-line options and return its exit status."""
     options = _parser().parse_args(argv)
     console = Console(highlight=False)
     start = time.perf_counter()
@@ -66,15 +66,15 @@ def quickstart(
     new: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Makes (or reuses) the warm start, tunes it, and says what changed on held-out prompts.
+    """Train (or reuse) the warm start, tune it with PPO, and compare both models on held-out prompts.
 
     Args:
         folder: for the warm start and the runs.
-        seed: of everything.
+        seed: of all random numbers.
         family: `gpt2`, or `t5` for the same task with an encoder-decoder model.
         overrides: of the config, `alg.args.n_epochs=2`.
-        new: begin a new run, even if one that was interrupted can go on.
-        console: shows progress; None stays silent.
+        new: start a new run, even if an interrupted one can be resumed.
+        console: shows progress; None prints nothing.
 
     Returns:
         `before` and `after` (metric key -> score on the test split), `kl` (nats per token, last iteration; None if not
@@ -112,9 +112,9 @@ def quickstart(
 
 
 def _own_overrides(model: str, seed: int, family: str) -> list[str]:
-    """What the file cannot know: the seed and where the warm start lies."""
+    """Return the settings that are not in the YAML file: the seed and the folder of the warm start."""
     places = ["tokenizer.model_name", "alg.policy.args.model_name"]
-    if family == "gpt2":  # a causal model judges fluency; an encoder-decoder model cannot read its own texts
+    if family == "gpt2":  # fluency is measured with a causal model; T5 cannot compute the perplexity of whole texts
         places.append("train_evaluation.metrics.3.args.model_name")
     return [f"seed={seed}", *(f"{place}={json.dumps(model)}" for place in places)]
 
@@ -146,7 +146,7 @@ def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Prints the table, the sample pairs and where the report is."""
+    """Print the table, the sample pairs and the path of the report."""
     table = Table(title="Held-out prompts, before and after", title_justify="left")
     table.add_column("")
     table.add_column("before", justify="right")
@@ -154,7 +154,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     for label, key in ROWS:
         if key in result["before"]:
             table.add_row(label, f"{result['before'][key]:.3f}", f"{result['after'][key]:.3f}")
-    if result["kl"] is not None:  # without a penalty no reference model is kept, and nothing is measured
+    if result["kl"] is not None:  # without a KL penalty there is no reference model, so the KL is not measured
         table.add_row("KL to the warm start, nats per token", "0.000", f"{result['kl']:.3f}")
     console.print(table)
     for pair in result["pairs"]:
@@ -182,10 +182,10 @@ def _progress(console: Console | None) -> Progress:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rl4lms-like quickstart", description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", default="results/quickstart", help="where everything goes (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything (%(default)s)")
-    parser.add_argument("--family", choices=("gpt2", "t5"), default="gpt2", help="of the model (%(default)s)")
-    parser.add_argument("--new", action="store_true", help="begin a new run, even if an interrupted one can go on")
+    parser.add_argument("--folder", default="results/quickstart", help="folder for all files (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
+    parser.add_argument("--family", choices=("gpt2", "t5"), default="gpt2", help="model family (%(default)s)")
+    parser.add_argument("--new", action="store_true", help="start a new run, even if an interrupted one can be resumed")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", dest="overrides", help="change the config"
     )

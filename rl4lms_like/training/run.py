@@ -1,4 +1,4 @@
-"""From a YAML file to a run folder: what `rl4lms-like train` and the training script call."""
+"""Train a run from a YAML file to its results folder: used by `rl4lms-like train` and the training script."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def train(
     overrides: Sequence[str] = (),
     new: bool = False,
 ) -> Path:
-    """Trains as a YAML file says; called again after an interruption, it goes on with the run that it began.
+    """Train a model as configured in a YAML file; after an interruption, the same call resumes the run.
 
     Args:
         config_path: the YAML file.
         project_name: second folder of the results.
-        experiment_name: third folder; where it holds another run, or a finished one, `<experiment_name>_2` is taken.
+        experiment_name: third folder; if it holds another run, or a finished one, `<experiment_name>_2` is used.
         entity_name: of Weights & Biases.
         base_path_to_store_results: first folder.
         log_to_wandb: log to Weights & Biases.
-        overrides: `train_evaluation.n_iters=200`, in order.
-        new: begin a new run in any case.
+        overrides: `train_evaluation.n_iters=200`, applied in order.
+        new: start a new run in any case.
 
     Returns:
         The run folder.
 
     Raises:
-        RL4LMsLikeError: whatever went wrong, by name; what was logged before stays.
+        RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
     """
     return train_config(
         load_config(config_path, overrides),
@@ -69,24 +69,24 @@ def resume(
     quiet: bool = False,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Goes on with a run that ended early, from its newest checkpoint or the one named.
+    """Resume a run that ended early, from its newest checkpoint or a given one.
 
     Args:
         path: the run's folder, or one of its checkpoints.
-        overrides: `train_evaluation.n_iters=200`, in order.
+        overrides: `train_evaluation.n_iters=200`, applied in order.
         entity_name: of Weights & Biases.
         log_to_wandb: as for `train`.
-        quiet: print nothing but warnings.
-        trust_remote_code: let code run that comes with models, where the config in the run's folder asks for it.
+        quiet: print only warnings.
+        trust_remote_code: allow code that comes with models to run, if the config in the run's folder requests it.
 
     Returns:
         The run folder.
 
     Raises:
-        CheckpointError: there is nothing intact to go on from.
-        ConfigError: the overrides have mistakes, or would make it another run; or the config asks for code to run that
-            comes with a model, and it is not trusted.
-        RL4LMsLikeError: whatever else went wrong, by name.
+        CheckpointError: there is no intact checkpoint to resume from.
+        ConfigError: the overrides have mistakes or would change the results of the run; or the config requests code to
+            run that is not trusted.
+        RL4LMsLikeError: the run failed; subclasses name the cause.
     """
     from rl4lms_like.training.config.remote_code import refuse_unless_trusted
     from rl4lms_like.training.resuming.resume import hold_run, resumption
@@ -122,7 +122,7 @@ def train_config(
     quiet: bool = False,
     new: bool = False,
 ) -> Path:
-    """Trains as a config says; see `train`."""
+    """Train a model as configured in `config`; see `train`."""
     from rl4lms_like.training.resuming.same_command import begun
 
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
@@ -131,7 +131,7 @@ def train_config(
     if found is not None:
         experiment_name = str(Path(experiment_name).with_name(found.folder.name))
         how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
-        said = [*said, f"{found.folder} is not finished: this run {how}; --new begins another"]
+        said = [*said, f"{found.folder} is not finished: this run {how}; --new starts a new run"]
     try:
         with threads_as_before(), deterministic_operations(config.deterministic):
             return _train(
@@ -158,16 +158,16 @@ def _train(
     quiet: bool,
     said: Sequence[str] = (),
 ) -> Path:
-    """Trains in a folder, or goes on there with the run that was found.
+    """Train in a new folder, or continue the run that was found.
 
     Args:
         config: of the run.
-        place: base, project and experiment, which make the folder.
-        found: what it goes on with.
+        place: base, project and experiment, the parts of the folder's path.
+        found: the unfinished run to continue; None starts a new run.
         entity_name: of Weights & Biases.
         log_to_wandb: log to Weights & Biases.
-        quiet: nothing on the console but warnings.
-        said: what its reader should know, beside the config's notices.
+        quiet: print only warnings.
+        said: messages to log before the config's notices.
     """
     from stable_baselines3.common.utils import get_device
 
@@ -200,8 +200,8 @@ def _train(
             except BaseException:
                 try:
                     tracker.log_info(f"report: {write_report(tracker.run_path)}")
-                except Exception as error:  # why the run ended is never hidden by it
-                    logger.warning("no report: %s", error)
+                except Exception as error:  # must not hide why the run ended
+                    logger.warning("the report could not be written: %s", error)
                 raise
             tracker.log_info(f"report: {write_report(tracker.run_path)}")
             tracker.finish()
@@ -211,7 +211,7 @@ def _train(
 
 
 def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker, Path | None], Any], Callable[[], None]]:
-    """What makes the run's trainer, its objects built already, and what closes them."""
+    """Build the objects of a run; return a function that creates its trainer and one that closes the objects."""
     if isinstance(config, RunConfig):
         from rl4lms_like.training.assemble import assemble
         from rl4lms_like.training.trainer import OnPolicyTrainer
@@ -226,7 +226,7 @@ def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker, Path | None], Any]
 
 
 def calm_libraries() -> None:
-    """Keeps progress bars and advice of other libraries out of ours; their warnings stay."""
+    """Silence progress bars and irrelevant advice of other libraries; their warnings stay."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging as transformers_logging
 
@@ -235,10 +235,10 @@ def calm_libraries() -> None:
 
 
 def _no_advice(record: logging.LogRecord) -> bool:
-    """What transformers says of its own doings.
+    """Return False for messages of transformers about its own internals.
 
-    Its decoder drops a mask of ones, then advises to pass one if a pad token was sampled; and it finds no loss by the
-    name of some families' classes, then takes the right one.
+    Its decoder drops a mask of ones, and then advises to pass a mask if a pad token was sampled. For some model classes
+    it finds no loss by name, and then uses the right one.
     """
     message = record.getMessage()
     return "passing in an `attention_mask`" not in message and "`loss_type=None` was set in the config" not in message

@@ -1,12 +1,12 @@
-"""Which tokens of a rollout got the credit: a few of its episodes, token by token, written to `token_credit.jsonl`.
+"""Record the credit of each token (advantage, KL, ratio, reward) for a few episodes in `token_credit.jsonl`.
 
-    rollout's buffer    rewards, advantages, returns, values, log-probs, KL        what the loss was given
+    rollout's buffer    rewards, advantages, returns, values, log-probs, KL        inputs of the loss
     policy, after       one forward pass over the chosen episodes, no gradients    ratio, clipping
     one line            {"iteration": 5, "clip_range": 0.2, ..., "episodes": [{"tokens": [...], "advantages": [...]}]}
 
-It is written after the first iteration, after those that an evaluation on `val` follows, and after the last. Whether it
-is depends on nothing but the iteration's number and the config; nothing is drawn, so what a run computes stays as it
-is. A list that has no meaning is absent: no KL without a reference, no clipping where no ratio is clipped.
+A line is written after the first iteration, after iterations that an evaluation on `val` follows, and after the last.
+The choice depends only on the iteration number and the config. It draws no random numbers, so the run is unchanged.
+Lists without a meaning are omitted: no KL without a reference, no clipping if the loss clips no ratios.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.watchers import Watcher
 
 DENSE = 16
-"""So many evaluations are recorded one by one; of later ones 8 in each doubling of their number."""
+"""Number of evaluations that are all recorded; later, 8 evaluations are recorded each time their number doubles."""
 
 
 class TokenCredit(Watcher):
-    """Records chosen episodes of chosen iterations.
+    """Record selected episodes of selected iterations.
 
     Args:
-        run: what is watched; `train_evaluation.n_credit_episodes` says how many episodes.
-        tracker: where lines go.
+        run: the run to observe; `train_evaluation.n_credit_episodes` is the number of episodes.
+        tracker: writes the lines.
     """
 
     def __init__(self, run: Run, tracker: Tracker) -> None:
@@ -49,7 +49,7 @@ class TokenCredit(Watcher):
         self._n_lines = 0
 
     def saw_iteration(self, iteration: int) -> None:
-        """Writes a line, if it is this iteration's turn."""
+        """Write a line, if this iteration is recorded."""
         schedule = self.run.config.train_evaluation
         buffer = getattr(self.run.algorithm, "rollout_buffer", None)
         if not self.n_episodes or not isinstance(buffer, EpisodeBuffer) or buffer.episodes is None:
@@ -59,14 +59,14 @@ class TokenCredit(Watcher):
             self._n_lines += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The sample that is followed, and for how many lines."""
+        """Return the id of the followed sample and the number of lines written."""
         return {"followed": self._followed, "n_lines": self._n_lines}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
+        """Restore the state returned by `state_dict`.
 
         Raises:
-            ValueError: it is not what `state_dict` gave.
+            ValueError: the state is invalid.
         """
         followed, n_lines = state["followed"], state["n_lines"]
         is_known = any(followed == sample.id for sample in self.run.samples["train"])
@@ -103,7 +103,7 @@ class TokenCredit(Watcher):
         if clip_range is not None:
             head["clip_range"] = clip_range
         if buffer.kl is not None:
-            # The controller has gone on since; the rollout's own coefficient is among its numbers.
+            # The controller has changed its coefficient since; the rollout's own is among the logged values.
             head["kl_coeff"] = float(algorithm.logger.name_to_value["rollout_info/kl_coeff"])
             kl = buffer.kl[tokens]
             estimate = kl_estimate(kl, torch.zeros_like(kl), algorithm.collector.kl.estimator)
@@ -113,7 +113,7 @@ class TokenCredit(Watcher):
 
     @torch.no_grad()
     def _log_probs(self, episodes: EpisodeBatch) -> Tensor:
-        """Under the policy as it is now, dropout off `[n_tokens]`."""
+        """Return log-probs under the current policy, without dropout `[n_tokens]`."""
         policy = self.run.policy
         was_training = policy.training
         policy.set_training_mode(False)
@@ -157,17 +157,17 @@ class TokenCredit(Watcher):
         return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-# --- which iterations, which episodes --------------------------------------------------------------------------------
+# --- selection of iterations and episodes ----------------------------------------------------------------------------
 
 
 def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
-    """Whether an iteration's turn has come: the first, the last, and those that an evaluation on `val` follows.
+    """Return whether an iteration is recorded: the first, the last, and those that an evaluation on `val` follows.
 
-    A run of any length stays within a few dozen lines: evaluations are recorded one by one up to the 16th, then every
+    A run of any length writes at most a few dozen lines: up to the 16th evaluation every one is recorded, then every
     second one, from the 32nd every fourth, and so on.
 
     Args:
-        iteration: from 1.
+        iteration: counts from 1.
         eval_every: iterations between evaluations.
         n_iters: of the whole run.
     """
@@ -178,7 +178,7 @@ def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
 
 
 class Choice(NamedTuple):
-    """An episode of the rollout, its rank by reward (1 is best), and whether it is there for its prompt."""
+    """Index of an episode, its rank by reward (1 is best), and whether it is of the followed sample."""
 
     episode: int
     rank: int
@@ -186,17 +186,17 @@ class Choice(NamedTuple):
 
 
 def chosen_episodes(infos: Sequence[Mapping[str, Any]], n: int, followed: str) -> list[Choice]:
-    """`n` episodes at even steps over the ranks by task reward: of 3 the best, the median and the worst.
+    """Select `n` episodes evenly spaced by rank of task reward; with 3 these are the best, the median and the worst.
 
-    Beside them stands the first episode of the followed sample, where the rollout has one: chosen by no score.
+    The first episode of the followed sample is added if the rollout has one, whatever its reward.
 
     Args:
         infos: `r` and `sample_id` of each episode.
-        n: at least 1; rollouts with fewer episodes give all.
-        followed: a sample's id.
+        n: at least 1; all episodes are selected if there are fewer.
+        followed: id of a sample.
 
     Returns:
-        The best first, the followed one last, unless it is among the others.
+        The selected episodes from best to worst, then the followed one unless it is among them.
     """
     order = sorted(range(len(infos)), key=lambda i: (-infos[i]["r"], i))
     last = len(order) - 1
@@ -208,14 +208,14 @@ def chosen_episodes(infos: Sequence[Mapping[str, Any]], n: int, followed: str) -
     return chosen
 
 
-# --- what the loss was given -----------------------------------------------------------------------------------------
+# --- inputs of the loss ----------------------------------------------------------------------------------------------
 
 
 def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
-    """The rollout's advantages as its loss multiplies by them `[n_tokens]`, and over what they were normalised.
+    """Return the rollout's advantages as used in the loss `[n_tokens]`, and the scope of their normalisation.
 
-    Where each minibatch is normalised by its own mean and spread, a token has another advantage in each epoch. Then
-    these are normalised by those of the whole rollout, which the minibatches' scatter around.
+    If each minibatch is normalised by its own mean and standard deviation, the advantage of a token differs between
+    epochs. In that case the statistics of the whole rollout are used, around which those of the minibatches vary.
 
     Args:
         algorithm: after its update; of this library, or of Stable-Baselines3.
@@ -227,7 +227,7 @@ def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
     returns, values = (torch.as_tensor(field).to(buffer.advantages) for field in (buffer.returns, buffer.values))
     rounding = 1e-5 * float(torch.maximum(returns.abs(), values.abs()).max())
     is_replaced = float((buffer.advantages - (returns - values)).abs().max()) > rounding
-    if is_replaced or setting == "rollout":  # the update has put them in the place of the estimates
+    if is_replaced or setting == "rollout":  # the update has replaced the estimates by normalised advantages
         return buffer.advantages, "rollout"
     if not setting:
         return buffer.advantages, None
@@ -237,7 +237,7 @@ def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
 
 
 def clip_range_of(algorithm: Any) -> float | None:
-    """How far a ratio may go from 1 until the loss clips it; None for losses that clip none."""
+    """Return the distance of a ratio from 1 at which the loss clips it; None for losses without clipping."""
     clip_range = getattr(_settings(algorithm), "clip_range", None)
     if callable(clip_range):  # Stable-Baselines3's may follow a schedule
         clip_range = clip_range(algorithm._current_progress_remaining)
@@ -245,7 +245,7 @@ def clip_range_of(algorithm: Any) -> float | None:
 
 
 def clipping(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """Where min(r A, clip(r) A) is the clipped term, whose gradient is 0 (arXiv 1707.06347, eq. 7).
+    """Mark tokens where min(r A, clip(r) A) is the clipped term, whose gradient is 0 (arXiv 1707.06347, eq. 7).
 
     Args:
         log_ratio: log of r `[n_tokens]`.
@@ -253,8 +253,8 @@ def clipping(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor
         clip_range: distance from 1.
 
     Returns:
-        1 where r > 1 + `clip_range` and A > 0, -1 where r < 1 - `clip_range` and A < 0, else 0: beyond the range on the
-        other side the gradient pulls the ratio back, and is not cut.
+        1 where r > 1 + `clip_range` and A > 0, -1 where r < 1 - `clip_range` and A < 0, else 0. With the
+        opposite sign of A, a ratio outside the range is not clipped: its gradient moves it back towards 1.
     """
     ratio = log_ratio.exp()
     above = (ratio > 1 + clip_range) & (advantages > 0)
@@ -263,12 +263,12 @@ def clipping(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor
 
 
 def _settings(algorithm: Any) -> Any:
-    """Where an algorithm's settings are: on Stable-Baselines3's own, itself."""
+    """Return the object that holds an algorithm's settings; for Stable-Baselines3's this is the algorithm itself."""
     return getattr(algorithm, "arguments", algorithm)
 
 
 def listed(field: Tensor) -> list[float] | list[int]:
-    """A field's numbers; of float32 the shortest decimals that are read back as the same float32."""
+    """Return a field's values as a list; floats have the shortest decimals that are read back as the same float32."""
     if not field.is_floating_point():
         return [int(value) for value in field.tolist()]
     return [float(str(value)) for value in field.float().cpu().numpy()]

@@ -1,7 +1,7 @@
-"""The run: evaluate, then iterations of rollout and update, evaluating and saving on schedule, then evaluate again.
+"""Training loop: evaluate, repeat rollout and update with evaluations and checkpoints on schedule, evaluate again.
 
-An epoch in the files is a number of completed iterations: 0 before training, `n_iters` after it. How a run that is
-stopped resumes: `training.resume_point`.
+An epoch in the files is the number of completed iterations: 0 before training, `n_iters` after it. See
+`training.resume_point` for how an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rl4lms_like.training.watchers import watchers_of
 
 
 class OnPolicyTrainer:
-    """Trains and evaluates a run.
+    """Train and evaluate a run.
 
     Args:
-        run: what `assemble` built.
-        tracker: where numbers and files go.
+        run: returned by `assemble`.
+        tracker: writes metrics and files.
         resume_from: a checkpoint of the same run, to resume from.
 
     Attributes:
         current_iter: completed iterations.
-        evaluated: numbers of completed iterations and splits that were evaluated.
-        seconds_before: of the iteration under way, in the process that began it.
+        evaluated: pairs of completed iterations and split that were evaluated.
+        seconds_before: duration of the current iteration in an earlier process that was interrupted.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another run.
@@ -54,7 +54,7 @@ class OnPolicyTrainer:
             self.resume_point.resume(resume_from)
 
     def train_and_eval(self) -> None:
-        """Train; a run that ends early, also by Ctrl-C or SIGTERM, saves what it resumes from."""
+        """Train and evaluate; if the run ends early, also by Ctrl-C or SIGTERM, save the state to resume from."""
         with self.interruption:
             try:
                 self._train_and_eval()
@@ -93,7 +93,7 @@ class OnPolicyTrainer:
         self.resume_point.mark()
 
     def _evaluate_and_save(self) -> None:
-        """The evaluations and the checkpoint that are due after this number of iterations, each once."""
+        """Run the evaluations and write the checkpoint that are due after this number of iterations, each once."""
         if self.current_iter % self.schedule.eval_every == 0:
             self.evaluate(("val",) if self.current_iter else ("val", "test"))
         is_due = self.current_iter > 0 and self.current_iter % self.schedule.save_every == 0
@@ -137,13 +137,13 @@ class OnPolicyTrainer:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the iteration under way has taken."""
+        """Duration of the current iteration so far."""
         return time.perf_counter() - self._began
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Path:
-        """Write everything that the run can resume from, and the model, ready for `from_pretrained`.
+        """Write a checkpoint that the run can resume from, with the model ready for `from_pretrained`.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.

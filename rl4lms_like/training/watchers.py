@@ -1,9 +1,9 @@
-"""What looks at a run while it trains, and changes nothing of what it computes.
+"""Callbacks that observe a run during training, without an effect on its results.
 
-    saw_iteration     after an update, before its numbers are written; rollout and policy are still there
+    saw_iteration     after an update, before its metrics are written; rollout and policy are still available
     saw_evaluation    after an evaluation
 
-What a watcher remembers is part of every checkpoint, so that a run that goes on tells what an uninterrupted one tells.
+The state of a watcher is part of every checkpoint, so a resumed run records the same as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from rl4lms_like.training.evaluation import Evaluation
 
 
 class Watcher:
-    """Does nothing; what a watcher overrides is all it does."""
+    """Base class of watchers; its methods do nothing."""
 
     def saw_iteration(self, iteration: int) -> None:
-        """An update is done; `iteration` counts from 1. What is recorded in the logger is written with its numbers."""
+        """Called after update number `iteration`, from 1. Values added to the logger are written with its metrics."""
 
     def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
-        """A split was evaluated after `epoch` iterations."""
+        """Called after a split was evaluated, after `epoch` iterations."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers, in JSON's types."""
+        """Return the watcher's state, in types that JSON supports."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
 
 
 def watchers_of(run: Run, tracker: Tracker) -> dict[str, Watcher]:
-    """The watchers that a run's config asks for, by the names of their states in checkpoints."""
-    from rl4lms_like.training.best_model import BestModel  # they are Watchers
+    """Return the watchers of a run, by the names of their states in checkpoints."""
+    from rl4lms_like.training.best_model import BestModel  # these modules import Watcher from here
     from rl4lms_like.training.doctor.watcher import Doctor
     from rl4lms_like.training.token_credit import TokenCredit
 

@@ -67,7 +67,7 @@ def _of_summaries(value: Any, **others: Any) -> Acts:
 
 
 _SUMMAC = {
-    "imager_load_cache": Silent("without meaning"),
+    "imager_load_cache": Silent("has no effect"),
     "use_cache": _of_summaries(False, sees=passes_of_two),
     "max_doc_sents": _of_summaries(1),
     "device": _of_summaries("cuda:1", sees=DEVICE.sees, beside=DEVICE.beside),
@@ -79,7 +79,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     "causal_perplexity": {
         "stride": Acts(4),
         "tokenizer_id": Acts(lambda places: places.model("encoder")),
-        "model_type": Silent("there is no other, and it changes nothing"),
+        "model_type": Silent("has no effect"),
         "use_text_from_meta_data": Acts(True, texts=with_metas),
         "max_length": Acts(24),
     },

@@ -69,7 +69,7 @@ ROWS: Rows = {
         "inputs": Acts({"predictions": "prompt_texts", "references": "reference_texts"}, beside={"path": script}),
         "compute_args": Acts({"scale": 10.0}, beside={"path": script}),
         "result_keys": Acts(["most"], beside={"path": script}),
-        "trust_remote_code": Acts(False, refused="if you trust it, trust_remote_code: true"),
+        "trust_remote_code": Acts(False, refused="set trust_remote_code: true"),
     },
     "exact_match": SHARED["exact_match"],
     "math_equal": SHARED["math_equal"],

@@ -33,7 +33,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         **INTENT_ACCURACY,
     },
     "common_gen_preference_model": {
-        "model_type": Silent("there is no other, and it changes nothing"),
+        "model_type": Silent("has no effect"),
         "concept_penalty_coeff": Acts(0.5, texts=concepts),
         "meteor_coeff": Acts(0.5, texts=concepts),
         "model_name": Acts(other("seq2seq")),

@@ -33,12 +33,12 @@ SHARED: Rows = {
         )
     },
     "rouge_l_max": {
-        "max_n": Silent("of no effect here"),
+        "max_n": Silent("has no effect"),
         "limit_length": Acts(False, beside={"length_limit": 3}),
         "length_limit": Acts(3),
         "length_limit_type": Acts("bytes", beside={"length_limit": 5}),
-        "apply_avg": Silent("of no effect here"),
-        "apply_best": Silent("of no effect here"),
+        "apply_avg": Silent("has no effect"),
+        "apply_best": Silent("has no effect"),
         "stemming": Acts(False, texts=_SENTENCES),
         "alpha": Acts(0.9),
         "weight_factor": Acts(2.0),
@@ -47,7 +47,7 @@ SHARED: Rows = {
     "sacre_bleu": {
         "smooth_method": Acts("floor"),
         "smooth_value": Acts(0.5, beside={"smooth_method": "floor"}),
-        "force": Silent("of no effect here"),
+        "force": Silent("has no effect"),
         "lowercase": Acts(True),
         "tokenize": Acts("char"),
         "use_effective_order": Acts(True, texts=pairs(("Say it:", ["a good film"], "a good film"))),

@@ -94,7 +94,7 @@ def test_seeds_that_are_missing_are_counted_and_named(finished, tmp_path):
     assert "the &lt;b&gt;reward&lt;/b&gt; failed" in (tmp_path / "out/report.html").read_text()
     table = (tmp_path / "out/table.md").read_text()
     assert "| 3 of 5 |" in table and "| 4 of 5 |" in table
-    assert "* ppo, seed 2 did not end well" in table and "* slow, seed 4 was not started" in table
+    assert "* ppo, seed 2 did not finish" in table and "* slow, seed 4 was not started" in table
 
 
 def test_a_benchmark_that_has_nothing_yet_has_no_empty_tables(tmp_path):
@@ -110,9 +110,9 @@ def test_a_key_that_no_run_has_is_told_and_not_passed_over(finished, tmp_path, c
     finished.write_text(spec)
     benchmark(finished, report_only=True)
     printed = capsys.readouterr().out
-    assert "metrics: no run has a number for test:length/wrds; there are test:length/words, val:length/words" in printed
-    assert "curves: no run has a number for rollout_info/ep_rwd" in printed
-    assert "no run has a number for val:length/words" not in printed
+    assert "metrics: no run has a value for test:length/wrds; available: test:length/words, val:length/words" in printed
+    assert "curves: no run has a value for rollout_info/ep_rwd" in printed
+    assert "no run has a value for val:length/words" not in printed
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def test_few_seeds_are_compared_by_their_range_and_it_is_said(tmp_path, n, has_i
 def test_one_seed_is_said_to_tell_nothing_of_another(results):
     for seed in (1, 2, 3):
         (results / f"runs/slow/seed_{seed}/result.json").unlink()
-    assert "One seed has no spread" in compare(results / "ppo", results / "slow")
-    assert "One seed" not in compare(results / "ppo", results / "ppo")
+    assert "With one seed" in compare(results / "ppo", results / "slow")
+    assert "With one seed" not in compare(results / "ppo", results / "ppo")
 
 
 def test_a_results_folder_has_its_name_from_within_too(results, tmp_path, monkeypatch):
@@ -296,7 +296,7 @@ def test_a_results_folder_has_its_name_from_within_too(results, tmp_path, monkey
 def test_a_comparison_that_cannot_be_made_says_what_is_there(results, tmp_path):
     with pytest.raises(RL4LMsLikeError, match="no finished run"):
         compare(results / "pqo", results / "slow")
-    with pytest.raises(RL4LMsLikeError, match="test:wrds: not a metric of both; they have test:length/words"):
+    with pytest.raises(RL4LMsLikeError, match="test:wrds: not a metric of both; both have test:length/words"):
         compare(results / "ppo", results / "slow", metrics=["wrds"])
     with pytest.raises(RL4LMsLikeError, match="give RESULTS/LABEL twice"):
         compare(results, results / "slow")
@@ -317,7 +317,7 @@ def test_a_result_that_no_benchmark_wrote_is_named_or_run_again(finished, capsys
     text = content if isinstance(content, str) else json.dumps(json.loads(file.read_text()) | content)
     file.write_text(text, encoding="utf-8", errors="surrogateescape")
     if text == "{}" or text[-1] == "}":
-        with pytest.raises(RL4LMsLikeError, match="not what a benchmark wrote"):
+        with pytest.raises(RL4LMsLikeError, match="not a valid result of a benchmark"):
             benchmark(finished, report_only=True)
     else:
         assert state_of(job) == "unfinished"
@@ -347,6 +347,6 @@ def test_a_benchmark_writes_through_no_link(finished, tmp_path):
     (job.folder / "result.json.partial").symlink_to(own)
     write_result(job.folder, read_result(job.folder))
     (out / ".lock").symlink_to(own)
-    with pytest.raises(RL4LMsLikeError, match=r"\.lock is a link"):
+    with pytest.raises(RL4LMsLikeError, match=r"\.lock is a symbolic link"):
         benchmark(finished)
     assert own.read_text() == "mine"

@@ -81,8 +81,8 @@ def test_a_damaged_checkpoint_is_said_and_an_older_one_or_the_start_taken(n_dama
     assert worker.main(job.folder) == 0
     said = capsys.readouterr().err
     assert "iteration_00002: training_state.json has 1 bytes" in said
-    assert ("iteration_00001\n" in said and "going on from" in said) == (n_damaged == 1)
-    assert ("no checkpoint is intact: the run starts over" in said) == (n_damaged == 2)
+    assert ("iteration_00001\n" in said and "resuming from" in said) == (n_damaged == 1)
+    assert ("no checkpoint is intact: the run is restarted" in said) == (n_damaged == 2)
     assert read_result(job.folder).iterations == 3
     assert [line["iteration"] for line in lines(job.folder / "rollout_info.jsonl")] == [1, 2, 3]
 

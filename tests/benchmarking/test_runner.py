@@ -35,7 +35,7 @@ def test_runs_train_in_processes_of_their_own_and_a_broken_one_stops_no_other(tm
     printed = capsys.readouterr().out
     assert "broken, seed 3: FAILED with status 1" in printed
     assert "no-such-owner/model" in printed
-    assert f"all of it: {tmp_path / 'out/runs/broken/seed_3/output.txt'}" in printed
+    assert f"full output: {tmp_path / 'out/runs/broken/seed_3/output.txt'}" in printed
     assert "0 of 1" in printed and "1 of 1" in printed
     assert (tmp_path / "out/report.html").is_file()
 
@@ -67,8 +67,8 @@ def test_ctrl_c_ends_the_runs_cleanly_and_reports_what_is_there(tmp_path, tiny_g
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
-    assert "interrupted: 1 run saves what it has" in printed
-    assert "long, seed 0 did not end well, and goes on when the benchmark is started again" in printed
+    assert "interrupted: saving the state of 1 run" in printed
+    assert "long, seed 0 did not finish, and is resumed when the benchmark is started again" in printed
     assert (tmp_path / "out/report.html").is_file()
     assert list((folder / "checkpoints").glob("*/model.safetensors"))
     (job,) = jobs_of(load_benchmark(spec))
@@ -247,14 +247,14 @@ def test_a_run_that_does_not_end_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "GRACE_S", 0.0)
     (job,) = jobs_of(load_benchmark(write_spec(tmp_path, seeds=1)))
     prepare_folder(job)
-    with at_work(job.folder), pytest.raises(RL4LMsLikeError, match="seed_0: a run of an earlier benchmark is at work"):
+    with at_work(job.folder), pytest.raises(RL4LMsLikeError, match="seed_0: a run of an earlier benchmark is"):
         prepare_folder(job)
 
 
 def test_a_results_folder_that_cannot_be_written_is_named(tmp_path, started):
     (tmp_path / "file").touch()
     for report_only in (False, True):
-        with pytest.raises(RL4LMsLikeError, match=r"cannot keep results in .*file/out: .*Not a directory"):
+        with pytest.raises(RL4LMsLikeError, match=r"cannot write results to .*file/out: .*Not a directory"):
             benchmark(write_spec(tmp_path), results=tmp_path / "file/out", report_only=report_only)
     assert started == []
 

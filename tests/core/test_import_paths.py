@@ -53,7 +53,7 @@ def elsewhere(tmp_path, monkeypatch):
     ],
 )
 def test_the_standard_library_is_refused(path):
-    with pytest.raises(RefusedImportError, match="part of Python's standard library, which a config cannot call"):
+    with pytest.raises(RefusedImportError, match="part of Python's standard library, which a config may not use"):
         imported(path)
 
 
@@ -62,14 +62,14 @@ def test_the_standard_library_is_refused(path):
 def test_the_current_folder_is_no_place_for_code_however_it_got_onto_the_path(elsewhere, path, entry, monkeypatch):
     sys.path.insert(0, str(elsewhere.parent) if entry == "absolute" else entry)
     monkeypatch.setenv("PYTHONPATH", os.pathsep)  # two empty entries, which Python takes for the current folder
-    with pytest.raises(RefusedImportError, match=r"lies in the current folder, .*--code \."):
+    with pytest.raises(RefusedImportError, match=r"is in the current folder, .*--code \."):
         imported(path)
     assert not elsewhere.exists(), "the module was imported"
 
 
 def test_a_module_that_python_would_not_find_is_named_with_the_way_out(elsewhere):
     sys.path[:] = [entry for entry in sys.path if entry]
-    with pytest.raises(RefusedImportError, match=r"the module 'attack_module' lies in the current folder.*--code \."):
+    with pytest.raises(RefusedImportError, match=r"the module 'attack_module' is in the current folder.*--code \."):
         imported("attack_module:score")
     with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere_at_all'; --code DIR names a folder"):
         imported("nowhere_at_all:X")
@@ -102,7 +102,7 @@ def test_what_lies_below_a_named_folder_goes_by_its_name_there(elsewhere, monkey
     """As where PYTHONPATH is the home folder, and the config came with code into one of its folders."""
     monkeypatch.setenv("PYTHONPATH", str(elsewhere.parents[1]))
     sys.path += [str(elsewhere.parents[1]), str(elsewhere.parent)]
-    with pytest.raises(RefusedImportError, match=r"lies in the current folder"):
+    with pytest.raises(RefusedImportError, match=r"is in the current folder"):
         imported("attack_module:score")
     assert not elsewhere.exists(), "the module was imported"
     assert imported(f"{elsewhere.parent.name}.attack_module:score")
@@ -186,10 +186,10 @@ def test_no_place_of_a_config_takes_code_that_is_no_component(id, elsewhere):
 
 def test_a_class_that_is_no_component_is_told_the_way_out(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "Duck", type("Duck", (), {"__call__": len}), raising=False)
-    way_out = "derive it, or register it under an id, in Python"
+    way_out = "derive it, or register it in Python under an id"
     said = mistakes_of(run_blocks() | {"reward_fn": {"id": "__main__:Duck"}})
     assert said == [
-        "reward_fn.id: '__main__:Duck' is no reward: its class is not derived from RewardFunction or "
+        "reward_fn.id: '__main__:Duck' is not a valid reward: its class is not derived from RewardFunction or "
         f"BatchedRewardFunction; {way_out}"
     ]
     REGISTRIES["rewards"].add("duck", sys.modules["__main__"].Duck)
@@ -209,13 +209,13 @@ def test_the_function_of_a_python_reward_comes_from_the_same_places(function, el
 def test_a_function_that_reads_no_responses_is_not_called():
     """torch.hub.load takes any keyword; with these it would fetch a repository and run it."""
     args = {"function": "torch.hub:load", "kwargs": {"repo_or_dir": "evil/repo", "model": "x", "trust_repo": True}}
-    with pytest.raises(ValueError, match=r"'torch\.hub:load' has no parameter 'responses', so it scores nothing"):
+    with pytest.raises(ValueError, match=r"'torch\.hub:load' has no parameter 'responses', so it cannot score responses"):
         REGISTRIES["rewards"].get("python", args)
 
 
 @pytest.mark.parametrize("id", ["torch.utils.cpp_extension:load_inline", "yaml:load", "torch.nn:Linear"])
 def test_a_post_processor_says_that_it_takes_a_text(id):
-    with pytest.raises(ConfigError, match="is no post-processor: expected a function whose first parameter is `text`"):
+    with pytest.raises(ConfigError, match="is not a valid post-processor: expected a function whose first parameter is `text`"):
         REGISTRIES["post_processors"].resolve(id)
 
 

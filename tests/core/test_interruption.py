@@ -32,7 +32,7 @@ def test_a_first_signal_waits_for_the_next_place_to_stop_and_says_so(number, cap
             send(number)
         with pytest.raises(KeyboardInterrupt):
             interruption.check()
-    said = "stopping once this minibatch is done; another Ctrl-C stops at once, and saves nothing"
+    said = "stopping once this minibatch is done; press Ctrl-C again to stop immediately without saving"
     assert capfd.readouterr().err.strip() == said
 
 

@@ -96,12 +96,12 @@ def test_a_pool_is_prepared_not_constructed():
 @pytest.mark.parametrize("path", ["tests.core.test_registry:Short", "numpy:pi"])
 def test_what_is_no_pool_is_told(path):
     pools = Registry("data pool", group="tests.pools", table={}, signature_of=lambda pool: pool.prepare)
-    with pytest.raises(ConfigError, match=f"'{path}' is no data pool: .*prepare"):
+    with pytest.raises(ConfigError, match=f"'{path}' is not a valid data pool: .*prepare"):
         pools.signature(path)
 
 
 def test_what_cannot_be_called_is_no_component(rewards):
-    with pytest.raises(ConfigError, match=r"'numpy:pi' is no reward: 3\.14"):
+    with pytest.raises(ConfigError, match=r"'numpy:pi' is not a valid reward: 3\.14"):
         rewards.signature("numpy:pi")
 
 

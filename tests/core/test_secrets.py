@@ -156,7 +156,7 @@ def test_a_variable_that_is_not_set_is_named():
 def test_a_variable_is_not_looked_up_just_anywhere():
     blocks = run_blocks()
     blocks["tokenizer"]["model_name"] = "${MODEL}"
-    with pytest.raises(ConfigError, match=r"tokenizer\.model_name: variables are looked up in the args of"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.model_name: variables are replaced in the args of"):
         parse_config(blocks)
 
 

@@ -96,7 +96,9 @@ def test_what_is_wrong_is_named(lay):
         DataPoolError, match=r"commongen.train.jsonl, line 1, column 'concept_set': expected text, got 3"
     ):
         CommonGen.prepare("train", data_dir=folder)
-    with pytest.raises(DataPoolError, match=r"dev.jsonl, line 1, column 'concepts': expected the concepts, got \[\]"):
+    with pytest.raises(
+        DataPoolError, match=r"dev.jsonl, line 1, column 'concepts': expected at least one concept, got \[\]"
+    ):
         CommonGen.prepare("val", data_dir=folder)
 
 

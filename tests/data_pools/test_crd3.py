@@ -68,7 +68,7 @@ def test_what_is_wrong_is_named(lay):
             "data/aligned data/val_files": "C1E009\n",
         }
     )
-    with pytest.raises(DataPoolError, match=r"C1E001.json, turn 0: nobody speaks: {'names': \[\]"):
+    with pytest.raises(DataPoolError, match=r"C1E001.json, turn 0: no speaker in 'names': {'names': \[\]"):
         CRD3DialogueGeneration.prepare("train", max_context_size=2, data_dir=folder)
     with pytest.raises(DataPoolError, match=r"cannot read .*C1E009.json: No such file"):
         CRD3DialogueGeneration.prepare("val", max_context_size=2, data_dir=folder)

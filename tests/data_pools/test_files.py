@@ -85,7 +85,7 @@ def test_no_reference_is_no_reference(write):
         ('{"q": "a"}\n{"question": "b"}\n', r"file, line 2: no column 'q'; it has question"),
         ('{"q": 3}\n', r"file, line 1, column 'q': expected text, got 3"),
         ('{"q": "a", "r": [1]}\n', r"file, line 1, column 'r': expected text or a list of texts, got \[1\]"),
-        ('{"q": "a"}\n{"q": "b", "i": {"k": 1, "k": 2}}\n', r"file, line 2, .*: the key 'k' is given more than once"),
+        ('{"q": "a"}\n{"q": "b", "i": {"k": 1, "k": 2}}\n', r"file, line 2, .*: the key 'k' occurs more than once"),
         (b'{"q": "\xff"}\n', r"cannot read .*file: .*utf-8"),
         ("", r"file: no samples for split 'train'"),
     ],
@@ -144,7 +144,7 @@ def test_other_delimiters(write, name, delimiter):
     [
         ("q,a\nWhy?,So.\nWhat?\n", r"file, line 3: 1 values for 2 columns \(q, a\)"),
         ('q,a\nWhy?,"So.\n', r"file, line 2: not CSV: unexpected end of data"),
-        ("q,a,a,q,,\nWhy?,So.,No.,1,,\n", r"file, line 1: the column 'q', 'a' is given more than once"),
+        ("q,a,a,q,,\nWhy?,So.,No.,1,,\n", r"file, line 1: the column 'q', 'a' occurs more than once"),
         ("question,a\nWhy?,So.\n", r"file, line 2: no column 'q'"),
         ("q,a\n", r"file: no samples for split 'train'"),
     ],

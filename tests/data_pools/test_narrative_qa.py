@@ -35,7 +35,7 @@ def test_the_files_are_fetched_where_no_copy_is_named(hub, copy, tmp_path):
     hub.files = {url.format(name): tmp_path / "copy" / f"{name}.tsv" for name in ("train", "dev")}
     assert NarrativeQA.prepare("val").samples == NarrativeQA.prepare("val", data_dir=copy).samples
     assert hub.asked == [url.format("dev")]
-    with pytest.raises(DataPoolError, match=r"cannot fetch .*test.tsv: FileNotFoundError: .*`data_dir`"):
+    with pytest.raises(DataPoolError, match=r"cannot download .*test.tsv: FileNotFoundError: .*`data_dir`"):
         NarrativeQA.prepare("test")
 
 

@@ -36,7 +36,7 @@ def test_less_than_everything_can_be_used():
 
 @pytest.mark.parametrize("ratios", [(0.5, 0.5), (0.9, 0.1, 0.1), (1.1, -0.1, 0.0)])
 def test_ratios_that_are_no_shares_are_refused(ratios):
-    with pytest.raises(DataPoolError, match="split_ratios must be the shares of train, val, test"):
+    with pytest.raises(DataPoolError, match="split_ratios must be the fractions of train, val, test"):
         share_of(10, "train", ratios, 0)
 
 
@@ -49,7 +49,7 @@ def test_files_are_named_one_way():
     assert [str(part) for part in file_of("val", "all.csv", None)] == ["all.csv", "False"]
     assert [str(part) for part in file_of("val", None, {"val": "v.csv"})] == ["v.csv", "True"]
     for path, data_files in ((None, None), ("a", {"val": "b"})):
-        with pytest.raises(DataPoolError, match="give either `path`"):
+        with pytest.raises(DataPoolError, match="set either `path`"):
             file_of("val", path, data_files)
-    with pytest.raises(DataPoolError, match="data_files names no file for split 'test'; it has train, val"):
+    with pytest.raises(DataPoolError, match="data_files has no file for split 'test'; it has train, val"):
         file_of("test", None, {"train": "a", "val": "b"})

@@ -48,7 +48,7 @@ def test_parquet_rows_keep_nested_values(tmp_path):
 def test_parquet_columns_of_one_name_are_refused(tmp_path):
     file = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table([[1], [2]], names=["q", "q"]), file)
-    with pytest.raises(DataPoolError, match=r"a.parquet: the column 'q' is given more than once"):
+    with pytest.raises(DataPoolError, match=r"a.parquet: the column 'q' occurs more than once"):
         list(table_rows(file))
 
 
@@ -62,7 +62,7 @@ def test_a_json_file_with_one_object_is_one_row(lay):
     [
         ("a.json", '[{"q": 1},\n {"q": 2]', r"a.json, line 2, character 9: not JSON"),
         ("a.json", '[{"q": 1}, 2]', r"a.json, entry 1: expected a JSON object, got 2"),
-        ("a.json", '[{"q": 1, "q": 2}]', r"a.json, in .*: the key 'q' is given more than once"),
+        ("a.json", '[{"q": 1, "q": 2}]', r"a.json, in .*: the key 'q' occurs more than once"),
         ("a.json", "3", r"a.json: expected a list of JSON objects, got 3"),
         ("a.parquet", "no parquet", r"cannot read .*a.parquet: "),
     ],

@@ -203,7 +203,7 @@ def test_the_prompt_limit_defaults_to_the_tokenizer_s(make_env, tiny_tokenizer):
     space = make_env(tokenizer=tokenizer, max_prompt_length=None).observation_space
     assert space["prompt_or_input_encoded_pt"].shape == (12,)
     tokenizer.model_max_length = int(1e30)
-    with pytest.raises(ConfigError, match="max_prompt_length: the tokenizer names no length limit"):
+    with pytest.raises(ConfigError, match="max_prompt_length: the tokenizer has no length limit"):
         make_env(tokenizer=tokenizer, max_prompt_length=None)
 
 

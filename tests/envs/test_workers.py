@@ -186,7 +186,7 @@ def test_a_worker_that_dies_twice_is_reported_with_its_samples(make_env, batch_o
     said = r"the reward Dies lost a process, which ended with exit status 3, for the second time .*sample_\d.* 2 more$"
     with pytest.raises(RewardError, match=said) as error:
         env.play(batch_of([[40]] * N_ENVS))
-    assert "5 of 5 episodes are scored once more" in caplog.text
+    assert "5 of 5 episodes are scored again" in caplog.text
     assert [text["sample_id"] for text in error.value.texts] == [sample.id for sample in env.samples]
 
 
@@ -230,7 +230,7 @@ def test_a_worker_that_fails_once_is_started_again_and_no_reward_is_lost(
 
 def test_the_second_failure_ends_it_and_names_the_sample(make_env, play_all):
     env = make_env(Sick("hang", "sample_3"), 2, reward_timeout=2)
-    said = r"Sick was not done within 2 s .* for the second time .* Under work: sample 'sample_3' \(prompt [^,]*\)$"
+    said = r"Sick was not done within 2 s .* for the second time .* In progress: sample 'sample_3' \(prompt [^,]*\)$"
     start = time.monotonic()
     with pytest.raises(RewardError, match=said) as error:
         play_all(env)

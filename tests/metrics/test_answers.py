@@ -65,7 +65,7 @@ def test_a_judge_that_cannot_tell_is_an_error_and_not_a_wrong_answer():
 
     with pytest.raises(MetricError, match="returned NaN for text 1, 'b'"):
         compute_metric(PassAtK([1], unsure), ["Q"] * 2, ["a", "b"], [["a"]] * 2)
-    with pytest.raises(ValueError, match="k: there is no number"):
+    with pytest.raises(ValueError, match="k: expected at least one number"):
         PassAtK([])
 
 

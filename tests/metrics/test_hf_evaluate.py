@@ -55,9 +55,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_script_is_run_only_if_the_config_says_so(folder):
     path = folder("overlap_untrusted", LISTS)
-    with pytest.raises(
-        ValueError, match="is a Python script that would be run: if you trust it, trust_remote_code: true"
-    ):
+    with pytest.raises(ValueError, match="is a Python script: set trust_remote_code: true"):
         METRICS.get("hf_evaluate", {"path": path})
 
 

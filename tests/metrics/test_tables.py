@@ -59,7 +59,7 @@ def test_a_table_without_sentences_is_nan_in_the_metric_and_an_error_in_the_rewa
 
 def test_a_sample_of_another_pool_is_an_error_that_names_totto():
     with pytest.raises(
-        AssertionError, match=r"PARENTRewardFunction failed .* the data pool 'totto' gives it"
+        AssertionError, match=r"PARENTRewardFunction failed .* the data pool 'totto' provides it"
     ) as caught:
         check_reward_function(PARENTRewardFunction())
     assert isinstance(caught.value.__cause__, RewardError)

@@ -112,7 +112,7 @@ def test_languages_choose_the_packages_models():
 
 
 def test_what_cannot_be_is_an_error_when_it_is_built(minilm, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="give num_layers"):
+    with pytest.raises(ValueError, match="num_layers is required"):
         BERTScoreModel("en", minilm)
     with pytest.raises(ValueError, match="no baseline"):
         BERTScoreModel("en", minilm, LAYERS, rescale_with_baseline=True)
@@ -152,5 +152,5 @@ def test_a_model_that_breaks_down_is_an_error_and_no_score(tmp_path):
     model = BERTScoreModel("en", str(tmp_path), 1, device="cpu")
     with torch.no_grad():
         model._scorer._model.embeddings.LayerNorm.bias.fill_(float("nan"))
-    with pytest.raises(ModelError, match=r"the model of BERTScore .* answered nan"):
+    with pytest.raises(ModelError, match=r"the model of BERTScore .* returned nan"):
         model.f1(["a joy"], [["the film was good"]])

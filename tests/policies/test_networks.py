@@ -84,7 +84,7 @@ def test_a_critic_of_the_same_checkpoint_equals_the_policys_network(tiny_gpt2_di
 
 
 def test_a_critic_of_the_other_family_is_refused(tiny_gpt2_dir, tiny_t5_dir):
-    with pytest.raises(ModelError, match=r"is an encoder-decoder model, the policy '.*' a decoder-only model"):
+    with pytest.raises(ModelError, match=r"is an encoder-decoder model, but the policy '.*' is a decoder-only model"):
         make_policy("causal", tiny_gpt2_dir, critic_model=str(tiny_t5_dir))
 
 
@@ -92,12 +92,12 @@ def test_a_critic_with_other_tokens_is_refused(tiny_gpt2_dir, tiny_tokenizer, tm
     other = models.make_causal_lm("gpt2", tiny_tokenizer)
     other.resize_token_embeddings(len(tiny_tokenizer) + 1)
     folder = models.save_model(tmp_path / "other", other, tiny_tokenizer)
-    with pytest.raises(ModelError, match=f"has {len(tiny_tokenizer) + 1} tokens, the policy .* {len(tiny_tokenizer)}"):
+    with pytest.raises(ModelError, match=f"{len(tiny_tokenizer) + 1} tokens, but the policy .* {len(tiny_tokenizer)}"):
         make_policy("causal", tiny_gpt2_dir, critic_model=str(folder))
 
 
 def test_a_shared_critic_has_no_checkpoint_of_its_own(tiny_gpt2_dir):
-    with pytest.raises(ModelError, match="critic_model is the network of a separate critic"):
+    with pytest.raises(ModelError, match="critic_model requires critic: separate"):
         make_policy("causal", tiny_gpt2_dir, critic="shared", critic_model=str(tiny_gpt2_dir))
 
 

@@ -48,7 +48,7 @@ def test_its_arguments_are_those_beside_the_text():
         ("limit", 2, "words."),
         ("mark", "", "put behind them."),
     ]
-    with pytest.raises(ConfigError, match="is no post-processor"):
+    with pytest.raises(ConfigError, match="is not a valid post-processor"):
         POST_PROCESSORS.signature(f"{__name__}:HERE")
 
 
@@ -64,7 +64,7 @@ def test_it_is_added_and_got_as_in_rl4lms():
     ("function", "error", "said"),
     [
         (fails, ComponentError, "fails failed on the text 'xxxx.*KeyError"),
-        (drops, ComponentError, "drops made None of the text 'xxxx.*expected a text"),
+        (drops, ComponentError, "drops returned None for 'xxxx.*expected a text"),
         (lacks, MissingResourceError, "it needs a word list"),
     ],
 )

@@ -86,5 +86,5 @@ def test_lengths_are_counted_in_words_letters_or_tokens(finished):
 
 
 def test_a_cache_that_is_longer_than_the_limit_is_refused():
-    with pytest.raises(ValueError, match="cache is 5, and cannot be longer than max_length, 4"):
+    with pytest.raises(ValueError, match="cache is 5, which exceeds max_length, 4"):
         SoftOverlong(4, 5)

@@ -156,7 +156,7 @@ def test_a_sum_that_is_no_finite_number_is_refused(episodes):
 
 
 def test_two_parts_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="'SentimentReward' is there more than once; give each part a name"):
+    with pytest.raises(ValueError, match="'SentimentReward' occurs more than once"):
         CombinedReward([RewardPart(SentimentReward()), RewardPart(SentimentReward(False))])
     with pytest.raises(ValueError, match="nothing to combine"):
         CombinedReward([])

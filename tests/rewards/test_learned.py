@@ -63,7 +63,7 @@ def test_a_label_that_is_not_there_is_an_error_before_weights_are_loaded(registr
         registry.get("learned_reward", {**args["learned_reward"], "label_ix": 2})
     with pytest.raises(ModelError, match="one logit, whose probability is always 1"):
         registry.get("learned_reward", {**args["reward_model"], "label_ix": 0})
-    with pytest.raises(ModelError, match="say which label counts"):
+    with pytest.raises(ModelError, match="no label is selected"):
         registry.get("reward_model", {"model_name": args["one_of_three"]["model_name"]})
 
 

@@ -286,14 +286,14 @@ def test_a_server_that_never_answers_is_given_up(scorer, reward):
         assert said == f"{scorer.url} did not answer within 0.2 s; attempts: 1"
         assert time.monotonic() - start < 1.5
     scorer.answer = drops
-    assert "could not be asked: RemoteProtocolError" in failure(reward(retries=0))
+    assert "could not be reached: RemoteProtocolError" in failure(reward(retries=0))
 
 
 def test_a_server_that_is_not_there_is_named():
     gone = Scorer()
     gone.close()
     said = failure(HttpReward(gone.url, retries=1, backoff_s=0.0))
-    assert said.startswith(f"{gone.url} could not be asked: ConnectError") and said.endswith("attempts: 2")
+    assert said.startswith(f"{gone.url} could not be reached: ConnectError") and said.endswith("attempts: 2")
 
 
 @pytest.mark.parametrize("code", [400, 401, 404, 422])
@@ -306,8 +306,8 @@ def test_what_the_client_did_wrong_is_not_tried_again(scorer, reward, code):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"<html>hello</html>", "answered 200 with what is no JSON: '<html>hello</html>'"),
-        (b"", "answered 200 with what is no JSON: ''"),
+        (b"<html>hello</html>", "answered 200 with invalid JSON: '<html>hello</html>'"),
+        (b"", "answered 200 with invalid JSON: ''"),
         ({"scores": [1, 2, 3]}, 'answered 200 without a list under "rewards"'),
         ([1, 2, 3], 'answered 200 without a list under "rewards"'),
         ({"rewards": 3}, 'answered 200 without a list under "rewards"'),
@@ -318,7 +318,7 @@ def test_what_the_client_did_wrong_is_not_tried_again(scorer, reward, code):
         ({"rewards": ["1", 2, 3]}, "answered 200 with '1' as reward 0; expected a number"),
         ({"rewards": [True, 2, 3]}, "answered 200 with True as reward 0; expected a number"),
         ({"rewards": [10**400, 2, 3]}, "as reward 0; expected a number"),
-        (b"[" * 100_000, "answered 200 with what is no JSON"),
+        (b"[" * 100_000, "answered 200 with invalid JSON"),
     ],
 )
 def test_an_answer_that_is_none_is_refused_at_once(scorer, reward, content, said):

@@ -116,7 +116,7 @@ def test_other_threads_and_systems_are_told_what_they_need(monkeypatch):
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert "only the main thread hears of SIGALRM; set env.reward_workers to 1" in raised[0]
+    assert "only the main thread receives SIGALRM; set env.reward_workers to 1" in raised[0]
     monkeypatch.delattr(signal, "setitimer")
     with pytest.raises(ConfigError, match=r"no SIGALRM; set env[.]reward_workers to 1"):
         check_time_limit(1)

@@ -73,7 +73,7 @@ def test_a_pattern_fits_anywhere_at_the_start_or_the_whole():
 
 
 def test_what_is_no_pattern_or_group_is_refused():
-    with pytest.raises(ValueError, match=r"'\(' is no regular expression: missing \)"):
+    with pytest.raises(ValueError, match=r"'\(' is not a valid regular expression: missing \)"):
         compiled("(")
     with pytest.raises(ValueError, match="has no group 2; it has 1, word"):
         check_group(compiled("(?P<word>a)"), 2)

@@ -99,5 +99,5 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
 
 def test_a_classifier_of_several_labels_is_no_checkpoint(tmp_path):
     LOCAL_MODELS["classifier"](tmp_path)
-    with pytest.raises(ModelError, match="say which label counts"):
+    with pytest.raises(ModelError, match="no label is selected"):
         bleurt_classifier(str(tmp_path), **OPTIONS)

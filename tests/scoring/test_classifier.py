@@ -143,7 +143,7 @@ def test_a_model_that_breaks_down_is_an_error_that_names_it(tmp_path, value):
     with torch.no_grad():
         scorer.frozen.model.classifier.bias.fill_(value)
     with pytest.raises(
-        ModelError, match=rf"the judge '{tmp_path}' answered (nan|inf) to input 0, the first of 6 of 6: .*dtype"
+        ModelError, match=rf"the judge '{tmp_path}' returned (nan|inf) for input 0, the first of 6 .* 6: .*dtype"
     ):
         scorer.logits(TEXTS)
 

@@ -66,7 +66,7 @@ def test_weights_have_the_precision_that_was_asked_for(folder, dtype):
 def test_a_folder_that_is_not_there_is_an_error_before_anything_is_loaded(name, tmp_path, monkeypatch):
     (tmp_path / "owner").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=rf"no folder '{name}'.*is to hold the judge"):
+    with pytest.raises(ModelError, match=rf"no folder '{name}'.*the judge"):
         FrozenModel(name, CLASSIFIER, role="judge")
 
 
@@ -78,7 +78,7 @@ def test_hub_ids_are_not_taken_for_folders(tmp_path, monkeypatch):
 
 def test_what_cannot_be_loaded_is_named_with_the_reason(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=rf"cannot load the judge '{tmp_path}' \(the folder holds: config.json\)"):
+    with pytest.raises(ModelError, match=rf"cannot load the judge '{tmp_path}' \(the folder contains: config.json\)"):
         _ = FrozenModel(str(tmp_path), CLASSIFIER, role="judge").model
 
 
@@ -135,7 +135,7 @@ def test_a_device_that_is_no_device_is_a_mistake_in_the_config():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_a_device_that_is_not_here_is_an_error_when_the_component_is_built(folder):
-    with pytest.raises(ValueError, match="no device 'cuda:1' here"):
+    with pytest.raises(ValueError, match="no device 'cuda:1'"):
         FrozenModel(str(folder), CLASSIFIER, device="cuda:1")
     assert existing_device("auto") == "cpu"
 

@@ -51,5 +51,5 @@ def test_a_sample_without_an_intent_is_named(scorer, meta):
 
 @pytest.mark.parametrize("intent", [0, 5])
 def test_an_intent_that_the_classifier_does_not_know_is_an_error(scorer, intent):
-    with pytest.raises(ValueError, match=f"prompt 'Hello' has the intent {intent}, the classifier knows 1 to 4"):
+    with pytest.raises(ValueError, match=f"prompt 'Hello' has the intent {intent}; .* 1 to 4"):
         intent_matches(scorer, ["Hello"], ["you"], [{"intent": [intent]}])

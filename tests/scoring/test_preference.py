@@ -116,5 +116,5 @@ def test_a_model_that_breaks_down_is_an_error_that_names_it(tiny_t5_dir):
     model = scorer(str(tiny_t5_dir), dtype="float16")
     with torch.no_grad():
         model.frozen.model.get_output_embeddings().weight.fill_(float("inf"))
-    with pytest.raises(ModelError, match=r"the preference model .* answered .*another dtype"):
+    with pytest.raises(ModelError, match=r"the preference model .* returned .*another dtype"):
         model.probabilities(TEXTS)

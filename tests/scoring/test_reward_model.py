@@ -61,7 +61,7 @@ def test_one_label_of_several(nli, label):
 
 
 def test_several_labels_need_a_choice(nli):
-    with pytest.raises(ModelError, match="say which label counts"):
+    with pytest.raises(ModelError, match="no label is selected"):
         scorer(nli).scores(PROMPTS, RESPONSES)
 
 

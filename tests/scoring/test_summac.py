@@ -124,7 +124,7 @@ def test_texts_without_chunks_are_defined(nli):
 @pytest.mark.usefixtures("language_data")
 def test_no_head_is_ever_made_up(tmp_path):
     """RL4LMs' scores came from random layers where `start_file` was not given (D-20)."""
-    with pytest.raises(MissingResourceError, match=rf"trained head in `start_file` \(none is named\).*{PUBLISHED}"):
+    with pytest.raises(MissingResourceError, match=rf"trained head in `start_file` \(none is given\).*{PUBLISHED}"):
         SummaCConvMetric()
     with pytest.raises(MissingResourceError, match=r"there is no file .*head\.bin"):
         SummaCConvMetric(start_file=str(tmp_path / "head.bin"))
@@ -146,7 +146,7 @@ def test_a_head_of_another_form_says_what_fits(nli, tmp_path):
     [
         ({"granularity": "word"}, "granularity: expected one or two"),
         ({"granularity": "sentence-document-mixed"}, "granularity: expected one or two"),
-        ({"use_ent": False, "use_con": False}, "nothing is left to count"),
+        ({"use_ent": False, "use_con": False}, "use_ent and use_con are both false"),
         ({"device": "cuda:99"}, "there is no device"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_model_that_breaks_down_is_an_error_and_no_score(tmp_path):
     model = NliModel(str(make_nli(tmp_path)), device="cpu")
     with torch.no_grad():
         model.frozen.model.classifier.bias.fill_(float("nan"))
-    with pytest.raises(ModelError, match=r"the NLI model .* answered nan"):
+    with pytest.raises(ModelError, match=r"the NLI model .* returned nan"):
         model.probabilities([(DOCUMENTS[0], SUMMARIES[0])])
 
 

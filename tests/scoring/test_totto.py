@@ -50,7 +50,7 @@ def test_a_line_break_in_a_text_is_a_space_and_nothing_is_null():
 
 @pytest.mark.parametrize("meta_info", [None, {}, {"raw_table": None}])
 def test_a_sample_without_its_table_names_the_pool_that_gives_it(meta_info):
-    with pytest.raises(ValueError, match="text 0 has no 'raw_table'; the data pool 'totto' gives it"):
+    with pytest.raises(ValueError, match="text 0 has no 'raw_table'; the data pool 'totto' provides it"):
         totto_samples([meta_info], "the reward 'parent'")
 
 
@@ -79,5 +79,5 @@ def test_the_hubs_overlap_is_a_text(written, overlap):
 
 def test_the_text_whose_table_has_another_form_is_named():
     infos = [{"raw_table": raw_table("One.")}, {"raw_table": {"table": []}}]
-    with pytest.raises(ValueError, match="text 1: raw_table has not ToTTo's form"):
+    with pytest.raises(ValueError, match="text 1: raw_table does not have ToTTo's form"):
         totto_samples(infos, "the reward 'parent'")

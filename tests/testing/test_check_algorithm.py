@@ -96,15 +96,15 @@ def test_good_algorithms_pass(algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        (Idle, "Idle on a causal model: the update leaves the policy's weights as they are"),
-        (CriticOnly, "the update leaves the policy's weights as they are"),
+        (Idle, "Idle on a causal model: the update does not change the policy's weights"),
+        (CriticOnly, "the update does not change the policy's weights"),
         (Diverges, "is not finite after the update"),
-        (StepsFirst, "the first minibatch's ratio is off 1"),
-        (MovesTheReference, "moves the reference model's weights"),
-        (Unseeded, "differs when it is trained again with the same seed"),
-        (Patches, "it changes .*evaluate_actions for everybody"),
+        (StepsFirst, "the first minibatch's ratio differs from 1"),
+        (MovesTheReference, "changes the reference model's weights"),
+        (Unseeded, "differs in a second training with the same seed"),
+        (Patches, "it changes the class attribute .*evaluate_actions"),
         (Crashes, "Crashes on a causal model: ZeroDivisionError: no update today"),
-        (WithoutARollout, "takes nothing from self.rollout_buffer"),
+        (WithoutARollout, "does not use self.rollout_buffer"),
     ],
 )
 def test_bad_algorithms_are_told_why(algorithm, said, monkeypatch):

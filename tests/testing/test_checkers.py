@@ -143,9 +143,9 @@ def test_a_metric_reports_what_it_declares():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda text: None, "made None of the text .*expected a text"),
+        (lambda text: None, "returned None for .*expected a text"),
         (lambda text: text.splitlines()[0], "failed on the text '': IndexError"),
-        (lambda text: f"{text}{next(Pool.made)}", "makes other texts of the same ones"),
+        (lambda text: f"{text}{next(Pool.made)}", "returns different texts in a second call"),
     ],
 )
 def test_bad_post_processors_are_told_why(function, said):
@@ -156,12 +156,12 @@ def test_bad_post_processors_are_told_why(function, said):
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        (SaysTerminal, "SaysTerminal is marked terminal, but pays .* where done is False"),
-        (Counts, "Counts gives other rewards for the same episodes"),
+        (SaysTerminal, "SaysTerminal is marked terminal, but returns .* although done is False"),
+        (Counts, "Counts returns different rewards for the same episodes"),
         (Nan, "Nan returned nan for token 1 of sample 'check_0'"),
         (Changes, "Changes changes the samples"),
         (Locked, "Locked cannot be pickled"),
-        (Relative, "Relative gives an episode other rewards alone"),
+        (Relative, "Relative returns different rewards for an episode alone"),
     ],
 )
 def test_bad_rewards_are_told_why(reward, said):
@@ -176,7 +176,7 @@ def test_bad_rewards_are_told_why(reward, said):
         (Sorts, "Sorts changes the lists"),
         (Divides, "Divides failed on split 'val' .*ZeroDivisionError"),
         (ShyOfNothing, "ShyOfNothing failed on split 'val' .*an empty text"),
-        (Forgets, "gives another 'family/name' for the same texts"),
+        (Forgets, "returns a different 'family/name' for the same texts"),
     ],
 )
 def test_bad_metrics_are_told_why(metric, said):
@@ -189,7 +189,7 @@ def test_bad_metrics_are_told_why(metric, said):
     [
         ("ids", "ids occur more than once"),
         ("number", "sample 0: the id is 3, not text"),
-        ("random", "another call of prepare\\(\\) gives other samples"),
+        ("random", "a second call of prepare\\(\\) gives other samples"),
         ("references", "references are 'text', not a list"),
         ("list", "prepare\\(\\) returned list, not a TextGenPool"),
         ("empty", "Pool, split 'train': there are no samples"),

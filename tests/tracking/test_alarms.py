@@ -36,18 +36,18 @@ def test_each_alarm_has_its_finding_its_advice_and_the_iterations_in_which_it_he
         logged = {} if held is None else {"doctor/entropy_collapse": held}
         tracker.log_values({"train/n_updates": iteration, "time/iteration": iteration, **logged})
     first, second = findings(read_run(tracker.run_path))
-    assert (first.title, first.when) == ("entropy collapse", "iteration 2; held in 2 of the 3 iterations since")
+    assert (first.title, first.when) == ("entropy collapse", "iteration 2; active in 2 of the 3 iterations since")
     assert (first.said, first.advice) == ("The entropy is 0.01.", "Raise alg.args.ent_coef.")
     assert first.examples == ((HOSTILE, " ", "reward 0.5123, tokens 7"),)
     assert (second.when, second.advice) == ("iteration 3", "")
     page = page_of(tracker.run_path)
-    assert "What the doctor found" in page.text and HOSTILE in page.text and "Alarms2" in page.text.replace("\n", "")
+    assert "Alarms of the run doctor" in page.text and HOSTILE in page.text and "Alarms2" in page.text.replace("\n", "")
     assert page.count("script") == 0
 
 
 def test_without_alarms_there_is_no_section(tracker):
     page = page_of(tracker.run_path)
-    assert "What the doctor found" not in page.text and "Alarmsnone" in page.text.replace("\n", "")
+    assert "Alarms of the run doctor" not in page.text and "Alarmsnone" in page.text.replace("\n", "")
     config = json.loads((tracker.run_path / "config.json").read_text())
     (tracker.run_path / "config.json").write_text(json.dumps({**config, "doctor": {"enabled": False}}))
     assert "Alarms" not in page_of(tracker.run_path).text

@@ -84,7 +84,7 @@ def test_a_second_run_takes_a_numbered_folder_and_says_so(tracker, tmp_path, cap
     with Tracker(tmp_path, CONFIG, "project", "experiment", quiet=True) as third:
         assert third.run_path.name == "experiment_3"
     assert second.run_path.name == "experiment_2"
-    assert "holds a run already" in capsys.readouterr().out.replace("\n", " ")
+    assert "already contains a run" in capsys.readouterr().out.replace("\n", " ")
     assert [line["rollout_info/ep_rew"] for line in lines(tracker.run_path / "rollout_info.jsonl")] == [1.0]
 
 
@@ -177,7 +177,7 @@ def test_a_run_that_goes_on_writes_through_no_link(tmp_path, name, there):
     if there:
         own.write_text("mine, without a last line's end")
     (folder / name).symlink_to(own)
-    with pytest.raises(RL4LMsLikeError, match=f"{name} is a link"):
+    with pytest.raises(RL4LMsLikeError, match=f"{name} is a symbolic link"):
         Tracker(tmp_path, CONFIG, "project", "experiment", quiet=True, resume=True)
     assert own.exists() == there and (not there or own.read_text() == "mine, without a last line's end")
 
@@ -203,7 +203,7 @@ def test_a_place_where_no_tokenizer_can_be_saved_is_told_before_anything_is_comp
 
 def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "alarms.jsonl")
-    with pytest.raises(RL4LMsLikeError, match=r"alarms\.jsonl is no file"):
+    with pytest.raises(RL4LMsLikeError, match=r"alarms\.jsonl is not a regular file"):
         RunFolder(tmp_path)
 
 

@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_is_said_with_the_way_out_and_the_best_model_is_chos
 
     Scripted.said = [0.2, 0.1, 0.9, 0.3, 0.8]
     settings = {"n_iters": 2, "save_every": 9}
-    with monkeypatch.context() as patch, pytest.raises(RL4LMsLikeError, match=r"best model.*Make room there"):
+    with monkeypatch.context() as patch, pytest.raises(RL4LMsLikeError, match=r"best model.*Free some space there"):
         patch.setattr(best_model, "write_folder", full)
         started(mapping(tiny_gpt2_dir, **settings), tmp_path)
     folder = started(mapping(tiny_gpt2_dir, **settings), tmp_path)
@@ -138,13 +138,13 @@ def test_a_misspelt_metric_is_a_mistake_before_anything_is_loaded():
         ("length/words", "did you mean 'length/words/all'"),
     ):
         config["train_evaluation"]["keep_best"] = {"metric": metric, "mode": "max"}
-        with pytest.raises(ConfigError, match=f"train_evaluation.keep_best.metric: no metric gives '{metric}'; {said}"):
+        with pytest.raises(ConfigError, match=f"train_evaluation.keep_best.metric: no metric reports '{metric}'; {said}"):
             parse_config(config)
     for metric in ("length/words/all", "diversity_metrics/distinct-2"):
         config["train_evaluation"]["keep_best"] = {"metric": metric, "mode": "max"}
         assert parse_config(config).train_evaluation.keep_best.metric == metric
     config["train_evaluation"]["metrics"] = []
-    with pytest.raises(ConfigError, match=r"there are none, for train_evaluation.metrics is empty"):
+    with pytest.raises(ConfigError, match=r"known: none, because train_evaluation.metrics is empty"):
         parse_config(config)
 
 

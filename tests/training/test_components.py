@@ -53,7 +53,7 @@ def test_everything_that_is_missing_is_said_at_once_and_each_thing_once(lacking)
     first, *lines = str(caught.value).splitlines()
     assert first == "4 components cannot be built:"
     assert lines == [
-        "  reward_fn, train_evaluation.metrics.1: needs the words, which is not here: get words. "
+        "  reward_fn, train_evaluation.metrics.1: needs the words, which is missing: get words. "
         "Without a network: copy words",
         "  train_evaluation.metrics.2: needs the package 'pack': pip install 'rl4lms_like[lexical]'",
         "  train_evaluation.metrics.3: needs the package 'pack': pip install 'rl4lms_like[semantic]'",
@@ -70,7 +70,7 @@ def test_one_thing_is_said_by_its_own_error(lacking):
 
 def test_what_a_constructor_refuses_is_a_mistake_of_the_config(lacking):
     lacking["reward_fn"] = {"id": "regex", "args": {"pattern": "("}}
-    with pytest.raises(ConfigError, match="is no regular expression") as caught:
+    with pytest.raises(ConfigError, match="is not a valid regular expression") as caught:
         build_components(parse_config(lacking))
     assert caught.value.mistakes[0].path == "reward_fn.args"
     assert len(caught.value.mistakes) > 1, "with all that is lacking"

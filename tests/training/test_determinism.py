@@ -57,7 +57,7 @@ def test_torch_is_asked_during_the_run_and_left_as_it_was(tiny_config, tmp_path,
 
 def test_an_operation_without_a_deterministic_form_is_named_with_the_key(tiny_config, tmp_path):
     config = parse_config(watched(tiny_config, undetermined=True) | {"deterministic": True})
-    with pytest.raises(RL4LMsLikeError, match=r"deterministic: true, and put_ has no deterministic form.*set determ"):
+    with pytest.raises(RL4LMsLikeError, match=r"put_ has no deterministic implementation.*set determ"):
         train_config(config, base_path_to_store_results=tmp_path)
     assert not torch.are_deterministic_algorithms_enabled()
     tiny_config["deterministic"] = False

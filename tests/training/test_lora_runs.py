@@ -60,9 +60,9 @@ def config(request):
             "expected true, 'gaussian' or 'orthogonal', got 'pissa'",
         ),
         ("lora", "", "expected a mapping"),
-        ({"target_modules": []}, ".target_modules", "names no layer"),
-        ({"target_modules": "c_(attn"}, ".target_modules", "'c_(attn' is no regular expression: missing )"),
-        ({"rank_pattern": {"c_[attn": 2}}, ".rank_pattern", "'c_[attn' is no regular expression"),
+        ({"target_modules": []}, ".target_modules", "is empty"),
+        ({"target_modules": "c_(attn"}, ".target_modules", "'c_(attn' is not a valid regular expression: missing )"),
+        ({"rank_pattern": {"c_[attn": 2}}, ".rank_pattern", "'c_[attn' is not a valid regular expression"),
     ],
 )
 def test_a_field_that_lora_does_not_have_is_a_mistake(peft, key, message, tiny_config):

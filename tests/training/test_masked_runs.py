@@ -137,8 +137,8 @@ def test_the_algorithm_and_the_policies_need_each_other():
             "expected a whole number of at least 1 with mask_type: learned_top_k, got 0.5",
         ),
         ({"mask_ema": 1.0}, "mask_ema: expected a number of at least 0 and below 1"),
-        ({"generation_kwargs": {"num_beams": 3}}, "generation_kwargs.num_beams: rollouts are sampled"),
-        ({"generation_kwargs": {"prompt_lookup_num_tokens": 3}}, "writes several tokens at once"),
+        ({"generation_kwargs": {"num_beams": 3}}, "generation_kwargs.num_beams: rollouts with masks"),
+        ({"generation_kwargs": {"prompt_lookup_num_tokens": 3}}, "generates several tokens per step"),
         ({"special_token_ids": [1]}, "filled in by the library"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_function_that_fails_is_told_before_a_model_is_loaded(tiny_gpt2_dir, m
         ({"id": "three_sentence_summary", "arg": {}}, f"{PLACE}.arg: unknown key; did you mean 'args'"),
         ({"id": f"{__name__}:bracketed", "args": {"widht": 3}}, f"{PLACE}.args.widht: .*did you mean 'width'"),
         ({"id": f"{__name__}:bracketed", "args": {"text": "x"}}, f"{PLACE}.args.text: unknown key"),
-        ({"id": f"{__name__}:PLACE"}, f"{PLACE}.id: .*is no post-processor"),
+        ({"id": f"{__name__}:PLACE"}, f"{PLACE}.id: .*is not a valid post-processor"),
         ({"args": {}}, f"{PLACE}: expected null or a mapping with id"),
         ("three_sentence_summary", f"{PLACE}: expected null or a mapping with id"),
     ],
@@ -104,5 +104,5 @@ def test_an_rl_run_has_none_and_says_so(place):
     blocks = run_blocks()
     holder = blocks["alg"]["policy"]["args"] if place == "policy" else blocks["train_evaluation"]
     holder["generation_kwargs"] = {"do_sample": True, "post_processing_fn": {"id": "three_sentence_summary"}}
-    with pytest.raises(ConfigError, match=r"generation_kwargs\.post_processing_fn: is of supervised runs"):
+    with pytest.raises(ConfigError, match=r"generation_kwargs\.post_processing_fn: is only for supervised runs"):
         parse_config(blocks)

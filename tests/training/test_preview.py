@@ -27,7 +27,7 @@ def test_arguments_of_the_optimizer_are_checked():
     blocks = run_blocks()
     for kwargs in ({"momentum": 0.9}, {"eps": "tiny"}, {"betas": [2, 3]}):
         blocks["alg"]["policy"]["args"]["optimizer_kwargs"] = kwargs
-        with pytest.raises(ConfigError, match=r"alg.policy.args.optimizer_kwargs: torch's AdamW does not take them"):
+        with pytest.raises(ConfigError, match=r"alg.policy.args.optimizer_kwargs: torch's AdamW does not accept them"):
             list(preview(parse_config(blocks)))
     blocks["alg"] |= {"id": "a2c", "args": {}}
     blocks["alg"]["policy"]["args"]["optimizer_kwargs"] = {"momentum": 0.9}
@@ -70,7 +70,7 @@ def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(
     ]
     for key, value, message in (
         ("max_prompt_length", 200, "env.args: the model has 128 positions, prompt and response together may need 220"),
-        ("max_prompt_length", None, "env.args.max_prompt_length: the tokenizer names no length limit"),
+        ("max_prompt_length", None, "env.args.max_prompt_length: the tokenizer has no length limit"),
     ):
         blocks = on()
         blocks["env"]["args"][key] = value
@@ -137,7 +137,7 @@ def test_a_device_that_is_none_on_any_machine_is_told_with_its_key(place, device
 
 def test_a_supervised_runs_device_is_told_by_check_where_no_machine_has_it(tiny_gpt2_dir):
     blocks = supervised_blocks()
-    for device, said in [("CPU", "expected auto, cpu"), ("cuda:1", "takes the first GPU it sees")]:
+    for device, said in [("CPU", "expected auto, cpu"), ("cuda:1", "uses the first visible GPU")]:
         with pytest.raises(ConfigError, match=f"device: .*{said}"):
             list(preview(parse_config(blocks | {"device": device})))
 
@@ -171,7 +171,7 @@ def test_data_of_the_hub_are_not_waited_for(on, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("the hub is asked"))
     for pool in ({"id": "imdb"}, {"id": "hf_dataset", "args": {"path": "stanfordnlp/imdb", "prompt_column": "text"}}):
         data = "\n".join(preview(parse_config(on() | {"datapool": pool}))).split("# data")[1]
-        assert "not looked at" in data
+        assert "not checked" in data
 
 
 def test_local_files_of_a_format_of_datasets_are_looked_at(on, rows):

@@ -1,1 +1,1 @@
-"""A run, as data: read from YAML, looked up, checked, told in full before anything is loaded."""
+"""Configuration of a run: read from YAML, resolved and checked in full before anything is loaded."""

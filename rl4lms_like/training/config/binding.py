@@ -1,8 +1,8 @@
-"""The components of a config: looked up, their `args` held against their signatures, completed, and built.
+"""Resolve the components of a config, check their `args` against their signatures, add defaults, and build them.
 
-What their signatures type as rewards is `{id, args}` as well, and is bound in the same way, at any depth; so is the
-`shaping_fn` that every reward takes. Works on the raw mapping, so that a block that is wrong in one place is still
-checked in all others. Loads no model, no torch of its own.
+Arguments with the type of a reward are `{id, args}` too and are bound in the same way, at any depth. So is the
+`shaping_fn` that every reward accepts. Works on the raw mapping, so a mistake in one place of a block does not prevent
+checks of the others. Loads no model and does not import torch itself.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rl4lms_like.training.config.nested_rewards import (
 from rl4lms_like.training.config.places import FILLED_IN, GENERATION, Slot, slots, targets
 
 _METHODS = {"reward": "__call__", "metric": "compute"}
-"""What a component is asked for, by its registry's kind."""
+"""Method that a component must have, by its registry's kind."""
 
 
 def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
-    """A copy of the mapping with all `args` coerced to their types, and every mistake in ids and `args`.
+    """Return a copy of the mapping with all `args` coerced to their types, and every mistake in ids and `args`.
 
-    What is not shaped like a component at all is left to the check of the blocks.
+    Values without the form of a component are left to the check of the blocks.
     """
     blocks = copy.deepcopy(dict(mapping))
     mistakes = []
@@ -59,7 +59,7 @@ def _bind(slot: Slot) -> list[Mistake]:
         target = slot.takes()
     except ConfigError as error:
         return [slot.wrong_id(mistake.message) for mistake in error.mistakes]
-    except MissingExtraError:  # nothing is wrong with the config; building the component says what to install
+    except MissingExtraError:  # not a mistake in the config; building the component reports what to install
         return []
     exclude = FILLED_IN.get(slot.registry.kind, ())
     bound, mistakes = check_component(slot.registry, target, args, join(slot.path, "args"), exclude)
@@ -68,12 +68,12 @@ def _bind(slot: Slot) -> list[Mistake]:
 
 
 def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a bound mapping in which the `args` of every component hold all arguments, defaults included."""
+    """Return a copy of a bound mapping with all arguments in the `args` of every component, defaults included."""
     blocks = copy.deepcopy(dict(mapping))
     for slot in slots(blocks):
         try:
             target = slot.takes()
-        except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
+        except (ConfigError, MissingExtraError):  # without a signature the arguments stay as given
             continue
         if slot.path == "alg.policy" and not getattr(targets(blocks).get("alg"), "needs_critic", True):
             slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
@@ -86,9 +86,9 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complete(target: Callable[..., Any], args: Mapping[str, Any], exclude: Sequence[str] = ()) -> dict[str, Any]:
-    """All arguments in the order of the signature, then those it takes by `**kwargs`.
+    """Return all arguments in the order of the signature, then those accepted by `**kwargs`.
 
-    Without defaults that are objects: no config can say them.
+    Defaults that are objects are left out: a config cannot express them.
     """
     defaults = signature_of(target, exclude=exclude).defaults.items()
     everything = {name: value for name, value in defaults if _can_be_written(value)} | dict(args)
@@ -102,7 +102,7 @@ def _complete_nested(nested: Nested, fields: dict[str, Any], path: str) -> dict[
     options = {"weight": 1.0, "name": fields["name"], **fields} if nested.kind is RewardPart else fields
     try:
         args = _complete(REWARDS.signature(fields["id"]), fields["args"])
-    except (ConfigError, MissingExtraError):  # an unknown component shows what it was given
+    except (ConfigError, MissingExtraError):  # without a signature the arguments stay as given
         args = fields["args"]
     return {"id": fields["id"], "args": args, **{key: options[key] for key in options if key not in ("id", "args")}}
 
@@ -126,7 +126,7 @@ def _bind_generation(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _bind_adapters(blocks: dict[str, Any]) -> None:
-    """Reads the numbers of `peft`; what is wrong with them is said by the cross-checks."""
+    """Coerce the numbers of `peft`; the cross-checks report mistakes in them."""
     for place in ("alg.policy.args", "alg"):
         block = at(blocks, place)
         if isinstance(block, dict) and isinstance(peft := block.get("peft"), Mapping):
@@ -143,7 +143,7 @@ def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 class _Component(Protocol):
-    """A config's `id` and `args`."""
+    """The `id` and `args` of a component."""
 
     @property
     def id(self) -> str: ...
@@ -152,12 +152,12 @@ class _Component(Protocol):
 
 
 def build_component(registry: Registry, config: _Component, kind: str) -> Any:
-    """A reward or metric of a config.
+    """Build a reward or metric of a config.
 
     Raises:
-        ComponentError: it could not be built; says which, and of an inner component where it stands.
+        ComponentError: it could not be built; the message names it, and for an inner component its config path.
         MissingExtraError: it needs a package that is not installed.
-        MissingResourceError: it needs something else that is not here.
+        MissingResourceError: it needs another resource that is missing.
     """
     return _build(registry, config.id, config.args, f"{kind} {config.id!r}")
 
@@ -180,7 +180,7 @@ def _build(registry: Registry, id: str, args: Mapping[str, Any], what: str) -> A
 
 
 def _build_one(registry: Registry, id: str, checked: Mapping[str, Any], args: dict[str, Any], what: str) -> Any:
-    """A component from its arguments, in which the inner ones are built already."""
+    """Build a component from its arguments, in which inner components are built already."""
     shaping = args.pop(SHAPING, None) if takes_shaping(registry, registry.signature(id)) else None
     try:
         component = registry.get(id, args)
@@ -190,7 +190,7 @@ def _build_one(registry: Registry, id: str, checked: Mapping[str, Any], args: di
         raise ComponentError(f"{what} could not be built: {raised(error)}") from error
     if not callable(getattr(component, _METHODS[registry.kind], None)):
         said = f"it is a {type(component).__name__}, which has no method {_METHODS[registry.kind]!r}"
-        raise ComponentError(f"{what} is no {registry.kind}: {said}")
+        raise ComponentError(f"{what} is not a {registry.kind}: {said}")
     if shaping is None:
         return component
     given = checked[SHAPING]

@@ -1,11 +1,11 @@
-"""Metrics that a config chooses by, named by the keys that they report. Loads no torch.
+"""Metrics that a config selects by key, such as the metric of the best model. Imports no torch.
 
     train_evaluation.keep_best: {metric: lexical/meteor, mode: max}      the model of the best evaluation
-    alg.training_args.metric_for_best_model: eval_lexical/meteor         the same, of supervised runs
+    alg.training_args.metric_for_best_model: eval_lexical/meteor         the same, in supervised runs
     doctor.held_out: [{metric: lexical/meteor, mode: max}]               must not fall while the reward rises
 
-Each is one that `train_evaluation.metrics` reports; a misspelt one is told before anything is loaded, where the table
-tells all keys.
+Each must be a key that `train_evaluation.metrics` reports. A misspelt key is reported before anything is loaded, unless
+a metric is not in the table of the library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl4lms_like.metrics.named import named_key
 
 PLACE, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
 SUPERVISED = "alg.training_args.metric_for_best_model"
-"""Where a supervised run names the metric; `loss` is its own, and `eval_` may stand before any."""
+"""Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class KeepBestConfig:
 
     Args:
         metric: a key of the metrics on `val`, `lexical/meteor`.
-        mode: whether it is to be large (`max`) or small (`min`).
+        mode: `max` if larger is better, `min` if smaller is better.
     """
 
     metric: str
@@ -40,7 +40,7 @@ class KeepBestConfig:
 
 
 def chosen_metric_mistakes(blocks: Mapping[str, Any]) -> list[Mistake]:
-    """Metrics to choose by that no metric of the config reports, as far as the table tells."""
+    """Return a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
     known = _reported(at(blocks, "train_evaluation.metrics"))
     if known is None:
         return []
@@ -60,15 +60,15 @@ def chosen_metric_mistakes(blocks: Mapping[str, Any]) -> list[Mistake]:
 
 
 def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> Mistake:
-    """Says that nothing reports the metric which stands at a path of the config, and what is near."""
+    """Return the mistake for a key at a config path that no metric reports, with the closest known key."""
     keys = list(known)
     near = difflib.get_close_matches(wanted, keys, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {_listed(keys)}"
-    return Mistake(path, f"no metric gives {wanted!r}; {hint}")
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {_listed(keys)}"
+    return Mistake(path, f"no metric reports {wanted!r}; {hint}")
 
 
 def _reported(metrics: Any) -> list[str] | None:
-    """The keys of the config's metrics; None where one is the user's own, which tells them at the first evaluation."""
+    """Return the keys of the config's metrics; None with a user's metric, whose keys are unknown before evaluation."""
     keys: list[str] = []
     for metric in metrics if isinstance(metrics, list) else []:
         id = metric.get("id") if isinstance(metric, Mapping) else None
@@ -80,9 +80,9 @@ def _reported(metrics: Any) -> list[str] | None:
 
 
 def _listed(keys: Sequence[str]) -> str:
-    return ", ".join(keys) if keys else "none, for train_evaluation.metrics is empty"
+    return ", ".join(keys) if keys else "none, because train_evaluation.metrics is empty"
 
 
 def _is_among(wanted: str, keys: Iterable[str]) -> bool:
-    """Whether it is one of the table's keys, in which `{n}` stands for what depends on arguments."""
+    """Return whether a key is among the keys of the table, where `{n}` is a part that depends on arguments."""
     return any(re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(key)), wanted) for key in keys)

@@ -1,6 +1,6 @@
-"""What several keys of a config say together, and what a name says of this machine. Loads no model, no torch.
+"""Check combinations of a config's keys, and names of local files. Loads no model and imports no torch.
 
-Each check sees the whole raw mapping, bound already (`binding`), and returns the mistakes that it finds.
+Each check receives the whole raw mapping after `binding.bind`, and returns the mistakes that it finds.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unkno
 
 
 def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
-    """The mistakes that all checks find in a bound mapping."""
+    """Return the mistakes that all checks find in a bound mapping."""
     return [mistake for check in CROSS_CHECKS for mistake in check(blocks)]
 
 
 def _embedded_models(blocks: dict[str, Any]) -> list[Mistake]:
-    """What begins as the name of an embedded model is the name of one, wherever it stands."""
+    """Find names with the prefix of embedded models that no embedded model has."""
     return [
         Mistake(path, unknown_embedded_model(value))
         for path, value in _values(blocks)
@@ -48,7 +48,7 @@ def _embedded_models(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every single value of nested mappings and lists, and its path."""
+    """Yield the path and value of every leaf of nested mappings and lists."""
     if not isinstance(value, Mapping | list):
         yield path, value
         return
@@ -57,7 +57,7 @@ def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
-    """Model names that can only be local folders, and are not there."""
+    """Find model names that can only be local folders, and do not exist."""
     places = ["tokenizer.model_name", "alg.model_name"]
     places += [f"alg.policy.args.{key}" for key in ("model_name", "reference_model", "critic_model")]
     names = ((path, at(blocks, path)) for path in places)
@@ -69,7 +69,7 @@ def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
-    """A `data_dir` that one of the library's own pools is to read, and that is not there."""
+    """Check that the `data_dir` of the library's own pools exists."""
     module = str(getattr(targets(blocks).get("datapool"), "__module__", ""))
     folder = at(blocks, "datapool.args.data_dir")
     if not module.startswith("rl4lms_like.data_pools.") or not isinstance(folder, str) or names_variable(folder):
@@ -80,9 +80,9 @@ def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def names_folder(name: str) -> bool:
-    """Whether a model name means a local folder: hub ids are `name` or `owner/name`.
+    """Return whether a model name means a local folder: hub ids are `name` or `owner/name`.
 
-    `owner/name` means a folder only where a folder `owner` stands; `embedded/name` never does.
+    `owner/name` means a folder only if a folder `owner` exists; `embedded/name` never does.
     """
     if is_embedded(name):
         return False
@@ -96,32 +96,32 @@ def _where_from(name: str) -> str:
 
 
 def _pool_files(blocks: dict[str, Any]) -> list[Mistake]:
-    """One file for all splits or one for each, of the library's own pools."""
+    """Check that the library's own pools get either one file for all splits or one for each."""
     args = at(blocks, "datapool.args")
     if file_pool(blocks) is None or (args.get("path") is None) != (args.get("data_files") is None):
         return []
-    return [Mistake("datapool.args", "give either path (one file for all splits) or data_files (one file a split)")]
+    return [Mistake("datapool.args", "give either path (one file for all splits) or data_files (one file per split)")]
 
 
 def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
-    """Return what prepares the run's data pool, if that is one of the library's own that read a file of the user's."""
+    """Return the function that prepares the run's data pool, if it is one of the library's that read a user's file."""
     prepare = targets(blocks).get("datapool")
     if prepare is None or not str(prepare.__module__).startswith("rl4lms_like.data_pools."):
         return None
-    optional = signature_of(prepare).defaults  # of `hf_dataset`, `path` is no file and required
+    optional = signature_of(prepare).defaults  # excludes `hf_dataset`, whose `path` is required and not a file
     reads_files = {"path", "data_files"} <= optional.keys() and isinstance(at(blocks, "datapool.args"), Mapping)
     return prepare if reads_files else None
 
 
 def data_mistakes(blocks: dict[str, Any]) -> list[Mistake]:
-    """Files of the library's own pools that are not there, or whose first row has not the columns that are named.
+    """Find missing files of the library's own pools, and files whose first row lacks a column that the config names.
 
     Args:
         blocks: a bound mapping without mistakes in `datapool`.
     """
     prepare, args = file_pool(blocks), at(blocks, "datapool.args")
     if prepare is None or any(map(names_variable, [*args.values(), *(args.get("data_files") or {}).values()])):
-        return []  # a variable is looked up when the pool is prepared
+        return []  # environment variables are read when the pool is prepared
     path, files = args.get("path"), args.get("data_files") or {}
     found = []
     for split in ("train",) if path is not None else SPLITS:
@@ -138,7 +138,7 @@ def data_mistakes(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
-    """A supervised run's `post_processing_fn` is null or names a component; the texts of RL runs stay as they are."""
+    """Check that `post_processing_fn` is null or a component in supervised runs, and not set in RL runs."""
     post = at(blocks, POST_PROCESSING)
     found = []
     if post is not None and not (isinstance(post, Mapping) and isinstance(post.get("id"), str)):
@@ -148,13 +148,13 @@ def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
         found = [Mistake(join(POST_PROCESSING, key), unknown_key(key, ("id", "args"))) for key in others]
     for place in ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"):
         if at(blocks, f"{place}.post_processing_fn") is not None:
-            said = "is of supervised runs; what the policy of an RL run writes is scored as it is"
+            said = "is only for supervised runs; the responses of an RL run are scored unchanged"
             found.append(Mistake(f"{place}.post_processing_fn", said))
     return found
 
 
 def _response_lengths(blocks: dict[str, Any]) -> list[Mistake]:
-    """A `max_length` of a seq2seq model counts its start token: 1 leaves nothing to write."""
+    """Check that `max_length` of a seq2seq model is above 1: it counts the start token."""
     return [
         Mistake(f"{place}.max_length", "counts a seq2seq model's start token: expected at least 2")
         for place in GENERATION
@@ -164,7 +164,7 @@ def _response_lengths(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
-    """Two metrics that report the same keys: one would stand for both. The very same metric twice is computed once."""
+    """Find metrics that report the same key, which would overwrite each other. Identical metrics are computed once."""
     metrics = at(blocks, "train_evaluation.metrics")
     mistakes: list[Mistake] = []
     owners: dict[str, int] = {}
@@ -172,14 +172,14 @@ def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
         for key in () if metric in metrics[:index] else _keys_of(metric):
             if owners.setdefault(key, index) != index:
                 other = f"train_evaluation.metrics.{owners[key]} ({metrics[owners[key]]['id']})"
-                said = f"reports {key!r}, as {other} does; give one of them a name, which its keys then end in"
+                said = f"reports {key!r}, as {other} does; give one of them a name, which is appended to its keys"
                 mistakes.append(Mistake(f"train_evaluation.metrics.{index}", said))
                 break
     return mistakes
 
 
 def _keys_of(metric: Any) -> list[str]:
-    """What a metric of the table reports; without the keys that depend on its arguments."""
+    """Return the keys that a metric of the table reports, without those that depend on its arguments."""
     id = metric.get("id") if isinstance(metric, Mapping) else None
     if not isinstance(id, str) or id not in METRICS:
         return []
@@ -188,7 +188,7 @@ def _keys_of(metric: Any) -> list[str]:
 
 
 def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
-    """Arguments of the optimizer that have a key of their own."""
+    """Find optimizer arguments that the config sets by a separate key."""
     own = {"weight_decay": "alg.policy.args.weight_decay", "lr": "alg.args.learning_rate"}
     given = at(blocks, "alg.policy.args.optimizer_kwargs")
     return [
@@ -199,7 +199,7 @@ def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _adapters(blocks: dict[str, Any]) -> list[Mistake]:
-    """The fields of `peft`, and what has a meaning beside it only."""
+    """Check the fields of `peft`, and that `merge_on_save` is only used with it."""
     mistakes = []
     for place in ("alg.policy.args", "alg"):
         mistakes += lora_mistakes(at(blocks, f"{place}.peft"), f"{place}.peft")
@@ -209,26 +209,26 @@ def _adapters(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _hub_kernels(blocks: dict[str, Any]) -> list[Mistake]:
-    """Attention of the hub, `owner/name`, is code that is downloaded and run."""
+    """Check that attention kernels of the hub, `owner/name`, are trusted: their code is downloaded and run."""
     args = "alg.policy.args"
     name = at(blocks, f"{args}.attn_implementation")
     if not isinstance(name, str) or "/" not in name or at(blocks, f"{args}.trust_remote_code") is True:
         return []
-    said = f"{name!r} is code of the hub that would be run: if you trust it, {args}.trust_remote_code: true"
+    said = f"{name!r} would run code from the hub; if you trust it, set {args}.trust_remote_code: true"
     return [Mistake(f"{args}.attn_implementation", said)]
 
 
 def _whole_episodes(blocks: dict[str, Any]) -> list[Mistake]:
-    """What only `vec_env: text` does, which plays whole episodes; the others call the reward where they step."""
+    """Find keys that need `vec_env: text`, which generates whole episodes; other kinds call the reward in `step`."""
     kind = at(blocks, "env.vec_env")
     if kind not in ("dummy", "subproc"):
         return []
-    said = f"goes with vec_env 'text' only, got {kind!r}, which calls the reward where it steps"
+    said = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
     return [Mistake(f"env.{key}", said) for key in ("reward_workers", "reward_timeout") if at(blocks, f"env.{key}")]
 
 
 def _critic(blocks: dict[str, Any]) -> list[Mistake]:
-    """A shared critic has no network of its own; an algorithm that learns no values has no critic."""
+    """Check the critic: a shared one has no separate network, an algorithm without values has no critic."""
     args = "alg.policy.args"
     given, takes = at(blocks, args), targets(blocks)
     if isinstance(given, Mapping) and "alg" in takes:
@@ -240,12 +240,12 @@ def _critic(blocks: dict[str, Any]) -> list[Mistake]:
     if at(blocks, f"{args}.critic") != "shared" or at(blocks, f"{args}.critic_model") is None:
         return []
     return [
-        Mistake(f"{args}.critic_model", "is the network of a separate critic; set critic to 'separate', or drop it")
+        Mistake(f"{args}.critic_model", "is the network of a separate critic; set critic to 'separate', or remove it")
     ]
 
 
 def _masks(blocks: dict[str, Any]) -> list[Mistake]:
-    """`nlpo` and the maskable policies need each other, and rollouts whose masks can be recorded."""
+    """Check that `nlpo` is used with a maskable policy and vice versa, and that rollouts can record the masks."""
     alg = blocks.get("alg")
     takes = targets(blocks)
     if not isinstance(alg, dict) or not {"alg", "alg.policy"} <= takes.keys():
@@ -257,14 +257,14 @@ def _masks(blocks: dict[str, Any]) -> list[Mistake]:
         return [Mistake("alg.policy.id", f"{id} needs a policy with a mask model: {other}, not {policy}")]
     if maskable and not masks:
         plain = policy.removeprefix("maskable_")
-        hint = f"; {id} takes {plain}" if plain != policy else ""
+        hint = f"; use {plain} with {id}" if plain != policy else ""
         return [Mistake("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")]
     args = alg["policy"].get("args")
     return mask_mistakes(args, "alg.policy.args") if maskable and isinstance(args, Mapping) else []
 
 
 def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
-    """`trpo` needs networks that can be differentiated twice."""
+    """Check that the networks of `trpo` can be differentiated twice."""
     args = at(blocks, "alg.policy.args")
     if not _is_kind(targets(blocks).get("alg"), TRPOArguments) or not isinstance(args, Mapping):
         return []
@@ -273,7 +273,7 @@ def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _is_kind(target: Any, kind: type) -> bool:
-    """Whether what a component's `args` go to is a class of this kind."""
+    """Return whether the target of a component's `args` is a class of this kind."""
     return isinstance(target, type) and issubclass(target, kind)
 
 
@@ -294,4 +294,4 @@ CROSS_CHECKS = (
     _masks,
     _second_derivatives,
 )
-"""What several keys say together."""
+"""Checks of a bound mapping, in the order in which they run."""

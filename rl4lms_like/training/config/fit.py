@@ -1,9 +1,9 @@
-"""Checks that the models, the tokenizer and the lengths of an RL run fit each other; no weight is read.
+"""Check that the models, the tokenizer and the lengths of an RL run are compatible, without reading weights.
 
 tokenizer   has no token that the policy cannot embed
-models      policy, critic and reference are of the family that `alg.policy.id` takes
+models      policy, critic and reference are of the family that `alg.policy.id` supports
 lengths     prompt and response fit into the positions of each
-weights     local folders have all that their configs ask for, by name and shape
+weights     local folders have all weights of their configs, by name and shape
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from rl4lms_like.training.config.settings import check_positions, check_vocabula
 
 ARGS = "alg.policy.args"
 _NETWORKS = {"model_name": "the model", "critic_model": "the critic", "reference_model": "the reference"}
-"""Arguments of a policy that name a model -> what messages call it."""
+"""Argument of a policy that names a model -> its description in messages."""
 
 Networks = Mapping[str, PretrainedConfig]
-"""`model_name`, `critic_model`, `reference_model`, those of them that a run has -> the model's config."""
+"""`model_name`, and if the run has them `critic_model` and `reference_model` -> the model's config."""
 
 
 def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
-    """The configs of all models that a run loads.
+    """Return the configs of all models that a run loads.
 
     Args:
-        config: of the run, its embedded models found.
-        load: the config of the model that a policy's arguments name.
+        config: of the run, with a folder in place of each embedded model.
+        load: loads the config of the model in a policy's arguments.
 
     Raises:
-        ModelError: one of them cannot be loaded.
+        ModelError: a config cannot be loaded.
     """
     arguments = PolicyArguments.known_in(config.alg.policy.args)
     names = {key: getattr(arguments, key) for key in _NETWORKS}
@@ -50,10 +50,10 @@ def load_networks(config: RunConfig, load: Callable[[PolicyArguments], Pretraine
 
 
 def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> None:
-    """Everything but the lengths.
+    """Check the families of the models and the vocabulary of the tokenizer.
 
     Raises:
-        ConfigError: a model is of another family than the policy takes.
+        ConfigError: the policy does not support the family of a model.
         ModelError: the tokenizer has tokens that the policy does not have.
     """
     wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
@@ -61,7 +61,7 @@ def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: N
     for key, network in networks.items():
         if wanted is not None and auto_class_of(network) is not wanted:
             kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
-            said = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} cannot take"
+            said = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
             mistakes.append(Mistake(f"{ARGS}.{key}", said))
     if mistakes:
         raise ConfigError(mistakes)
@@ -73,7 +73,7 @@ def check_weights(config: RunConfig, networks: Networks) -> bool:
     """Compare the weights of models in local folders with their configs, by name and shape.
 
     Returns:
-        Whether those of all models could be compared; loading compares them in any case.
+        Whether all weights could be compared; loading compares them in any case.
 
     Raises:
         ModelError: weights are missing, have another shape, or belong to layers that the config does not build.
@@ -93,10 +93,10 @@ def check_weights(config: RunConfig, networks: Networks) -> bool:
 
 
 def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> tuple[int, int]:
-    """Tokens of the longest prompt and of the longest response.
+    """Return the maximum lengths of prompt and response in tokens, after a check against the networks' positions.
 
     Raises:
-        ConfigError: a network has fewer positions than they need; or nothing says how long prompts may be.
+        ConfigError: a network has fewer positions than they need, or no limit of the prompt length is known.
     """
     prompt, response = prompt_length(config, tokenizer), response_length(config, networks["model_name"])
     for key, network in networks.items():
@@ -105,10 +105,10 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
 
 
 def prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens of the longest prompt: what the config says, else what the tokenizer takes.
+    """Return the maximum prompt length in tokens: the config's `max_prompt_length`, else the tokenizer's limit.
 
     Raises:
-        ConfigError: neither says.
+        ConfigError: neither is given.
     """
     given = config.env.args.get("max_prompt_length")
     if given is not None:
@@ -120,7 +120,7 @@ def prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def response_length(config: RunConfig, network: PretrainedConfig) -> int:
-    """Tokens of the longest response: episodes end where generation does, or at `max_episode_length`."""
+    """Return the maximum response length in tokens: the generation limit or `max_episode_length`, whichever is less."""
     asked = generate_arguments(
         config.alg.policy.args.get("generation_kwargs") or {},
         max_new_tokens=EnvArguments(**config.env.args).max_episode_length,

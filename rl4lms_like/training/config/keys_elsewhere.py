@@ -1,8 +1,8 @@
-"""Keys of TRL, OpenRLHF and verl, and where an RL config of this library has the same setting.
+"""Map keys of TRL, OpenRLHF and verl to the keys of this library's RL configs for the same setting.
 
-    cliprange: 0.1      unknown key; here it is alg.args.clip_range (docs/coming_from_trl.md)
+    cliprange: 0.1      unknown key; the equivalent is alg.args.clip_range (docs/coming_from_trl.md)
 
-docs/coming_from_trl.md has the same table, with what differs.
+docs/coming_from_trl.md has the same table and explains the differences.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ELSEWHERE = {
     "reward_fn": "reward_model_path reward_pretrain reward_funcs",
     "datapool": "dataset_name prompt_data",
 }
-"""A key of this library -> what others call the same setting."""
+"""Key of this library -> names of the same setting in other libraries."""
 
 HERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 
@@ -55,7 +55,7 @@ _OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.p
 
 
 def with_keys_of_here(mistakes: Sequence[Mistake]) -> list[Mistake]:
-    """The mistakes; of unknown keys that other libraries have, the key here instead of one that is spelt alike."""
+    """Return the mistakes; for unknown keys of other libraries, the message has the equivalent key of this library."""
     return [_with_key_of_here(mistake) for mistake in mistakes]
 
 
@@ -63,4 +63,4 @@ def _with_key_of_here(mistake: Mistake) -> Mistake:
     here = HERE.get(mistake.path.rpartition(".")[2])
     if here is None or not mistake.message.startswith(UNKNOWN_KEY) or mistake.path.startswith(_OWN_ARGUMENTS):
         return mistake
-    return Mistake(mistake.path, f"{UNKNOWN_KEY}; here it is {here} ({PAGE})")
+    return Mistake(mistake.path, f"{UNKNOWN_KEY}; the equivalent is {here} ({PAGE})")

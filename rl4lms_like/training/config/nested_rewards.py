@@ -1,4 +1,4 @@
-"""Rewards inside the arguments of other components, as a config writes them.
+"""Check rewards inside the arguments of other components.
 
     annotation                            config
     RewardFunction | None                 id, or {id, args}
@@ -7,7 +7,7 @@
     list[RewardPart]                      [{id, args, weight, name}]
     a dataclass with such fields          {reward: {id, args}, ...}
 
-Checked, each is a `Nested`: the mapping of the config, and the class of the object that it stands for.
+A checked reward is a `Nested`: the mapping of the config, with the class of the object to build.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, Rewa
 from rl4lms_like.rewards.combine import CombinedReward
 
 SHAPING = "shaping_fn"
-"""The argument that every reward takes in a config: another reward, whose value is added."""
+"""Argument that every reward accepts in a config: another reward, whose value is added."""
 
 _REWARDS = (RewardFunction, BatchedRewardFunction)
 
@@ -63,10 +63,10 @@ class _Part(_Reward):
 
 
 class Nested(dict[str, Any]):
-    """A mapping of a config that stands for an object.
+    """Mapping of a config that describes an object.
 
     Args:
-        fields: `id` and `args` of a reward, with `weight` and `name` of a part; or the fields of a dataclass.
+        fields: `id` and `args` of a reward, also `weight` and `name` of a part; or the fields of a dataclass.
         kind: `RewardFunction`, `RewardPart`, or the dataclass.
     """
 
@@ -76,12 +76,12 @@ class Nested(dict[str, Any]):
 
 
 def plain(value: Any) -> Any:
-    """A checked value with a plain mapping in the place of each `Nested`."""
+    """Return a checked value with a plain mapping in place of each `Nested`."""
     return changed(value, lambda nested, fields, path: fields)
 
 
 def changed(value: Any, change: Callable[[Nested, dict[str, Any], str], Any], path: str = "") -> Any:
-    """A checked value with `change(nested, its fields, path)` in the place of each `Nested`, the inner ones first."""
+    """Return a checked value with `change(nested, its fields, path)` in place of each `Nested`, inner ones first."""
     if isinstance(value, list | tuple):
         return type(value)(changed(item, change, join(path, index)) for index, item in enumerate(value))
     if not isinstance(value, dict):
@@ -91,12 +91,12 @@ def changed(value: Any, change: Callable[[Nested, dict[str, Any], str], Any], pa
 
 
 def takes_shaping(registry: Registry, target: Callable[..., Any]) -> bool:
-    """Whether the library adds a `shaping_fn`: to any reward, unless it has a parameter of that name itself."""
+    """Return whether the library adds a `shaping_fn`: to any reward that has no parameter of that name."""
     return registry is REWARDS and SHAPING not in {argument.name for argument in signature_of(target).arguments}
 
 
 def name_of(id: str) -> str:
-    """What a component is called by default: its id; of an import path, the last part."""
+    """Return the default name of a component: its id, or the last part of an import path."""
     return id.rpartition(":")[2]
 
 
@@ -107,17 +107,17 @@ def check_component(
     path: str,
     exclude: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    """The arguments of a component, held against its signature.
+    """Check the arguments of a component against its signature.
 
     Args:
-        registry: where the component's id was found.
-        target: what takes the arguments.
-        args: what the config gives.
-        path: where, `reward_fn.args`.
+        registry: registry of the component's id.
+        target: class or function that receives the arguments.
+        args: arguments in the config.
+        path: config path of the arguments, `reward_fn.args`.
         exclude: arguments that the library fills in.
 
     Returns:
-        The arguments without mistakes, coerced, with a `Nested` for each inner reward; and the mistakes.
+        The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the mistakes.
     """
     also = (SHAPING,) if takes_shaping(registry, target) else ()
     own = {name: value for name, value in args.items() if name not in also}
@@ -131,7 +131,7 @@ def check_component(
 
 
 def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
-    """The function that validates a type of this page; None for any other type."""
+    """Return the function that validates a type of this module's table; None for any other type."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, *rules = typing.get_args(annotation)
         named = {rule.name for rule in rules if isinstance(rule, ComponentOf)}
@@ -152,14 +152,14 @@ def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
 
 
 def _reward(bases: tuple[type, ...], value: Any) -> Any:
-    """A reward as `{id, args}`; a config may give the id alone, Python an object."""
+    """Validate a reward: `{id, args}` or the id alone in a config, or an object in Python."""
     if value is None and type(None) in bases:
         return None
     return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, value)
 
 
 def _part(value: Any) -> Nested:
-    """A `RewardPart` as `{id, args, weight, name}`, named by its id; a config may give the id alone."""
+    """Validate a `RewardPart`, `{id, args, weight, name}` or the id alone; the name defaults to the id."""
     part = _component(_Part, _REWARDS, RewardPart, value)
     return Nested({**part, "name": part.get("name") or name_of(part["id"])}, RewardPart)
 
@@ -176,7 +176,7 @@ def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> 
             mistakes += wrong
         except ConfigError as error:
             mistakes += [Mistake("id", mistake.message) for mistake in error.mistakes]
-        except MissingExtraError:  # building the reward says what to install
+        except MissingExtraError:  # building the reward reports what to install
             pass
     if mistakes:
         raise RefusedError(*(Mistake("", one.message) if is_id and one.path == "id" else one for one in mistakes))
@@ -184,7 +184,7 @@ def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> 
 
 
 def _misfit(id: str, target: Callable[..., Any], args: Mapping[str, Any], bases: tuple[type, ...]) -> str | None:
-    """What to say of a reward of another kind than is asked for; None where it fits, or cannot be told."""
+    """Return the message for a reward that is not of the expected kind; None if it is, or if its kind is unknown."""
     kind: Any = REWARDS.resolve(id)
     if not inspect.isclass(kind) or not issubclass(kind, _REWARDS):
         return None
@@ -194,19 +194,19 @@ def _misfit(id: str, target: Callable[..., Any], args: Mapping[str, Any], bases:
         return None
     is_sum = issubclass(kind, CombinedReward)
     role = next(base.__name__ for base in _REWARDS if issubclass(kind, base))
-    what = "combination of rewards, which looks at tokens" if is_sum else role
+    what = "combination of rewards, which scores single tokens" if is_sum else role
     return f"expected a {' or '.join(base.__name__ for base in bases if base in _REWARDS)}; {id!r} is a {what}"
 
 
 def _parts(value: Any) -> Any:
-    """A list of `RewardPart`, each with a name of its own."""
+    """Validate a list of `RewardPart` with distinct names."""
     parts, mistakes = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
     taken: dict[str, int] = {}
     for index, item in enumerate(value if isinstance(value, list) else ()):
         given = item if isinstance(item, Mapping) else {"id": item}
         name = given.get("name") or name_of(str(given.get("id")))
         if isinstance(given.get("id"), str) and (first := taken.setdefault(str(name), index)) != index:
-            said = f"{name!r} is the name of item {first} already; give each a name of its own"
+            said = f"{name!r} is already the name of item {first}; give each item a distinct name"
             mistakes.append(Mistake(f"{index}.name", said))
     if mistakes:
         raise RefusedError(*mistakes)
@@ -214,7 +214,7 @@ def _parts(value: Any) -> Any:
 
 
 def _block(kind: type, value: Any) -> Any:
-    """A dataclass, as a mapping of its fields."""
+    """Validate a dataclass, given as a mapping of its fields."""
     if isinstance(value, kind):
         return value
     fields, mistakes = check_block(kind, value, _validator_of)

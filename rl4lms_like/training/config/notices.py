@@ -1,4 +1,4 @@
-"""What is not wrong in a config, but should be known: keys without meaning, and defaults that act unseen."""
+"""Notices about a config without mistakes: keys without an effect, and defaults with an unexpected effect."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rl4lms_like.training.config.remote_code import trusting
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 FEW_EPISODES = 4
-"""Minibatches that hold fewer are reported."""
+"""Minibatches with fewer episodes are reported."""
 SUITABLE_LEARNING_RATES = ((10e6, 1e-4), (1e9, 2e-5), (float("inf"), 5e-6))
-"""Parameters below a limit, and the learning rate of PPO that suits them: `docs/hyperparameters.md`."""
+"""Upper limit of the number of parameters, and the learning rate of PPO that suits it: `docs/hyperparameters.md`."""
 LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
-"""For adapters, for algorithms with one step per rollout; and from which multiple on a rate is reported."""
+"""Factors of the suitable rate for adapters and for algorithms with one step per rollout; and the factor above which a
+rate is reported."""
 _DEFAULT_LENGTH = 20
-"""transformers' length when none is given; it counts the decoder's start token of seq2seq models."""
+"""Default length of transformers, which includes the decoder's start token of seq2seq models."""
 
 _ROLLOUTS = "alg.policy.args.generation_kwargs"
 _NEUTRAL = {
     **{"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
     **{"repetition_penalty": 1, "no_repeat_ngram_size": 0},
 }
-"""Arguments that reshape what is sampled from -> the value without effect. Of an unset `top_k` see `_sampling`."""
+"""Arguments that change the sampled distribution -> value without effect. For an unset `top_k` see `_sampling`."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Where (`alg.policy.args.generation_kwargs`) and what."""
+    """Message about a config path (`alg.policy.args.generation_kwargs`)."""
 
     path: str
     message: str
@@ -42,7 +43,7 @@ class Notice:
 
 
 def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Notice]]:
-    """A copy in which the text `True,` (a line of Python in YAML) is the boolean, with a notice for each."""
+    """Return a copy with booleans in place of texts such as `True,` (Python syntax in YAML), and a notice for each."""
     notices: list[Notice] = []
 
     def cleaned(value: Any, path: str) -> Any:
@@ -60,7 +61,7 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
-    """Everything worth knowing about a config that has no mistakes."""
+    """Return the notices about a config without mistakes."""
     return [
         *_foreign_code(blocks),
         *_without_meaning(blocks),
@@ -74,17 +75,17 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def _foreign_code(blocks: Mapping[str, Any]) -> list[Notice]:
-    message = "code runs that comes with what is named here; leave it only if you trust it"
+    message = "code that comes with the files named here is run; keep this only if you trust them"
     return [Notice(path, message) for path in trusting(blocks)]
 
 
 def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
     notices = []
     if at(blocks, "alg.kl_div.coeff") == 0 and at(blocks, "alg.policy.args.reference_model") is not None:
-        message = "not loaded: without a KL penalty (kl_div.coeff: 0) nothing is measured against it"
+        message = "not loaded: without a KL penalty (kl_div.coeff: 0) no KL to it is measured"
         notices.append(Notice("alg.policy.args.reference_model", message))
     if "apply_model_parallel" in (at(blocks, "alg.policy.args") or {}):
-        notices.append(Notice("alg.policy.args.apply_model_parallel", "has no meaning any more, and is ignored"))
+        notices.append(Notice("alg.policy.args.apply_model_parallel", "no longer has an effect and is ignored"))
     if is_causal(blocks) and at(blocks, "env.args.context_start_token") is not None:
         message = "ignored: a causal model continues its prompt without a start token"
         notices.append(Notice("env.args.context_start_token", message))
@@ -116,18 +117,18 @@ def _sampling(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def _other_distribution(blocks: Mapping[str, Any]) -> list[Notice]:
-    """Rollouts of an RL run that are not sampled from the distribution whose log-probs are trained."""
+    """Report rollouts that are not sampled from the distribution whose log-probs are trained."""
     if at(blocks, "alg.policy") is None:
         return []
     kwargs = at(blocks, _ROLLOUTS) or {}
     shaped = [f"{key} {kwargs[key]}" for key, value in _NEUTRAL.items() if kwargs.get(key) not in (None, value)]
     if not kwargs.get("do_sample"):
-        shaped = ["do_sample false"]  # with which transformers ignores the others
+        shaped = ["do_sample false"]  # transformers then ignores the others
     if not shaped:
         return []
     message = (
         f"rollouts have {', '.join(shaped)}, but ratios, KL and entropy are those of the model's own distribution; "
-        f"do_sample: true, temperature: 1, top_k: 0, top_p: 1 sample from it"
+        f"to sample from it, set do_sample: true, temperature: 1, top_k: 0, top_p: 1"
     )
     return [Notice(_ROLLOUTS, message)]
 
@@ -135,7 +136,7 @@ def _other_distribution(blocks: Mapping[str, Any]) -> list[Notice]:
 def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:
     if at(blocks, "alg.policy") is None or at(blocks, "env.args.terminate_on_eos"):
         return []
-    message = "false: responses go on after the end-of-text token, to the full length"
+    message = "false: responses continue after the end-of-text token, to the full length"
     return [Notice("env.args.terminate_on_eos", message)]
 
 
@@ -144,7 +145,7 @@ def _sizes(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def _second_batch(blocks: Mapping[str, Any]) -> list[Notice]:
-    """A rollout that needs full-length episodes to be full: the first early end costs another generation batch."""
+    """Report rollouts that are full only if all episodes are: an early end then costs a whole generation batch."""
     kwargs = "alg.policy.args.generation_kwargs"
     n_steps = at(with_defaults(blocks), "alg.args.n_steps")
     length = _longest_response(blocks)
@@ -152,8 +153,8 @@ def _second_batch(blocks: Mapping[str, Any]) -> list[Notice]:
     if not n_steps or n_steps % length or fixed >= length or not at(blocks, "env.args.terminate_on_eos"):
         return []
     message = (
-        f"{n_steps} is a multiple of the longest response, {length}: one early end leaves the rollout short, and a "
-        f"whole further batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
+        f"{n_steps} is a multiple of the longest response, {length}: if one response ends early, the rollout is too "
+        f"short and another whole batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
     )
     return [Notice("alg.args.n_steps", message)]
 
@@ -164,15 +165,15 @@ def _one_minibatch(blocks: Mapping[str, Any]) -> list[Notice]:
     rollout = (n_steps or 0) * (at(complete, "env.n_envs") or 1)
     if batch is None or n_steps is None or batch <= rollout:
         return []
-    message = f"more tokens than a rollout's least, n_steps * n_envs = {rollout}: one minibatch may hold it all"
+    message = f"above the minimum of a rollout, n_steps * n_envs = {rollout} tokens: one minibatch may hold all of it"
     return [Notice("alg.args.batch_size", message)]
 
 
 def _small_minibatches(blocks: Mapping[str, Any]) -> list[Notice]:
-    """Minibatches of few whole episodes, whose gradient is mostly noise."""
+    """Report minibatches of few whole episodes, whose gradient is mostly noise."""
     args = at(with_defaults(blocks), "alg.args") or {}
     batch = args.get("batch_size")
-    if batch is None or args.get("n_epochs") is None:  # of trpo they are the critic's alone
+    if batch is None or args.get("n_epochs") is None:  # in trpo only the critic has minibatches
         return []
     length = _longest_response(blocks)
     n_episodes = max(batch // length, 1)
@@ -193,12 +194,12 @@ def _default_learning_rate(blocks: Mapping[str, Any]) -> list[Notice]:
         return []
     message = f"not given; the default is {rate:g}"
     if "critic_learning_rate" in args and "cg_max_steps" not in args:  # chosen by this library, for the policy
-        message += ", which suits models of about 100M parameters; smaller ones learn with more"
+        message += ", which suits models of about 100M parameters; smaller models need a higher one"
     return [Notice("alg.args.learning_rate", message)]
 
 
 def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice | None:
-    """Return what to know of a learning rate that is far above those that suit a model's size; else None.
+    """Return a notice if the learning rate is far above the suitable one for a model's size; else None.
 
     Args:
         blocks: the config.
@@ -206,7 +207,7 @@ def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice
     """
     args = at(with_defaults(blocks), "alg.args") or {}
     rate = args.get("learning_rate")
-    if not isinstance(rate, int | float) or "cg_max_steps" in args:  # of trpo it is the critic's
+    if not isinstance(rate, int | float) or "cg_max_steps" in args:  # in trpo it is the critic's
         return None
     suitable = next(suitable for limit, suitable in SUITABLE_LEARNING_RATES if n_parameters < limit)
     if at(blocks, "alg.policy.args.peft"):
@@ -217,7 +218,7 @@ def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice
         return None
     message = (
         f"{rate:g} is far above {suitable:g}, which suits a model of {n_parameters:,} parameters: a single update may "
-        f"go far from the policy that wrote the rollout"
+        f"move the policy far from the one of the rollout"
     )
     return Notice("alg.args.learning_rate", message)
 
@@ -228,7 +229,7 @@ def _longest_response(blocks: Mapping[str, Any]) -> int:
 
 
 def response_limit(blocks: Mapping[str, Any], path: str) -> int:
-    """The longest response that the generation arguments at `path` allow, in tokens."""
+    """Return the maximum response length in tokens that the generation arguments at `path` allow."""
     kwargs = at(blocks, path) or {}
     if kwargs.get("max_new_tokens") is not None:
         return int(kwargs["max_new_tokens"])
@@ -237,7 +238,7 @@ def response_limit(blocks: Mapping[str, Any], path: str) -> int:
 
 
 def is_causal(blocks: Mapping[str, Any]) -> bool:
-    """Whether the run's model is decoder-only, as far as its ids say."""
+    """Return whether the run's model is decoder-only according to its ids."""
     if at(blocks, "alg.policy.id") is not None:
         return "causal" in at(blocks, "alg.policy.id")
     return bool(at(blocks, "alg.model_type") == "causal")

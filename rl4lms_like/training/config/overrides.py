@@ -1,10 +1,10 @@
-"""`--set alg.args.learning_rate=1e-5`: changes to a config before it is checked.
+"""Apply overrides to a config before it is checked: `--set alg.args.learning_rate=1e-5`.
 
-    alg.args.learning_rate=1e-5                 a key; blocks on the way are made if absent
+    alg.args.learning_rate=1e-5                 a key; missing blocks on the path are created
     train_evaluation.metrics.0.args.size=3      a list item by its index
     train_evaluation.metrics=[{id: diversity}]  any YAML value
 
-A path that means nothing is then found by the check of the whole config, as if it stood in the file.
+The check of the whole config then reports invalid paths, as if they were in the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl4lms_like.training.config.yaml_file import parse_value
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Mistake]]:
-    """A copy of the mapping with the overrides applied, and the overrides that could not be."""
+    """Return a copy of the mapping with the overrides applied, and a mistake for each invalid override."""
     changed = copy.deepcopy(dict(mapping))
     mistakes = []
     for override in overrides:
@@ -39,7 +39,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tup
 def apply_values(
     mapping: Mapping[str, Any], values: Mapping[str, Any], where: str
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    """The same for values that are parsed already: `{"alg.args.gamma": 1}`; `where` is what mistakes call them."""
+    """Apply parsed values, `{"alg.args.gamma": 1}`, like `apply_overrides`; mistakes begin with `where`."""
     changed = copy.deepcopy(dict(mapping))
     mistakes = []
     for path, value in values.items():
@@ -67,4 +67,4 @@ def _place(container: Any, key: str, walked: str) -> Any:
         if key.isdecimal() and int(key) < len(container):
             return int(key)
         raise ValueError(f"{walked} is a list of {len(container)}; expected an index below that, got {key!r}")
-    raise ValueError(f"{walked} is {shown(container)}, which has no parts to set")
+    raise ValueError(f"{walked} is {shown(container)}, which has no keys to set")

@@ -1,12 +1,12 @@
-"""The places in a config that hold a component, and what the `args` there go to. Loads no model, no torch.
+"""Find the components in a config, and the targets of their `args`. Loads no model and imports no torch.
 
     reward_fn                  REWARDS
     datapool                   DATA_POOLS
     train_evaluation.metrics   METRICS
     alg, alg.policy            ALGORITHMS, POLICIES
-    post_processing_fn         POST_PROCESSORS, of a supervised run
+    post_processing_fn         POST_PROCESSORS, in supervised runs
 
-Works on the raw mapping: a place whose block is no mapping is left to the check of the blocks.
+Works on the raw mapping. Blocks that are not mappings are left to the check of the blocks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ REGISTRIES: dict[str, Registry] = {
     "policies": POLICIES,
     "algorithms": ALGORITHMS,
 }
-"""Every registry, by the name that the command line gives it."""
+"""Registries by their name on the command line."""
 
 POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
-"""Where a supervised run names what is done to its texts."""
+"""Config path of the post-processor of a supervised run's texts."""
 
 GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs")
-"""Where arguments of transformers' `generate` stand; the last is a supervised run's."""
+"""Config paths of arguments for transformers' `generate`; the last is for supervised runs."""
 
 FILLED_IN: dict[str, tuple[str, ...]] = {
     "data pool": ("split",),
@@ -65,18 +65,18 @@ FILLED_IN: dict[str, tuple[str, ...]] = {
         "_init_setup_model",
     ),
 }
-"""Arguments that the library gives its components itself, by the registry's kind."""
+"""Arguments that the library passes to components itself, by the registry's kind."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in the config that holds a component.
+    """Component in a config.
 
     Args:
-        path: where.
+        path: config path of the component.
         block: its `id` and `args`.
-        registry: what kind it is of.
-        id_path: where the id stands, if not at `path.id`.
+        registry: registry of its kind.
+        id_path: config path of the id, if it is not `path.id`.
     """
 
     path: str
@@ -85,14 +85,14 @@ class Slot:
     id_path: str | None = None
 
     def wrong_id(self, message: str) -> Mistake:
-        """What is wrong with the id."""
+        """Return the mistake for an invalid id."""
         return Mistake(self.id_path or join(self.path, "id"), message)
 
     def takes(self) -> Callable[..., Any]:
-        """What the `args` go to; an algorithm of the user may name its `arguments_class`, as ours do.
+        """Return the class or function that receives the `args`: the target's `arguments_class` if it has one.
 
         Raises:
-            ConfigError: the id is unknown, or its import path leads nowhere.
+            ConfigError: the id is unknown, or its import path is invalid.
             MissingExtraError: the component's module needs a package that is not installed.
         """
         target = self.registry.signature(self.block["id"])
@@ -103,13 +103,13 @@ RunKind = Literal["on_policy", "supervised"]
 
 
 def run_kind(blocks: Mapping[str, Any]) -> RunKind:
-    """Return the kind of run of a raw mapping: `alg.id` is `supervised`, or it names an on-policy algorithm."""
+    """Return the kind of run of a raw mapping: supervised if `alg.id` is `supervised`, otherwise on-policy."""
     alg = blocks.get("alg")
     return "supervised" if isinstance(alg, Mapping) and alg.get("id") == "supervised" else "on_policy"
 
 
 def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
-    """The places of a raw mapping, but for the environment, which is always `TextGenEnv`."""
+    """Yield the components of a raw mapping, except the environment, which is always `TextGenEnv`."""
     alg = blocks.get("alg")
     places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
     if run_kind(blocks) == "supervised":
@@ -126,7 +126,7 @@ def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
 
 
 def targets(blocks: dict[str, Any]) -> dict[str, Any]:
-    """What the `args` of each component go to, by its path; without those of which that cannot be said."""
+    """Return the target of each component's `args` by config path; components without a known target are left out."""
     found = {}
     for slot in slots(blocks):
         if not isinstance(slot.block.get("id"), str):

@@ -1,9 +1,9 @@
-"""Code that comes with models, tokenizers and metrics: whose word lets it run.
+"""Permission to run code that comes with models, tokenizers and metrics.
 
-    a config that the user names            its keys `trust_remote_code`
-    the config.json of a run's folder       the same keys, and the user besides: --trust_remote_code
+    config file that the user names         requires its keys `trust_remote_code`
+    config.json in a run's folder           requires the same keys and the option --trust_remote_code
 
-A run's folder may be somebody else's, model, code and config together.
+A run's folder may come from another user, with model, code and config.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEY = "trust_remote_code"
 
 
 def trusting(value: Any, path: str = "") -> Iterator[str]:
-    """The paths of a config that let code run which comes with what is named there."""
+    """Yield the config paths that allow code to run."""
     items = value if isinstance(value, Mapping) else dict(enumerate(value if isinstance(value, list) else ()))
     for key, item in items.items():
         if key == KEY and item is True:
@@ -27,23 +27,23 @@ def trusting(value: Any, path: str = "") -> Iterator[str]:
 
 
 def refuse_unless_trusted(config: Mapping[str, Any], is_trusted: bool, source: str, blocks: tuple[str, ...]) -> None:
-    """Asks for the user's word where the config that lies in a run's folder lets code run.
+    """Require the user's permission if the config in a run's folder allows code to run.
 
     Args:
         config: of the folder.
-        is_trusted: the user's word.
-        source: the config's name.
-        blocks: those of its blocks that are used.
+        is_trusted: whether the user gave permission.
+        source: name of the config in messages.
+        blocks: the blocks of the config that are used.
 
     Raises:
-        ConfigError: code would run, and the user has not said so.
+        ConfigError: code would run without the user's permission.
     """
-    said = "true in a run's folder, which may be somebody else's: if you trust what is named there, --trust_remote_code"
+    said = "true in a run's folder, which may come from another user: if you trust the code, add --trust_remote_code"
     mistakes = [Mistake(path, said) for path in trusting({key: config.get(key) for key in blocks})]
     if mistakes and not is_trusted:
         raise ConfigError(mistakes, source)
 
 
 def trust_option(config: Mapping[str, Any]) -> str:
-    """What a command line needs to go on with a run of this config: ` --trust_remote_code`, or nothing."""
+    """Return the option needed to resume a run of this config: ` --trust_remote_code`, or an empty string."""
     return f" --{KEY}" if any(trusting(config)) else ""

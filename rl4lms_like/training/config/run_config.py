@@ -1,10 +1,10 @@
-"""A run, as data. RL4LMs' YAML blocks as frozen dataclasses; what a block leaves out has its default here.
+"""Config of a run: RL4LMs' YAML blocks as frozen dataclasses, with the defaults of missing keys.
 
     RunConfig             tokenizer  reward_fn  datapool  env  alg (args, kl_div, policy)  train_evaluation
     SupervisedConfig      tokenizer             datapool       alg (model, training_args)  train_evaluation
 
-`load_config` reads, overrides, checks (components and their `args` included) and raises one `ConfigError` with every
-mistake. No model is loaded and no torch imported.
+`load_config` reads a file, applies overrides, checks everything including the `args` of components, and raises one
+`ConfigError` with all mistakes. It loads no model and does not import torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rl4lms_like.training.config.yaml_file import read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
 MOST_TOLD = 500
-"""Mistakes of a config that are told; the others are counted."""
+"""Number of mistakes of a config that are reported; the others are only counted."""
 
 Side = Literal["left", "right"]
 Arguments = dict[str, Any]
@@ -39,11 +39,11 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentConfig:
-    """A component by id.
+    """Component given by id.
 
     Args:
         id: an id of the registry, or an import path `package.module:Name`.
-        args: its arguments.
+        args: arguments of the component.
     """
 
     id: str
@@ -52,10 +52,10 @@ class ComponentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricConfig(ComponentConfig):
-    """A metric by id.
+    """Metric given by id.
 
     Args:
-        name: put behind its keys, as `key/name`; needed where two metrics would report the same keys.
+        name: appended to its keys, as `key/name`; required if two metrics would report the same keys.
     """
 
     name: str | None = None
@@ -67,11 +67,11 @@ class TokenizerConfig:
 
     Args:
         model_name: hub id or local folder; may differ from the policy's.
-        pad_token_as_eos_token: use EOS as pad token where the tokenizer has no pad token.
-        padding_side: saved with the tokenizer; every run pads as its model needs.
-        truncation_side: where supervised runs cut prompts; the prompts of RL runs have `prompt_truncation_side`.
-        max_length: prompt tokens of a supervised run; default: what tokenizer and model can take.
-        trust_remote_code: run code that a hub tokenizer brings along.
+        pad_token_as_eos_token: use EOS as pad token if the tokenizer has no pad token.
+        padding_side: saved with the tokenizer; every run pads on the side that its model needs.
+        truncation_side: side on which supervised runs truncate prompts; RL runs use `prompt_truncation_side`.
+        max_length: maximum prompt length of a supervised run in tokens; default: the limit of tokenizer and model.
+        trust_remote_code: run code that comes with a hub tokenizer.
     """
 
     model_name: str
@@ -88,11 +88,11 @@ class EnvConfig:
 
     Args:
         n_envs: prompts that are generated together.
-        vec_env: `text` plays whole episodes in this process; `dummy` and `subproc` are Stable-Baselines3's, token by
-            token.
-        reward_workers: processes that compute rewards; 0 computes them in this one.
-        reward_timeout: seconds that rewards may take for `n_envs` episodes, with `reward_workers` for a worker's share;
-            null waits for ever.
+        vec_env: `text` generates whole episodes in this process; `dummy` and `subproc` are Stable-Baselines3's and step
+            token by token.
+        reward_workers: number of processes that compute rewards; 0 computes them in this process.
+        reward_timeout: time limit in seconds for the rewards of `n_envs` episodes, with `reward_workers` for those of
+            one worker; null sets no limit.
         args: arguments of `TextGenEnv`.
     """
 
@@ -108,15 +108,15 @@ class KLConfig:
     """The `alg.kl_div` block: the KL penalty against the reference model.
 
     Args:
-        coeff: first KL coefficient; 0 switches the penalty off, and no reference model is kept.
-        target_kl: KL the controller steers to, nats per token (`horizon`: per sequence); null keeps the coefficient.
+        coeff: initial KL coefficient; 0 disables the penalty, and no reference model is kept.
+        target_kl: KL target of the controller, nats per token (`horizon`: per sequence); null keeps the coefficient.
         norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals.
-        controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` where there is a
+        controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` if there is a
             target, else `fixed`.
-        gain: how far one iteration may move the coefficient (`adaptive`).
-        horizon: episodes over which the coefficient may move by a fifth (`horizon`).
-        estimator: of the KL of one token from its log-ratio: `k1`, `k2` or `k3`.
-        max_coeff: the coefficient never rises above it.
+        gain: step size of the coefficient per iteration (`adaptive`); 0.1 changes it by at most 2 %.
+        horizon: number of episodes over which the coefficient may change by 20 % (`horizon`).
+        estimator: estimator of a token's KL from its log-ratio: `k1`, `k2` or `k3`.
+        max_coeff: upper limit of the coefficient.
     """
 
     coeff: NonNegative
@@ -143,7 +143,7 @@ class AlgorithmConfig:
 
     Args:
         id: an id of the registry, or an import path `package.module:Name`.
-        args: its arguments.
+        args: arguments of the algorithm.
         kl_div: the KL penalty.
         policy: the language model as actor-critic, `id` and `args`.
     """
@@ -160,18 +160,18 @@ class TrainEvaluationConfig:
 
     Args:
         eval_batch_size: prompts per generation call.
-        n_iters: iterations; each is one rollout and one update. 0 only evaluates.
+        n_iters: number of iterations of one rollout and one update each; 0 only evaluates.
         eval_every: iterations between evaluations on `val`.
         save_every: iterations between checkpoints.
-        keep_last: checkpoints that stay, the newest ones; null keeps the models of all, and lets a run go on from the
-            newest two.
-        keep_best: keep the model that does best on `val` in `best/`, `metric` and `mode`; null keeps none.
-        metrics: list of `id`, `args` and, where two would report the same keys, `name`.
-        generation_kwargs: of evaluation, instead of the rollouts'; null takes the rollouts'.
-        max_eval_samples: evaluate on the first so many samples of a split; null takes all.
+        keep_last: number of newest checkpoints to keep; null keeps the models of all checkpoints, and the states to
+            resume from of the newest two.
+        keep_best: keep the model with the best score on `val` in `best/`: `metric` and `mode`; null keeps none.
+        metrics: list of `id`, `args` and, if two metrics would report the same keys, `name`.
+        generation_kwargs: generation arguments of evaluations; null uses those of the rollouts.
+        max_eval_samples: number of samples of a split to evaluate, the first ones; null evaluates all.
         save_model: save the final model.
-        n_credit_episodes: episodes of a rollout whose tokens are shown in the report with advantage, KL, ratio and
-            reward, now and then; 0 records none.
+        n_credit_episodes: number of episodes of some rollouts whose tokens the report shows with advantage, KL, ratio
+            and reward; 0 records none.
     """
 
     eval_batch_size: Count
@@ -193,21 +193,21 @@ class TrainEvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """An RL run.
+    """Config of an RL run.
 
     Args:
-        tokenizer: which tokenizer.
-        reward_fn: what to prefer, `id` and `args`.
-        datapool: what to prompt with, `id` and `args`.
+        tokenizer: the tokenizer.
+        reward_fn: the reward function, `id` and `args`.
+        datapool: the data pool of prompts, `id` and `args`.
         env: the environment.
         alg: algorithm, KL penalty and policy.
         train_evaluation: schedule and metrics.
-        doctor: when the run doctor tells what goes wrong.
-        seed: of everything random in the run.
+        doctor: settings of the run doctor.
+        seed: of all random numbers of the run.
         device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
-        n_threads: of torch; `auto` chooses by the size of the model.
-        deterministic: only operations that give the same bits each time, also on a GPU, where they may be slower.
-        notices: what its reader should know; not a key of the file.
+        n_threads: number of torch threads; `auto` chooses by the size of the model.
+        deterministic: use only operations with bitwise reproducible results, which may be slower on a GPU.
+        notices: messages about the config; not a key of the file.
     """
 
     tokenizer: TokenizerConfig
@@ -224,7 +224,7 @@ class RunConfig:
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as plain data; it parses to an equal config."""
+        """Return the config as plain data, which parses to an equal config."""
         return _to_dict(self)
 
 
@@ -236,14 +236,15 @@ class SupervisedAlgConfig:
         id: `supervised`.
         model_type: `causal` or `seq2seq`.
         model_name: hub id or local folder.
-        generation_kwargs: of evaluation.
+        generation_kwargs: generation arguments of evaluations.
         training_args: of transformers' `TrainingArguments`; `metric_for_best_model` is `loss` or a key of the metrics.
-        separator: between prompt and reference of a causal model; default: a space where neither has white space.
-        loss_on_prompt: learn the prompts of a causal model too, not only the references.
-        early_stopping_patience: stop after so many evaluations on `val` without a better one; null never stops.
-        early_stopping_threshold: what counts as better, in units of `metric_for_best_model`.
+        separator: text between prompt and reference of a causal model; default: a space if neither has white space.
+        loss_on_prompt: train a causal model on the prompts too, not only on the references.
+        early_stopping_patience: number of evaluations on `val` without improvement after which training stops; null
+            never stops early.
+        early_stopping_threshold: minimum improvement that counts, in units of `metric_for_best_model`.
         peft: train low-rank adapters instead of the weights: fields of PEFT's `LoraConfig`, `{r: 8, lora_alpha: 16}`.
-        merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise the adapters only.
+        merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise only the adapters.
     """
 
     id: Literal["supervised"]
@@ -262,7 +263,7 @@ class SupervisedAlgConfig:
         if self.model_type == "seq2seq" and self.loss_on_prompt:
             raise ValueError("loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it")
         if self.model_type == "seq2seq" and self.separator is not None:
-            raise ValueError("separator: the prompt of a seq2seq model does not stand before the reference; remove it")
+            raise ValueError("separator: a seq2seq model does not join prompt and reference to one text; remove it")
         if self.early_stopping_patience is None and self.early_stopping_threshold:
             raise ValueError("early_stopping_threshold has no effect without early_stopping_patience")
 
@@ -273,9 +274,9 @@ class SupervisedEvaluationConfig:
 
     Args:
         eval_batch_size: prompts per generation call.
-        metrics: list of `id`, `args` and, where two would report the same keys, `name`.
-        max_eval_samples: evaluate on the first so many samples of a split; null takes all.
-        save_model: save the final model; without it there are no checkpoints either, unless `training_args` asks.
+        metrics: list of `id`, `args` and, if two metrics would report the same keys, `name`.
+        max_eval_samples: number of samples of a split to evaluate, the first ones; null evaluates all.
+        save_model: save the final model; if false, there are no checkpoints either, unless `training_args` sets them.
     """
 
     eval_batch_size: Count
@@ -286,18 +287,18 @@ class SupervisedEvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedConfig:
-    """A supervised run.
+    """Config of a supervised run.
 
     Args:
-        tokenizer: which tokenizer.
-        datapool: what to train on, `id` and `args`.
+        tokenizer: the tokenizer.
+        datapool: the data pool to train on, `id` and `args`.
         alg: model and training arguments.
         train_evaluation: batch size and metrics.
-        seed: of everything random in the run.
+        seed: of all random numbers of the run.
         device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
-        n_threads: of torch; `auto` chooses by the size of the model.
-        deterministic: only operations that give the same bits each time, also on a GPU, where they may be slower.
-        notices: what its reader should know; not a key of the file.
+        n_threads: number of torch threads; `auto` chooses by the size of the model.
+        deterministic: use only operations with bitwise reproducible results, which may be slower on a GPU.
+        notices: messages about the config; not a key of the file.
     """
 
     tokenizer: TokenizerConfig
@@ -311,25 +312,25 @@ class SupervisedConfig:
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as plain data; it parses to an equal config."""
+        """Return the config as plain data, which parses to an equal config."""
         return _to_dict(self)
 
 
 AnyConfig: TypeAlias = RunConfig | SupervisedConfig
 KINDS: dict[RunKind, type[AnyConfig]] = {"on_policy": RunConfig, "supervised": SupervisedConfig}
-"""Either kind of run."""
+"""Kind of a run -> class of its config."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, data: bool = True) -> AnyConfig:
-    """Reads, overrides and checks a YAML file, with the first rows of the data files that it names.
+    """Read a YAML file, apply overrides, and check it, including the first rows of the data files that it names.
 
     Args:
         path: the file.
-        overrides: `alg.args.learning_rate=1e-5`, in order.
-        data: see `parse_config`; an evaluation needs the files of one split only.
+        overrides: `alg.args.learning_rate=1e-5`, applied in order.
+        data: see `parse_config`; an evaluation only needs the files of one split.
 
     Raises:
-        ConfigError: with every mistake of the file, the overrides and the components' arguments.
+        ConfigError: lists all mistakes in the file, the overrides and the components' arguments.
     """
     mapping, repeated = read_yaml(path)
     changed, mistakes = apply_overrides(mapping, overrides)
@@ -344,17 +345,17 @@ def parse_config(
     mistakes: Sequence[Mistake] = (),
     data: bool = False,
 ) -> AnyConfig:
-    """Checks a mapping, which is left as it is.
+    """Check a mapping without changing it, and return its config.
 
     Args:
         mapping: the six blocks of an RL run, or the four of a supervised one.
-        source: what error messages call it.
-        components: look up ids and check their `args`; without it only the blocks themselves are checked.
-        mistakes: found already, to be reported with the others.
-        data: look for the files of the data pool, and for the columns in their first rows.
+        source: name of the mapping in error messages.
+        components: look up ids and check their `args`; if false, only the blocks themselves are checked.
+        mistakes: mistakes found before, to be reported with the others.
+        data: check that the files of the data pool exist, and that their first rows have the configured columns.
 
     Raises:
-        ConfigError: with every mistake.
+        ConfigError: lists all mistakes.
     """
     blocks, comma_notices = without_stray_commas(mapping)
     found = list(mistakes)
@@ -376,7 +377,7 @@ def parse_config(
 
 
 def _in_order_of(mapping: Mapping[str, Any], mistakes: list[Mistake]) -> list[Mistake]:
-    """Block after block, as in the file; what belongs to no block of it comes first."""
+    """Sort mistakes by the order of their blocks in the file; those outside its blocks come first."""
     rank = {str(block): index for index, block in enumerate(mapping)}
     return sorted(mistakes, key=lambda mistake: rank.get(mistake.path.partition(".")[0], -1))
 

@@ -1,4 +1,4 @@
-"""What only torch, transformers and PEFT know to be wrong with an RL config, and with models beside each other.
+"""Checks of an RL config that need torch, transformers or PEFT, and checks of models and tokenizers.
 
 before anything is loaded    generation arguments, adapters, the device
 with the models' configs     vocabulary, positions, prompts
@@ -25,10 +25,10 @@ from rl4lms_like.training.config.run_config import RunConfig
 
 
 def check_settings(config: RunConfig) -> None:
-    """What only torch, transformers and PEFT know to be wrong, before any weight is read.
+    """Check the settings of torch, transformers and PEFT before any weight is read.
 
     Raises:
-        ConfigError: with every mistake.
+        ConfigError: lists all mistakes.
     """
     mistakes = dict.fromkeys([*settings_mistakes(config), *_device_mistakes(config, here=True)])
     if mistakes:
@@ -36,7 +36,7 @@ def check_settings(config: RunConfig) -> None:
 
 
 def settings_mistakes(config: RunConfig) -> list[Mistake]:
-    """Those of them that do not depend on this machine's devices."""
+    """Return the mistakes in these settings that do not depend on this machine's devices."""
     places = {
         "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
         "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
@@ -61,7 +61,7 @@ def _algorithm_mistakes(config: RunConfig) -> list[Mistake]:
 
 
 def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
-    """What the optimizer of the library's algorithms and policies says of its arguments, tried on one weight."""
+    """Return the error that the optimizer raises for its arguments, tested on one weight."""
     kwargs = config.alg.policy.args.get("optimizer_kwargs")
     algorithm, policy = ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id)
     ours = hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class")
@@ -73,7 +73,7 @@ def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
     try:
         make_optimizer(kind, groups, learning_rate=1e-3, optimizer_kwargs=kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
-        return [Mistake("alg.policy.args.optimizer_kwargs", f"torch's {kind.__name__} does not take them: {error}")]
+        return [Mistake("alg.policy.args.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")]
     return []
 
 
@@ -83,20 +83,20 @@ def _device_mistakes(config: RunConfig, *, here: bool) -> list[Mistake]:
 
 
 def device_mistakes(device: str, path: str = "device", *, here: bool = True) -> list[Mistake]:
-    """What is wrong with a config's device: on this machine, or on all of them where `here` is false."""
+    """Return the mistake in a config's device: on this machine, or on any machine if `here` is false."""
     try:
         chosen = get_device(device)
     except RuntimeError:
         return [Mistake(path, f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
     if here and device != "auto" and chosen.type != torch.device(device).type:
-        return [Mistake(path, f"{device!r} is not available here; auto takes what is")]
+        return [Mistake(path, f"{device!r} is not available here; use auto for an available device")]
     return []
 
 
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
 ) -> None:
-    """Raises a `ModelError` where the tokenizer has tokens that the model cannot embed."""
+    """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed."""
     vocab_size = int(model_config.get_text_config().vocab_size)
     if len(tokenizer) > vocab_size:
         raise ModelError(
@@ -108,7 +108,7 @@ def check_vocabulary(
 def check_prompts(
     samples: Mapping[str, Sequence[Sample]], tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
 ) -> None:
-    """Raises a `DataPoolError` where a decoder-only model would have nothing to go on from."""
+    """Raise a `DataPoolError` if a decoder-only model would have to continue an empty prompt."""
     if model_config.is_encoder_decoder or tokenizer("")["input_ids"]:
         return
     for split, members in samples.items():
@@ -122,7 +122,7 @@ def check_prompts(
 def check_positions(
     model_config: PretrainedConfig, network: str, max_prompt_length: int, max_episode_length: int
 ) -> None:
-    """Raises a `ConfigError` where a network has fewer positions than an episode may need."""
+    """Raise a `ConfigError` if a network has fewer positions than an episode may need."""
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
         return
@@ -135,7 +135,7 @@ def check_positions(
                 Mistake(
                     "env.args",
                     f"{network} has {positions} positions, {what} may need {needed} (max_prompt_length "
-                    f"{max_prompt_length}, response {max_episode_length}): shorten them",
+                    f"{max_prompt_length}, response {max_episode_length}): reduce these lengths",
                 )
             ]
         )

@@ -1,12 +1,12 @@
-"""Text of a config -> plain mapping. Safe YAML, with three things YAML 1.1 gets wrong put right.
+"""Parse the text of a config to a plain mapping. Safe YAML, with three corrections of YAML 1.1.
 
-    1e-6         a number (YAML 1.1: text, for want of a dot)
-    017, 1:30    refused (YAML 1.1: 15, to the base 8, and 90, to the base 60)
-    gamma: 1     reported when `gamma` already stands in the same block (YAML: the last one wins, silently)
+    1e-6         a number (YAML 1.1: text, because it has no dot)
+    017, 1:30    rejected (YAML 1.1: 15, in base 8, and 90, in base 60)
+    gamma: 1     reported if `gamma` is already in the same block (YAML: the last one wins, silently)
     gamma: 0.9
 
-Python's tags (`!!python/...`) are refused, as by `yaml.safe_load`; so is what is nested without end, or stands for more
-values than anybody writes, as anchors can make it.
+Python's tags (`!!python/...`) are rejected, as by `yaml.safe_load`. So are endless nesting and an excessive number of
+values, both of which anchors can produce.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rl4lms_like.core.wording import shown
 
 RUN_KEYS = "tokenizer, reward_fn, datapool, env, alg, train_evaluation"
 DEEPEST = 50
-"""Blocks inside blocks. No config is half as deep; an anchor that holds itself has no end."""
+"""Maximum nesting depth. Real configs have less than half of it; an anchor that contains itself is nested endlessly."""
 _TOO_DEEP = f"nested more than {DEEPEST} deep"
 MOST_VALUES = 20_000
-"""Values of a file, each alias counted again; with as many mistakes it is checked within seconds."""
+"""Maximum number of values of a file, aliases counted each time; a check with as many mistakes takes a few seconds."""
 LONGEST, LONGEST_NUMBER = 500_000, 400
-"""Letters of a file, and of a number, which `1:1:1...` (to the base 60) would take quadratic time to read."""
+"""Maximum number of characters of a file and of a number. Reading `1:1:1...` (base 60) takes quadratic time."""
 _OCTAL = re.compile(r"[-+]?0[0-7_]+$")
 _INT, _REAL = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _FLOAT = re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, plus floats with an exponent and no dot; it gives up early on what is nested too deep."""
+    """YAML's safe loader with floats such as `1e-6`; it stops early if the nesting is too deep."""
 
     def fetch_flow_collection_start(self, token: type) -> None:
         if self.flow_level >= DEEPEST:
@@ -56,7 +56,7 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 def _refuse_long(node: yaml.ScalarNode) -> None:
     if len(node.value) > LONGEST_NUMBER:
-        raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} letters", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} characters", problem_mark=node.start_mark)
 
 
 _Loader.add_constructor(_INT, _whole_number)
@@ -64,7 +64,7 @@ _Loader.add_constructor(_REAL, _float)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Its counterpart; what YAML has no notation for is written as Python shows it."""
+    """Counterpart of the loader; objects that YAML cannot represent are written as their `repr`."""
 
 
 for _side in (_Loader, _Dumper):
@@ -73,10 +73,10 @@ _Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str
 
 
 def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
-    """The mapping in a YAML file, and the mistakes of `parse_yaml`; `keys` are named where it holds something else.
+    """Return the mapping in a YAML file, and the mistakes of `parse_yaml`; an error message lists `keys` as expected.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or holds no mapping.
+        ConfigError: the file cannot be read, is not YAML, or does not contain a mapping.
     """
     source = str(path)
     try:
@@ -92,10 +92,10 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
 
 
 def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
-    """The mapping in a YAML text, its repeated keys and the numbers that YAML reads to another base.
+    """Return the mapping in a YAML text, and mistakes for repeated keys and numbers that YAML reads in another base.
 
     Raises:
-        ConfigError: the text is not YAML, or no mapping.
+        ConfigError: the text is not YAML, or not a mapping.
     """
     try:
         value, mistakes = _constructed(text)
@@ -107,10 +107,10 @@ def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, 
 
 
 def parse_value(text: str) -> Any:
-    """A value as it would stand in the file: `1e-5`, `true`, `[1, 2]`, `{a: 1}`.
+    """Parse a value as in a file: `1e-5`, `true`, `[1, 2]`, `{a: 1}`.
 
     Raises:
-        ValueError: not YAML, with a key that stands twice in a block, or a number to another base.
+        ValueError: the text is not YAML, or has a repeated key or a number in another base.
     """
     value, mistakes = _constructed(text)
     if mistakes:
@@ -119,13 +119,13 @@ def parse_value(text: str) -> Any:
 
 
 def _constructed(text: str) -> tuple[Any, list[Mistake]]:
-    """The value of a YAML text, its repeated keys and numbers to other bases.
+    """Return the value of a YAML text, and mistakes for repeated keys and numbers in other bases.
 
     Raises:
-        ValueError: not YAML, or out of all measure; says where.
+        ValueError: the text is not YAML, or is too large or nested too deep; the message has the position.
     """
     if len(text) > LONGEST:
-        raise ValueError(f"more than {LONGEST:,} letters, which no config has")
+        raise ValueError(f"more than {LONGEST:,} characters, the limit for configs")
     try:
         loader = _Loader(text)
         try:
@@ -139,13 +139,13 @@ def _constructed(text: str) -> tuple[Any, list[Mistake]]:
             loader.dispose()
     except RecursionError as error:
         raise ValueError(f"not valid YAML: {_TOO_DEEP}") from error
-    # What its constructors raise of `!!int ''`, `!!bool x` and the like is not PyYAML's own.
+    # For `!!int ''`, `!!bool x` and the like, PyYAML's constructors raise errors of other classes.
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(_syntax(error)) from error
 
 
 def _measure(node: yaml.Node, measured: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
-    """How many values a node stands for, and how deep they go."""
+    """Return the number of values in a node and their depth; raise an error above the limits."""
     if id(node) in measured:
         n_values, height = measured[id(node)]
     else:
@@ -164,12 +164,12 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int]], depth: int) 
 
 
 def dump_yaml(mapping: Mapping[str, Any]) -> str:
-    """Text that `parse_yaml` reads back, keys in their order."""
+    """Return text that `parse_yaml` reads back, with keys in their order."""
     return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _mistakes(node: yaml.Node, path: str, seen: set[int]) -> Iterator[Mistake]:
-    """Repeated keys, and numbers to the base 8 or 60."""
+    """Yield mistakes for repeated keys and for numbers in base 8 or 60."""
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
@@ -194,8 +194,8 @@ def _other_base(node: yaml.Node, path: str) -> Iterator[Mistake]:
     text = node.value
     if node.tag not in (_INT, _REAL) or len(text) > LONGEST_NUMBER or not (":" in text or _OCTAL.match(text)):
         return
-    said = f"{text} is {yaml.safe_load(text)} to YAML, which reads it to the base {60 if ':' in text else 8}"
-    yield Mistake(path, f"{said}; write the number that you mean, or '{text}' in quotes for the text")
+    said = f"YAML reads {text} as {yaml.safe_load(text)}, in base {60 if ':' in text else 8}"
+    yield Mistake(path, f"{said}; write the decimal number, or '{text}' in quotes for the text")
 
 
 def _syntax(error: Exception) -> str:

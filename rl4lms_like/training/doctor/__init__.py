@@ -1,1 +1,1 @@
-"""The run doctor: what goes wrong in a run is seen while it trains, and explained once."""
+"""The run doctor: detects problems of a run while it trains, and reports each of them once."""

@@ -1,4 +1,4 @@
-"""Texts that show what an alarm means. Decoded only when one is told, once a run.
+"""Example texts of alerts, decoded only when an alert is first reported.
 
 {"prompt": ..., "response": ..., "reward": ..., "tokens": ...}
 """
@@ -16,7 +16,7 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.training.doctor.signs import compared, near_twins, row_numbers
 
 LONGEST = 400
-"""Characters of a text."""
+"""Largest number of characters of a text."""
 
 Example = dict[str, Any]
 
@@ -24,7 +24,7 @@ Example = dict[str, Any]
 def rollout_examples(
     alarm: str, tokenizer: PreTrainedTokenizerBase, episodes: EpisodeBatch, rewards: Sequence[float]
 ) -> list[Example]:
-    """Episodes of the rollout that show what an alarm means; none where no text does."""
+    """Return episodes of the rollout that illustrate an alert; empty for alerts without examples."""
     if alarm not in _CHOICES:
         return []
     chosen = _CHOICES[alarm](episodes)
@@ -40,7 +40,7 @@ def rollout_examples(
 
 
 def evaluation_examples(key: str, mode: str, predictions: Sequence[Mapping[str, Any]]) -> list[Example]:
-    """The text of an evaluation that a metric finds worst; none where it scores no single texts."""
+    """Return the text with the worst score of an evaluation; empty if the metric has no scores of single texts."""
     scored = [item for item in predictions if isinstance(item.get(key), (int, float))]
     if not scored:
         return []
@@ -49,7 +49,7 @@ def evaluation_examples(key: str, mode: str, predictions: Sequence[Mapping[str, 
 
 
 def cut(text: str) -> str:
-    """The beginning of a long text."""
+    """Truncate a text to `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
@@ -70,7 +70,7 @@ def _shortest(episodes: EpisodeBatch) -> list[int]:
 
 
 def _most_alike(episodes: EpisodeBatch) -> list[int]:
-    """Two episodes of the most frequent response, or an episode and a near twin; under two prompts if there are."""
+    """Return two episodes with the most frequent response or with near duplicates, of different prompts if possible."""
     numbers = row_numbers(episodes.response_ids, episodes.response_mask)
     prompts = row_numbers(episodes.prompt_ids, episodes.prompt_mask)
     counts = np.bincount(numbers)

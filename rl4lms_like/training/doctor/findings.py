@@ -1,8 +1,8 @@
-"""What an alarm is given and what it says.
+"""Inputs and output of alerts.
 
-    (History, Case) ─ alarm ─> Finding, or None where all is well
+    (History, Case) ─ alert ─> Finding, or None if there is no problem
 
-Alarms are pure: the same numbers give the same finding.
+Alerts are pure functions: the same numbers give the same finding.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
 @dataclass(frozen=True)
 class Case:
-    """What of a run its alarms must know.
+    """Properties of a run that its alerts need.
 
     Args:
-        limits: the `doctor` block.
-        max_ratio_gap: from where on a first ratio is off 1; None switches the alarm off.
-        ratio_cause: why it would be, in words.
-        target_kl: what the KL controller steers to.
-        kl_per_sequence: whether that is meant for a whole response.
-        estimates_kl: whether what is paid for the KL is the estimate that can be below 0 (`estimator: k1`).
-        is_masked: whether a mask decides which tokens are sampled (NLPO).
-        norm_reward: whether the critic sees rewards divided by their standard deviation.
-        has_batch_size: whether the algorithm takes several minibatches of a size of their own.
-        rl4lms_steps: optimizer steps per iteration that RL4LMs takes with the same values.
+        limits: the `doctor` block of the config.
+        max_ratio_gap: largest accepted distance of an update's first ratio from 1; None switches the alert off.
+        ratio_cause: likely cause of a larger distance, in words.
+        target_kl: target of the KL controller.
+        kl_per_sequence: whether the target is per response instead of per token.
+        estimates_kl: whether the KL penalty uses the estimator that can be negative (`estimator: k1`).
+        is_masked: whether a mask restricts the sampled tokens (NLPO).
+        norm_reward: whether the critic is trained on rewards divided by their standard deviation.
+        has_batch_size: whether the algorithm has a `batch_size`.
+        rl4lms_steps: optimizer steps per iteration of RL4LMs with the same values.
         can_end: whether responses can end before the length limit.
-        step_keys: the keys that make updates smaller.
-        critic_keys: the keys that make the critic's smaller.
-        modes: metric key -> `max` or `min`, of those that must not fall while the reward rises.
+        step_keys: config keys that reduce the size of updates.
+        critic_keys: config keys that reduce the size of the critic's updates.
+        modes: metric key -> `max` or `min`, of the held-out metrics that must not get worse while the reward rises.
     """
 
     limits: DoctorConfig
@@ -53,13 +53,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an alarm found.
+    """Result of an alert.
 
     Args:
-        said: one sentence with its numbers.
-        advice: what to change, in which direction.
-        evidence: the numbers alone.
-        metric: the key of the metric that it is about, if it is.
+        said: one sentence with the observed numbers.
+        advice: what to change, and in which direction.
+        evidence: the numbers.
+        metric: key of the metric concerned, if any.
     """
 
     said: str
@@ -72,15 +72,15 @@ Alarm = Callable[[History, Case], "Finding | None"]
 
 
 def listed(values: Sequence[float]) -> str:
-    """Numbers in a row, short."""
+    """Format numbers as a comma-separated list with three significant digits."""
     return ", ".join(f"{value:.3g}" for value in values)
 
 
 def all_above(values: Sequence[float], limit: float) -> bool:
-    """Whether there are values and all of them exceed a limit."""
+    """Return True if there are values and all of them are above a limit."""
     return bool(values) and min(values) > limit
 
 
 def all_below(values: Sequence[float], limit: float) -> bool:
-    """Whether there are values and all of them fall short of a limit."""
+    """Return True if there are values and all of them are below a limit."""
     return bool(values) and max(values) < limit

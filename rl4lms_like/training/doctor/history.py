@@ -1,9 +1,9 @@
-"""What the doctor remembers of a run: few numbers, in JSON's types, so that a run that goes on sees what it saw.
+"""History of a run's diagnostics. It is saved in checkpoints, so that a resumed run gives the same alerts.
 
-first        each sign as it was when first seen
-best_reward  the largest of any episode
-recent       the signs of the last iterations, none left out between them
-held_out     of each metric that is watched: its best evaluation and the last ones
+first        first known value of each diagnostic
+best_reward  largest reward of any episode so far
+recent       diagnostics of the last consecutive iterations
+held_out     best evaluation and last evaluations of each held-out metric
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from rl4lms_like.training.doctor.signs import Signs
 
 N_MARKS = 2
-"""Evaluations in a row that must say the same."""
+"""Number of consecutive evaluations that must agree."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A metric and the training reward at one evaluation.
+    """Held-out metric and training reward at one evaluation.
 
     Args:
-        epoch: iterations before it.
-        score: the metric's.
-        error: standard error of the score; 0 where it has no score of single texts.
-        reward: mean of an episode over the rollouts since the evaluation before, as far as they are remembered; None
-            before the first.
-        reward_error: its standard error.
+        epoch: number of iterations before the evaluation.
+        score: score of the metric.
+        error: standard error of the score; 0 if the metric has no scores of single texts.
+        reward: mean episode reward of the rollouts since the previous evaluation that are in the history; None if there
+            are none.
+        reward_error: standard error of the reward.
     """
 
     epoch: int
@@ -39,13 +39,13 @@ class Mark:
 
 @dataclass
 class Trail:
-    """A metric over the evaluations."""
+    """Best and last evaluations of a held-out metric."""
 
     best: Mark
     last: list[Mark]
 
     def add(self, mark: Mark, mode: str) -> None:
-        """One more evaluation."""
+        """Add an evaluation."""
         sign = 1 if mode == "max" else -1
         if sign * mark.score > sign * self.best.score:
             self.best = mark
@@ -54,7 +54,7 @@ class Trail:
 
 @dataclass
 class History:
-    """The numbers of a run, as far as alarms look back."""
+    """Diagnostics of a run that alerts use."""
 
     first: Signs = field(default_factory=dict)
     recent: list[Signs] = field(default_factory=list)
@@ -62,7 +62,7 @@ class History:
     best_reward: float | None = None
 
     def add(self, signs: Signs, keep: int) -> None:
-        """One more iteration; `keep` is how many are looked back at."""
+        """Add the diagnostics of an iteration; `keep` is the number of iterations in the history."""
         if self.recent and self.recent[-1]["iteration"] != (signs["iteration"] or 0) - 1:
             self.recent = []
         self.recent = [*self.recent, signs][-keep:]
@@ -74,18 +74,18 @@ class History:
             self.best_reward = best if self.best_reward is None else max(best, self.best_reward)
 
     def last(self, name: str, n: int) -> list[float]:
-        """A sign in the last `n` iterations; nothing if one of them does not have it."""
+        """Return a diagnostic of the last `n` iterations; empty if one of them lacks it."""
         values = [signs.get(name) for signs in self.recent[-n:]]
         present = [value for value in values if value is not None]
         return present if len(present) == n else []
 
     def known(self, name: str, n: int) -> list[float]:
-        """A sign where it is known among the last `n` iterations, of which there must be as many."""
+        """Return the known values of a diagnostic in the last `n` iterations; empty if there are fewer iterations."""
         values = [signs.get(name) for signs in self.recent[-n:]]
         return [value for value in values if value is not None] if len(values) == n else []
 
     def state_dict(self) -> dict[str, Any]:
-        """In JSON's types."""
+        """Return the history in JSON types."""
         trails = {
             key: {"best": vars(trail.best), "last": [vars(mark) for mark in trail.last]}
             for key, trail in self.held_out.items()
@@ -95,7 +95,7 @@ class History:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
-        """What `state_dict` gave."""
+        """Create a history from the result of `state_dict`."""
         trails = {
             key: Trail(Mark(**trail["best"]), [Mark(**mark) for mark in trail["last"]])
             for key, trail in state["held_out"].items()

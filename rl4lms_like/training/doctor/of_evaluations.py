@@ -1,6 +1,6 @@
-"""The alarm of evaluations: the reward rises while what it stands for falls.
+"""Alert on evaluations: the training reward rises while a held-out metric gets worse.
 
-best evaluation of a metric ── … ── the last two: clearly worse, and the training reward clearly higher
+best evaluation of a metric ── … ── the last two: significantly worse, and the training reward significantly higher
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ DIRECTIONS = {
     "synthetic/": "max",
     "table_to_text/": "max",
 }
-"""Beginning of a metric's key -> which way is better; the longest that fits counts. Lengths and diversity have none."""
+"""Prefix of a metric's key -> whether larger or smaller is better; the longest match counts.
+
+Lengths and diversity have no better direction."""
 
 CLEARLY = 3.0
 """Standard errors by which two means must differ."""
 
 
 def direction_of(key: str) -> str | None:
-    """`max`, `min`, or None where a metric has no better and worse."""
+    """Return `max`, `min`, or None if a metric has no better direction."""
     fitting = [start for start in DIRECTIONS if key == start or (start.endswith("/") and key.startswith(start))]
     fitting += [start for start in DIRECTIONS if not start.endswith("/") and key.startswith(f"{start}/")]
     return DIRECTIONS[max(fitting, key=len)] if fitting else None
 
 
 def standard_error(values: Iterable[Any]) -> float:
-    """Of the mean of a metric's scores of single texts; 0 where it has fewer than two."""
+    """Return the standard error of the mean of a metric's scores of single texts; 0 for fewer than two scores."""
     numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
     if len(numbers) < 2:
         return 0.0
@@ -46,11 +48,11 @@ def standard_error(values: Iterable[Any]) -> float:
 
 
 def reward_hacking(history: History, case: Case) -> Finding | None:
-    """The training reward rises, and a metric on `val` that is not the reward falls from its best.
+    """Detect that the training reward rises while a metric on `val` other than the reward falls from its best.
 
-    What is optimised has then come apart from what it was meant to measure (Goodhart's law; Gao et al., arXiv
-    2210.10760; Skalse et al., arXiv 2209.13085). Both must be clear: in the last two evaluations the metric is worse by
-    `max_held_out_fall` and by three standard errors, the reward higher by three.
+    The reward then no longer measures the intended quality (Goodhart's law; Gao et al., arXiv 2210.10760; Skalse et
+    al., arXiv 2209.13085). In each of the last two evaluations, the metric must be worse by `max_held_out_fall` and by
+    three standard errors, and the reward must be higher by three standard errors.
     """
     limit = case.limits.max_held_out_fall
     for key, mode in case.modes.items() if limit is not None else ():
@@ -65,7 +67,7 @@ def reward_hacking(history: History, case: Case) -> Finding | None:
 
 
 def _with_reward(mark: Mark, first: Mapping[str, float | None]) -> Mark:
-    """A mark made before training has the first rollout's reward, which is of the same policy."""
+    """Complete an evaluation before training with the reward of the first rollout, which is of the same policy."""
     if mark.reward is not None:
         return mark
     n, std = first.get("n_episodes") or 1.0, first.get("reward_std") or 0.0
@@ -88,8 +90,8 @@ def _finding(key: str, best: Mark, last: Mark) -> Finding:
     return Finding(
         f"the reward rose from {best.reward:.3g} to {last.reward:.3g}, and {key} on val went from {best.score:.3g} "
         f"(epoch {best.epoch}) to {last.score:.3g} (epoch {last.epoch})",
-        f"Read texts of both epochs (report.html has them); raise alg.kl_div.coeff, stop earlier, or make {key} a part "
-        f"of the reward (reward_fn: combine). If it is no loss: doctor.held_out names the metrics that count",
+        f"Read texts of both epochs (in report.html); raise alg.kl_div.coeff, stop earlier, or make {key} part of the "
+        f"reward (reward_fn: combine). If the fall is acceptable, list the metrics that matter in doctor.held_out",
         {
             "reward": [best.reward, last.reward],
             "score": [best.score, last.score],
@@ -102,14 +104,14 @@ def _finding(key: str, best: Mark, last: Mark) -> Finding:
 def mark_of(
     epoch: int, key: str, score: float, predictions: Sequence[Mapping[str, Any]], recent: Sequence[Mapping[str, Any]]
 ) -> Mark:
-    """A metric at an evaluation, with the reward of the iterations before it.
+    """Combine a metric's score at an evaluation with the reward of the preceding iterations.
 
     Args:
-        epoch: iterations before it.
-        key: the metric's.
-        score: on the split.
-        predictions: with the scores of single texts.
-        recent: signs of the iterations since the evaluation before, as far as they are remembered.
+        epoch: number of iterations before the evaluation.
+        key: key of the metric.
+        score: score on the split.
+        predictions: texts with the scores of single texts.
+        recent: diagnostics of the iterations since the previous evaluation that are in the history.
     """
     error = standard_error(prediction.get(key) for prediction in predictions)
     rewards = [signs["reward"] for signs in recent if signs.get("reward") is not None]

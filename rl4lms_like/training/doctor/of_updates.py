@@ -1,4 +1,4 @@
-"""Alarms of the update: ratio, KL, entropy, critic, step sizes, numbers that are none."""
+"""Alerts on updates: ratio, KL, entropy, critic, step size, values that are not finite."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from rl4lms_like.training.doctor.of_rollouts import is_solved
 from rl4lms_like.training.doctor.signs import FEWEST_EPISODES, Signs
 
 MANY_ALIKE = 0.5
-"""Share of the most frequent response from where on responses do not answer their prompts."""
+"""Fraction of the most frequent response above which responses are assumed to ignore their prompts."""
 
 CRITIC_ADVICE = (
-    "Lower {}, take alg.policy.args.value_head_init: zero, or scale the reward (alg.kl_div.norm_reward: true)"
+    "Lower {}, use alg.policy.args.value_head_init: zero, or scale the reward (alg.kl_div.norm_reward: true)"
 )
 
 SLOW_CRITIC_ADVICE = (
-    "Its loss hardly moves: raise {}, take alg.policy.args.value_head_init: zero, or scale the reward "
+    "Its loss hardly changes: raise {}, use alg.policy.args.value_head_init: zero, or scale the reward "
     "(alg.kl_div.norm_reward: true)"
 )
 
 STANDS_STILL = 3.0
-"""Largest over smallest value loss of a critic that is where it began; one that takes too large steps jumps about."""
+"""Ratio of largest to smallest value loss below which the critic is too slow. Too large steps vary the loss more."""
 
 SMALL_KL = 0.005
-"""Of an update, nats per token: half of the tokens leave a clip range of 0.2 at 0.01 and more."""
+"""Small KL of an update, nats per token. At 0.01 and above, half of the tokens leave a clip range of 0.2."""
 
-STOP_EARLY = ", or stop updates that have gone far: alg.args.target_kl (0.02)"
+STOP_EARLY = ", or stop large updates early: alg.args.target_kl (0.02)"
 
 GETS_BETTER = 0.25
-"""A critic whose distance from a perfect fit shrank by this share within the iterations looked at still learns."""
+"""Relative decrease of 1 - explained variance within a window from which the critic is considered to be learning."""
 
 
 def ratio_gap(history: History, case: Case) -> Finding | None:
-    """The first ratio of an update is not 1.
+    """Detect that the first ratio of an update is not 1.
 
-    Rollout and update then score the same tokens differently, and every gradient after it is that of another policy's
-    data. Huang et al., "The 37 implementation details of PPO" (2022), debug by this number.
+    Rollout and update then compute different log-probs for the same tokens, so that every gradient is off-policy.
+    Huang et al., "The 37 implementation details of PPO" (2022), use this number for debugging.
     """
     gaps = history.last("ratio_gap", 1)
     if case.max_ratio_gap is None or not all_above(gaps, case.max_ratio_gap):
         return None
     return Finding(
-        f"the first minibatch's ratio is off 1 by {gaps[0]:.2g}, {case.max_ratio_gap:g} is rounding: the update starts "
-        f"from other log-probs than the rollout's",
+        f"the first minibatch's ratio differs from 1 by {gaps[0]:.2g}, more than rounding ({case.max_ratio_gap:g}): "
+        f"the update starts from other log-probs than the rollout's",
         f"Likely cause: {case.ratio_cause}",
         {"ratio_gap": gaps[0], "allowed": case.max_ratio_gap},
     )
 
 
 def kl_above_budget(history: History, case: Case) -> Finding | None:
-    """The KL to the reference stays far above its target, or without one above an absolute limit.
+    """Detect that the KL to the reference stays far above its target, or above an absolute limit if there is no target.
 
-    The reward is then bought with text that the reference would not write (Gao et al., arXiv 2210.10760: the true
-    reward falls with the distance while the learned one rises).
+    The reward then comes from text that is unlikely under the reference. With growing distance, the true reward falls
+    while the learned one rises (Gao et al., arXiv 2210.10760).
     """
     limits = case.limits
     kls, unit = history.last("kl", limits.patience), "nats per token"
@@ -83,35 +83,35 @@ def kl_above_budget(history: History, case: Case) -> Finding | None:
 
 
 def kl_negative(history: History, case: Case) -> Finding | None:
-    """The estimated KL is below 0, which no KL is.
+    """Detect that the estimated KL is negative, although a KL divergence cannot be.
 
-    Under the policy's own samples the mean of log p - log p_ref is at least 0. Where it is not, and for several
-    iterations, the samples are not the policy's: generation arguments shape them. The penalty then pays for drifting,
-    unless its estimator is one that is never negative.
+    The expectation of log p - log p_ref under the policy's own samples is at least 0. If it is negative for several
+    iterations, generation arguments change the sampling distribution. The penalty then rewards drift from the
+    reference, unless its estimator is never negative.
     """
     limit = case.limits.max_negative_kl
     kls = history.last("kl", case.limits.patience)
     if limit is None or not case.estimates_kl or not all_below(kls, -limit):
         return None
     mask = (
-        "The mask decides what is sampled: raise alg.policy.args.top_mask, or take the policy over into the mask more "
-        "often (alg.policy.args.target_update_iterations). "
+        "The mask restricts sampling: raise alg.policy.args.top_mask, or update the mask model more often "
+        "(alg.policy.args.target_update_iterations). "
     )
     return Finding(
         f"the estimated KL to the reference has been below -{limit:g} nats per token for {len(kls)} iterations: "
         f"{listed(kls)}",
         f"{mask if case.is_masked else ''}Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no "
-        "min_length in alg.policy.args.generation_kwargs; or take alg.kl_div.estimator: k3, which is never negative",
+        "min_length in alg.policy.args.generation_kwargs; or use alg.kl_div.estimator: k3, which is never negative",
         {"kl": kls, "limit": -limit},
     )
 
 
 def entropy_collapse(history: History, case: Case) -> Finding | None:
-    """The policy has become certain: its entropy is near 0, or a small share of what it was at first.
+    """Detect that the entropy is near 0, or a small fraction of its initial value.
 
-    What is not sampled any more is not learned from any more, and the texts for all prompts become alike. Mnih et al.
-    (arXiv 1602.01783) add the entropy bonus against it. A policy that is certain of the best reward, with other texts
-    under other prompts, has solved its task.
+    The policy no longer explores, and the texts for all prompts become alike. Mnih et al. (arXiv 1602.01783) add the
+    entropy bonus against it. A deterministic policy that gets the best reward, with different texts for different
+    prompts, has solved its task and gives no alert.
     """
     limits, start = case.limits, history.first.get("entropy")
     values = history.last("entropy", limits.patience)
@@ -125,18 +125,18 @@ def entropy_collapse(history: History, case: Case) -> Finding | None:
         return None
     return Finding(
         f"the entropy has been below {max(bounds):.3g} nats per token for {len(values)} iterations: {listed(values)}; "
-        f"in the first one it was {start:.3g}",
-        f"Raise alg.kl_div.coeff or alg.args.ent_coef (say from 0 to 0.01), or lower {case.step_keys}",
+        f"in the first iteration it was {start:.3g}",
+        f"Raise alg.kl_div.coeff or alg.args.ent_coef (for example from 0 to 0.01), or lower {case.step_keys}",
         {"entropy": values, "limit": max(bounds), "first": start},
     )
 
 
 def value_error(history: History, case: Case) -> Finding | None:
-    """The critic is worse than a constant guess: its loss explodes, or its explained variance stays far below 0.
+    """Detect a critic worse than a constant: its loss explodes, or its explained variance stays far below 0.
 
-    Advantages are then noise with the critic's error on top. A loss that grows with what is paid is no alarm: it must
-    exceed the mean square of that, which a critic that always says 0 would have. Where all are paid the same, or few
-    episodes are there, the returns have no variance to explain.
+    Advantages then contain the critic's error in addition to noise. A loss that grows with the rewards is no alert: it
+    must exceed the mean square of the rewards, which is the loss of a critic that always predicts 0. The explained
+    variance is ignored if rewards are equal or episodes are few, because there is no variance to explain.
     """
     return _exploded(history, case) or _unexplained(history, case)
 
@@ -156,14 +156,14 @@ def _exploded(history: History, case: Case) -> Finding | None:
         return None
     return Finding(
         f"the value loss has been above {limits.max_value_loss_growth:g} times its median before, {usual:.3g}, for "
-        f"{len(losses)} iterations: {listed(losses)}; a critic that always says 0 would be better",
+        f"{len(losses)} iterations: {listed(losses)}; a critic that always predicts 0 would be better",
         CRITIC_ADVICE.format(case.critic_keys),
         {"value_loss": losses, "before": usual, "explained_variance": history.last("explained_variance", len(losses))},
     )
 
 
 def _mean_square(signs: Signs, case: Case) -> float | None:
-    """Of what an episode is paid, the KL's part included, in the critic's unit; None where it is not known."""
+    """Return the mean square of episode rewards including the KL penalty, in the critic's unit; None if unknown."""
     reward, spread = signs.get("reward"), signs.get("reward_std")
     if reward is None or spread is None:
         return None
@@ -195,25 +195,25 @@ def _unexplained(history: History, case: Case) -> Finding | None:
 
 
 def non_finite(history: History, case: Case) -> Finding | None:
-    """Steps were left out because their loss or gradient was NaN or infinite (`alg.args.non_finite: skip`).
+    """Detect steps skipped because their loss or gradient was NaN or infinite (`alg.args.non_finite: skip`).
 
-    One in a while is a freak minibatch. Many are a run that learns little of what it pays for.
+    A single skipped step is an unusual minibatch. With many skipped steps the run learns little.
     """
     now, before = history.last("skipped_steps", 1), history.last("skipped_steps", 2)
     new = now[0] - (before[0] if before else 0.0) if now else 0.0
     if new <= 0:
         return None
     return Finding(
-        f"{new:g} steps of this update were left out, {now[0]:g} in all: their loss or gradient was not finite",
-        "Lower alg.args.learning_rate or max_grad_norm, and see whether the reward pays numbers of an unusual size",
+        f"{new:g} steps of this update were skipped, {now[0]:g} in total: their loss or gradient was not finite",
+        "Lower alg.args.learning_rate or max_grad_norm, and check whether rewards are unusually large",
         {"skipped_steps": now[0], "new": new},
     )
 
 
 def large_updates(history: History, case: Case) -> Finding | None:
-    """Updates go far from the policy that wrote the rollout.
+    """Detect updates that move far from the policy that generated the rollout.
 
-    Beyond the clip range tokens have no gradient, and the ratios' variance grows: the later epochs learn little.
+    Tokens outside the clip range have no gradient, and the variance of the ratios grows, so later epochs learn little.
     """
     limits = case.limits
     clipped = history.last("clip_fraction", limits.patience)
@@ -222,7 +222,7 @@ def large_updates(history: History, case: Case) -> Finding | None:
     if not too_many and (limits.max_approx_kl is None or not all_above(kls, limits.max_approx_kl)):
         return None
     values = clipped if too_many else kls
-    what = "share of clipped tokens" if too_many else "KL of an update to the rollout's policy"
+    what = "fraction of clipped tokens" if too_many else "KL of an update to the rollout's policy"
     limit = limits.max_clip_fraction if too_many else limits.max_approx_kl
     if too_many and all_below(kls[-1:], SMALL_KL):
         advice = f"The updates are small, their KL is {listed(kls[-1:])}: raise alg.args.clip_range (0.2)"
@@ -236,21 +236,21 @@ def large_updates(history: History, case: Case) -> Finding | None:
 
 
 def small_minibatches(history: History, case: Case) -> Finding | None:
-    """Minibatches hold few episodes.
+    """Detect minibatches with few episodes.
 
-    All tokens of an episode share its reward, so the gradient of a minibatch is the mean over its episodes: with few of
-    them it is noise around the direction in which rewards rise, and each optimizer step follows it.
+    All tokens of an episode share its reward, so the gradient of a minibatch is a mean over its episodes. With few
+    episodes it is mostly noise, and each optimizer step follows this noise.
     """
     least, sizes = case.limits.min_minibatch_episodes, history.last("minibatch_episodes", case.limits.patience)
     lengths = history.last("length", case.limits.patience)
     if least is None or not all_below(sizes, least) or not lengths:
         return None
     wanted, n_steps = math.ceil(least * max(lengths)), history.last("optimizer_steps", 1)
-    steps = f"; an update takes {n_steps[0]:g} optimizer steps" if n_steps else ""
-    steps += f", RL4LMs' with these values {case.rl4lms_steps}" if steps and case.rl4lms_steps is not None else ""
+    steps = f"; an update has {n_steps[0]:g} optimizer steps" if n_steps else ""
+    steps += f", in RL4LMs with the same values {case.rl4lms_steps}" if steps and case.rl4lms_steps is not None else ""
     return Finding(
-        f"minibatches held {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}{steps}",
-        f"Raise alg.args.batch_size (it counts tokens) to {wanted} or more"
+        f"minibatches had {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}{steps}",
+        f"Raise alg.args.batch_size (counted in tokens) to {wanted} or more"
         if case.has_batch_size
         else "Raise env.n_envs or alg.args.n_steps",
         {"minibatch_episodes": sizes, "limit": float(least)},
@@ -258,18 +258,18 @@ def small_minibatches(history: History, case: Case) -> Finding | None:
 
 
 def no_learning(history: History, case: Case) -> Finding | None:
-    """Updates change nothing: the gradient is 0, or TRPO's line search accepts no step."""
+    """Detect updates without effect: the gradient is 0, or TRPO's line search accepts no step."""
     patience = case.limits.patience
     norms, steps = history.last("grad_norm", patience), history.last("step_taken", patience)
     still = bool(norms) and not any(norms)
-    left_out = history.last("skipped_steps", patience)  # of which `non_finite` tells
+    left_out = history.last("skipped_steps", patience)  # these are reported by `non_finite`
     refused = bool(steps) and not any(steps) and len(set(left_out)) < 2
     if not case.limits.no_learning or not (still or refused):
         return None
     found = "the gradient has been 0" if still else "no step of the line search was accepted"
     advice = (
-        "See whether the reward differs between episodes, and whether alg.args.vf_coef or a schedule took it all away"
+        "Check whether rewards differ between episodes, and whether alg.args.vf_coef or a schedule removes the gradient"
         if still
         else "Raise alg.args.cg_damping, or lower alg.args.target_kl"
     )
-    return Finding(f"{found} for {patience} iterations: the policy stays as it is", advice, {"iterations": patience})
+    return Finding(f"{found} for {patience} iterations: the policy does not change", advice, {"iterations": patience})

@@ -1,11 +1,11 @@
-"""What an iteration shows, as numbers: some that it logged, some that its episodes tell.
+"""Diagnostics of an iteration: logged values, and numbers computed from its episodes.
 
-    logger      entropy, KL, truncated share, value loss, ratio gap ...   ┐
-    episodes    spread of the rewards, equal and nearly equal responses,  ├─ {"entropy": 2.1, "kl": 0.04, ...}
-                rank correlation of length and reward                     ┘
+    logger      entropy, KL, truncated fraction, value loss, ratio gap ...   ┐
+    episodes    relative range of rewards, duplicates and near duplicates,   ├─ {"entropy": 2.1, "kl": 0.04, ...}
+                rank correlation of length and reward                        ┘
 
-None stands for a number that is not there or not finite. Of the episodes only ids are read: no forward pass, no
-decoding, no random number.
+None stands for a number that is missing or not finite. Only the token ids of the episodes are read, without forward
+pass, decoding or random numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from rl4lms_like.core.episodes import EpisodeBatch
 
 Signs = dict[str, float | None]
-"""The numbers of one iteration, and `iteration` itself."""
+"""Diagnostics of one iteration, and its number as `iteration`."""
 
 LOGGED: dict[str, tuple[str, ...]] = {
     "reward": ("rollout_info/ep_rew",),
@@ -43,23 +43,23 @@ LOGGED: dict[str, tuple[str, ...]] = {
     "skipped_steps": ("train/skipped_steps",),
     "step_taken": ("trpo/line_search_success",),
 }
-"""Sign -> the keys to look for: exact before estimated, ours before Stable-Baselines3's."""
+"""Diagnostic -> logged keys, by priority: exact before estimated, ours before those of Stable-Baselines3."""
 
 N_COMPARED = 64
-"""Episodes that are held against each other, pair by pair; more are thinned evenly."""
+"""Largest number of episodes that are compared pairwise; of more, an evenly spaced subset is used."""
 NEARLY = 0.8
-"""Share of two responses' token pairs that they have in common when they are nearly the same (Jaccard)."""
+"""Jaccard similarity of the token bigrams of two responses from which they are near duplicates."""
 FEWEST_EPISODES = 8
-"""Of a rollout that says something by itself: fewer have equal rewards, or ordered ones, by chance."""
+"""Smallest number of episodes for conclusions from one rollout. Fewer have equal or ordered rewards by chance."""
 
 
 def signs_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: Sequence[float]) -> Signs:
-    """The signs of one iteration.
+    """Return the diagnostics of one iteration.
 
     Args:
-        logged: what the algorithm recorded.
-        episodes: `n`, of its rollout.
-        rewards: `n`, the task reward of each.
+        logged: values recorded by the algorithm.
+        episodes: the `n` episodes of the rollout.
+        rewards: `[n]`, task reward of each episode.
     """
     signs = {name: _first(logged, keys) for name, keys in LOGGED.items()}
     lengths = episodes.lengths.cpu().numpy()
@@ -79,7 +79,7 @@ def _first(logged: Mapping[str, Any], keys: Sequence[str]) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None: an algorithm may log anything under a name that is known."""
+    """Return a finite number, or None. User-defined algorithms may log values of any type."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -88,7 +88,7 @@ def _number(value: Any) -> float | None:
 
 
 def spread(rewards: np.ndarray) -> float | None:
-    """Largest minus smallest, as a share of the largest size; 0 where all are equal."""
+    """Return the range of the rewards divided by the largest absolute reward; 0 if all are equal."""
     if len(rewards) < 2:
         return None
     size = float(np.abs(rewards).max())
@@ -98,18 +98,18 @@ def spread(rewards: np.ndarray) -> float | None:
 
 
 def row_numbers(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
-    """A number for each row `[n]`, the same where rows have the same tokens."""
+    """Number the rows `[n]` so that rows with the same tokens have the same number."""
     rows = torch.where(mask, ids, -1).cpu().numpy()
     numbers = np.unique(rows, axis=0, return_inverse=True)[1]
     return np.asarray(numbers).reshape(-1)
 
 
 def duplicate_share(episodes: EpisodeBatch, prompts: np.ndarray) -> float | None:
-    """Share of episodes with the most frequent response, 0 where all differ; None where all prompts are the same.
+    """Return the fraction of episodes with the most frequent response; 0 if all differ, None if all prompts are equal.
 
     Args:
-        episodes: `n`.
-        prompts: `n`, a number for each prompt.
+        episodes: `n` episodes.
+        prompts: `[n]`, a number for each prompt.
     """
     if not np.ptp(prompts):
         return None
@@ -118,11 +118,11 @@ def duplicate_share(episodes: EpisodeBatch, prompts: np.ndarray) -> float | None
 
 
 def near_duplicate_share(episodes: EpisodeBatch, prompts: np.ndarray) -> float | None:
-    """Share of responses that have a near twin under another prompt; None where all prompts are the same.
+    """Return the fraction of responses with a near duplicate of another prompt; None if all prompts are equal.
 
     Args:
-        episodes: `n`.
-        prompts: `n`, a number for each prompt.
+        episodes: `n` episodes.
+        prompts: `[n]`, a number for each prompt.
     """
     chosen = compared(episodes.n_episodes)
     prompts = prompts[chosen]
@@ -133,14 +133,14 @@ def near_duplicate_share(episodes: EpisodeBatch, prompts: np.ndarray) -> float |
 
 
 def compared(n_episodes: int) -> np.ndarray:
-    """Which episodes are held against each other."""
+    """Return the indices of the episodes that are compared pairwise."""
     if n_episodes <= N_COMPARED:
         return np.arange(n_episodes)
     return np.arange(N_COMPARED) * n_episodes // N_COMPARED
 
 
 def near_twins(episodes: EpisodeBatch, chosen: np.ndarray) -> np.ndarray:
-    """Which of the chosen responses are nearly the same, `[k, k]`: by the pairs of neighbouring tokens they have."""
+    """Return which of the chosen responses are near duplicates, `[k, k]`, by Jaccard similarity of their bigrams."""
     index = torch.as_tensor(chosen, device=episodes.response_ids.device)
     ids = episodes.response_ids[index].cpu().numpy()
     mask = episodes.response_mask[index].cpu().numpy()
@@ -155,7 +155,7 @@ def near_twins(episodes: EpisodeBatch, chosen: np.ndarray) -> np.ndarray:
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Spearman's rho, ties at their mean rank; None where one of the two does not vary."""
+    """Return Spearman's rho with ties at their mean rank; None if one of the two is constant."""
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
     return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])

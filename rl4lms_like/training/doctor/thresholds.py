@@ -1,9 +1,9 @@
-"""The `doctor` block of a run's config: from where on a sign is told. Loads no torch.
+"""The `doctor` block of a run's config: thresholds of the alerts. Does not import torch.
 
-    null switches an alarm off        max_length_correlation: null
-    enabled: false                    all of them
+    max_length_correlation: null      switches one alert off
+    enabled: false                    switches all alerts off
 
-Defaults are such that healthy runs are quiet; `python -m benchmarks.healthy_runs` counts.
+The defaults are chosen so that healthy runs have no alerts; `python -m benchmarks.healthy_runs` measures this.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rl4lms_like.core.numbers import Count, Finite, NonNegative, Positive, Share
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutConfig:
-    """A metric that must not fall while the reward rises.
+    """Held-out metric that must not get worse while the reward rises.
 
     Args:
-        metric: a key of the metrics on `val`, `lexical/meteor`.
-        mode: whether it is to be large (`max`) or small (`min`).
+        metric: key of a metric on `val`, such as `lexical/meteor`.
+        mode: whether larger (`max`) or smaller (`min`) is better.
     """
 
     metric: str
@@ -29,35 +29,34 @@ class HeldOutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """The `doctor` block: when the run doctor tells what it sees. It reports, and changes nothing.
+    """The `doctor` block: thresholds of the run doctor. It reports problems and does not change the run.
 
     Args:
-        enabled: look at every iteration.
-        patience: iterations in a row that a sign must last before it is told.
-        window: iterations over which the correlation of length and reward is averaged, and the value loss before is
-            looked at.
+        enabled: check every iteration.
+        patience: number of consecutive iterations for which a problem must last before it is reported.
+        window: number of iterations over which the correlation of length and reward is averaged, and which the value
+            loss is compared with.
         max_ratio_gap: largest distance of an update's first ratio from 1; `auto`: 0.001, in bfloat16 0.05.
         kl_times_target: KL to the reference, in multiples of `alg.kl_div.target_kl`.
-        max_kl: KL to the reference where there is no target, nats per token.
+        max_kl: KL to the reference if there is no target, nats per token.
         max_negative_kl: how far below 0 the estimated KL may be, nats per token.
-        min_entropy: nats per token.
-        min_entropy_share: share of the first iteration's entropy; a policy that has solved its task has no alarm.
-        min_reward_spread: largest minus smallest reward of a rollout's episodes, as a share of the largest size; a
-            policy that rose to the best reward has no alarm. Of fewer than 8 episodes, over `window` iterations.
-        max_value_loss_growth: value loss, in multiples of its median before, where it is more than the mean square of
-            what is paid.
-        min_explained_variance: of the returns by the critic, where it does not get better and rewards differ.
-        max_truncated_share: share of responses that hit the length limit, where they could end before.
-        max_empty_share: share of responses that end at once.
-        max_duplicate_share: share of the most frequent response to several prompts, where it has grown.
-        max_near_duplicate_share: share of responses with a near twin under another prompt, where it has grown.
-        max_length_correlation: rank correlation of length and reward, either sign.
-        max_clip_fraction: share of tokens whose ratio left the clip range, mean over an update.
+        min_entropy: entropy of the policy, nats per token.
+        min_entropy_share: fraction of the first iteration's entropy; a policy that has solved its task gives no alert.
+        min_reward_spread: range of a rollout's episode rewards, divided by the largest absolute reward; a policy that
+            improved to the best reward gives no alert. With fewer than 8 episodes, over `window` iterations.
+        max_value_loss_growth: value loss, in multiples of its previous median, if it exceeds the mean square reward.
+        min_explained_variance: explained variance of the returns, if it does not improve and rewards differ.
+        max_truncated_share: fraction of responses that reach the length limit, if they could end before.
+        max_empty_share: fraction of responses that end with their first token.
+        max_duplicate_share: fraction of the most frequent response to several prompts, if it has grown.
+        max_near_duplicate_share: fraction of responses with a near duplicate of another prompt, if it has grown.
+        max_length_correlation: absolute rank correlation of length and reward.
+        max_clip_fraction: fraction of tokens whose ratio is outside the clip range, mean over an update.
         max_approx_kl: KL of an update to the rollout's policy, nats per token, mean over the update.
         min_minibatch_episodes: episodes per minibatch, mean over an update.
-        no_learning: tell where updates change nothing: no gradient, or no step of TRPO's line search.
-        max_held_out_fall: how far a metric on `val` may fall from its best while the reward rises, as a share.
-        held_out: the metrics meant; default: those of known direction that are not the reward itself.
+        no_learning: report updates without effect: no gradient, or no accepted step of TRPO's line search.
+        max_held_out_fall: relative fall of a metric on `val` from its best while the reward rises.
+        held_out: the held-out metrics; default: all metrics with a known better direction except the reward itself.
     """
 
     enabled: bool = True

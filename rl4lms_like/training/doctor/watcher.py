@@ -1,11 +1,11 @@
-"""The run doctor: looks at every iteration, and tells each thing that goes wrong once, with its numbers and a way out.
+"""The run doctor: checks every iteration and reports each problem once, with its numbers and advice.
 
-    an iteration   ─ signs ─┐                           ┌─ a warning, on the console and in log.txt
-    an evaluation  ─ marks ─┴─ History ─ alarms ─ new? ─┼─ a line of alarms.jsonl, which report.html shows
-                                            │           └─ later nothing more
-                                            └─ told before: doctor/<alarm> is 1 where it holds, else 0
+    iteration   ─ signs ─┐                           ┌─ a warning, on the console and in log.txt
+    evaluation  ─ marks ─┴─ History ─ alerts ─ new? ─┴─ a line of alarms.jsonl, which report.html shows
+                                         │
+                                         └─ already reported: doctor/<alert> is 1 while it holds, else 0
 
-So the run's files say in which iterations an alarm held, and a run without alarms logs nothing of them.
+A run without alerts logs nothing about them.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ ALARMS: dict[str, Alarm] = {
         of_rollouts.reward_follows_length,
     )
 }
-"""Looked at after each iteration, in this order."""
+"""Alerts that are checked after each iteration, in this order."""
 
 HACKING = of_evaluations.reward_hacking.__name__
-"""Looked at after each evaluation on `val`."""
+"""Alert that is checked after each evaluation on `val`."""
 
 SPLIT = "val"
 
 
 class Doctor(Watcher):
-    """Watches a run and tells what goes wrong. It draws no random numbers and changes nothing.
+    """Monitors a run and reports problems. It draws no random numbers and does not change the run.
 
     Args:
-        run: what is trained.
-        tracker: where alarms are written.
+        run: the run to monitor.
+        tracker: tracker to which alerts are written.
     """
 
     def __init__(self, run: Run, tracker: Tracker) -> None:
@@ -83,25 +83,25 @@ class Doctor(Watcher):
         self._has_failed = False
         self._case: Case | None = None
         if self.limits.enabled:
-            run.algorithm.warns_of_ratio = False  # told here, or not at all
+            run.algorithm.warns_of_ratio = False  # the doctor reports it, or its alert is switched off
             if self.limits.held_out and not run.samples[SPLIT]:
-                message = f"the data pool has no samples for {SPLIT}, so no metric is held out; leave it out"
+                message = f"the data pool has no samples for {SPLIT}, so no metric is held out; remove this key"
                 raise ConfigError([Mistake(HELD_OUT, message)])
 
     @property
     def case(self) -> Case:
-        """What of the run its alarms must know."""
+        """Properties of the run that its alerts need."""
         if self._case is None:
             self._case = case_of(self.run)
         return self._case
 
     def saw_iteration(self, iteration: int) -> None:
-        """Takes the iteration's signs, tells what is new, records what holds."""
+        """Compute the diagnostics of the iteration, report new alerts and record which alerts hold."""
         if not self.limits.enabled:
             return
         try:
             found = self._found(iteration)
-        except Exception as error:  # who only watches does not end a run
+        except Exception as error:  # a failure of the doctor must not end the run
             if not self._has_failed:
                 logger.warning("the run doctor failed in iteration %d: %s: %s", iteration, type(error).__name__, error)
             self._has_failed = True
@@ -114,7 +114,7 @@ class Doctor(Watcher):
             self.run.algorithm.logger.record(f"doctor/{name}", int(name in holding))
 
     def _found(self, iteration: int) -> dict[str, tuple[Finding, list[Example]]]:
-        """The alarms that hold, with examples of those that are new."""
+        """Return the alerts that hold, with examples for new ones."""
         algorithm = self.run.algorithm
         episodes = algorithm.rollout_buffer.episodes
         assert episodes is not None
@@ -129,10 +129,10 @@ class Doctor(Watcher):
         }
 
     def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
-        """Follows the metrics on `val` that must not fall while the reward rises.
+        """Record the held-out metrics on `val` and check that they do not get worse while the reward rises.
 
         Raises:
-            ConfigError: `doctor.held_out` names what no metric reports.
+            ConfigError: `doctor.held_out` names a key that no metric reports.
         """
         if not self.limits.enabled or split != SPLIT:
             return
@@ -179,15 +179,15 @@ class Doctor(Watcher):
         self.tracker.log_line(ALARMS_FILE, {**line, "evidence": finding.evidence, "examples": examples})
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers, in JSON's types, and a digest: any number may be None there, so types say little."""
+        """Return the state in JSON types, with a digest. Any number may be None, so types cannot show damage."""
         state = {"history": self.history.state_dict(), "told": dict(self.told), "hacked": self._hacked}
         return {**state, "sha256": digest_of(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
+        """Restore the state returned by `state_dict`.
 
         Raises:
-            ValueError: it is not what `state_dict` gave.
+            ValueError: the state was changed since `state_dict` returned it.
         """
         if state["sha256"] != digest_of({key: value for key, value in state.items() if key != "sha256"}):
             raise ValueError("the doctor's numbers are not those that were saved")
@@ -197,12 +197,12 @@ class Doctor(Watcher):
 
 
 def digest_of(state: dict[str, Any]) -> str:
-    """SHA-256 of data in JSON's types."""
+    """Return the SHA-256 of data in JSON types."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def case_of(run: Run) -> Case:
-    """What of a run its alarms must know."""
+    """Return the properties of a run that its alerts need."""
     limits, algorithm = run.config.doctor, run.algorithm
     policy = run.policy.arguments
     gap = RATIO_TOLERANCE[policy.dtype] if limits.max_ratio_gap == "auto" else limits.max_ratio_gap
@@ -227,19 +227,19 @@ def case_of(run: Run) -> Case:
 
 
 def step_keys_of(algorithm: Any) -> str:
-    """The keys that make an algorithm's updates smaller: of TRPO the size of its trust region alone."""
+    """Return the config keys that reduce an algorithm's updates; for TRPO only the size of its trust region."""
     is_trpo = hasattr(getattr(algorithm, "arguments", algorithm), "cg_damping")
     return keys_of(algorithm, *(("target_kl",) if is_trpo else ("learning_rate", "n_epochs")))
 
 
 def keys_of(algorithm: Any, *names: str) -> str:
-    """Those of the names that an algorithm takes: `alg.args.learning_rate or n_epochs`."""
+    """Join the names that are arguments of an algorithm, as in `alg.args.learning_rate or n_epochs`."""
     arguments = getattr(algorithm, "arguments", algorithm)
     return f"alg.args.{' or '.join(name for name in names if hasattr(arguments, name))}"
 
 
 def held_out_modes(run: Run) -> dict[str, str]:
-    """Metric key -> `max` or `min`: those that the config names, else all of known direction but the reward's own."""
+    """Return metric key -> `max` or `min`: those in the config, else all with a known direction except the reward's."""
     config = run.config
     if config.doctor.held_out:
         return {held.metric: held.mode for held in config.doctor.held_out}

@@ -1,1 +1,1 @@
-"""What a run will take, before it takes it: tokens, steps, memory."""
+"""Estimates of a run's tokens, steps and memory before it starts."""

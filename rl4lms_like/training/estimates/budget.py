@@ -1,9 +1,9 @@
-"""What a config amounts to, before anything runs: tokens, episodes, minibatches, optimizer steps.
+"""Compute the tokens, episodes, minibatches and optimizer steps of a config before it runs.
 
-    iteration   n_steps * n_envs tokens at least      gathered in generation batches of n_envs whole episodes
+    iteration   n_steps * n_envs tokens at least      collected in generation batches of n_envs whole episodes
     update      n_epochs passes over them             in minibatches of whole episodes, about batch_size tokens each
 
-Counted for episodes of full length; shorter ones make more episodes of the same number of tokens.
+All numbers are for episodes of full length. With shorter episodes, the same number of tokens needs more of them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from rl4lms_like.training.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The arithmetic of one run, for episodes of full length.
+    """Batch sizes and step counts of a run, for episodes of full length.
 
     Args:
-        tokens_per_rollout: the least number of tokens a rollout gathers.
-        response_tokens: the longest response.
-        prompt_tokens: the longest prompt; None where the tokenizer's limit counts.
-        prompts_per_batch: prompts generated together.
+        tokens_per_rollout: minimum number of tokens per rollout.
+        response_tokens: maximum response length.
+        prompt_tokens: maximum prompt length; None if the tokenizer's limit is used.
+        prompts_per_batch: prompts per `generate` call.
         generation_batches: `generate` calls per rollout.
         episodes: episodes per rollout.
         minibatch_episodes: episodes per minibatch.
         micro_batch_episodes: episodes per forward pass of the update.
         minibatches: per epoch.
-        n_epochs: passes over a rollout; of the critic alone, where it has updates of its own.
+        n_epochs: passes over a rollout; only of the critic, if it is updated separately.
         n_iters: iterations of the run.
-        rl4lms_steps_per_iteration: optimizer steps that RL4LMs takes with the same values, where it has the algorithm:
-            its minibatches are single tokens drawn from the whole rollout.
+        rl4lms_steps_per_iteration: optimizer steps of RL4LMs with the same values, if it has the algorithm. Its
+            minibatches are single tokens sampled from the whole rollout.
     """
 
     tokens_per_rollout: int
@@ -63,7 +63,7 @@ class BatchPlan:
 
     @property
     def tokens(self) -> int:
-        """The least number of tokens the run generates for training."""
+        """Minimum number of tokens that the run generates for training."""
         return self.n_iters * self.tokens_per_rollout
 
     def lines(self) -> list[tuple[str, str]]:
@@ -83,7 +83,7 @@ class BatchPlan:
 
 
 def plan_batches(config: RunConfig) -> BatchPlan:
-    """The arithmetic of a config."""
+    """Return the batch sizes and step counts of a config."""
     blocks = with_defaults(config.to_dict())
     args: dict[str, Any] = blocks["alg"]["args"]
     env = EnvArguments(**blocks["env"]["args"])
@@ -111,7 +111,7 @@ def plan_batches(config: RunConfig) -> BatchPlan:
 
 
 def _fitting(tokens: int | None, length: int, most: int) -> int:
-    """How many episodes of a length fit into some tokens; at least one, all if the tokens are not limited."""
+    """Return how many episodes of a length fit into `tokens`; at least 1, and `most` if there is no limit."""
     return most if tokens is None else min(max(int(tokens) // length, 1), most)
 
 

@@ -1,27 +1,27 @@
-"""How much memory a run will need at its peak, by part, before any weight is loaded.
+"""Estimate the peak memory of a run, by part, before any weight is loaded.
 
     always         weights of policy, critic, reference and mask model; optimizer state; masks
-    update         + activations of one forward pass + logits + the gradients that stand beside them
+    update         + activations of one forward pass + logits + the gradients that exist at the same time
     rollout        + gradients of the last update + KV cache + logits of one scoring pass
 
-The networks are built from their configs alone, without memory, and a forward pass over shapes only is asked which
-tensors it would keep for the backward pass. So the estimate needs no table of families. In bytes:
+The networks are built from their configs with fake tensors, which have shapes but no memory. A forward pass records the
+tensors that it would keep for the backward pass, so the estimate needs no table of model families. In bytes:
 
-    weights        4 per parameter; the critic is the policy without its output layer, the reference a copy; under
-                   adapters (`peft`) all have one base, and critic and reference add nothing but the critic's adapters
-    gradients      4 per trained parameter; they grow while activations are freed, so beside the activations of a
-                   single pass stand the output layer's only; all, after another micro-batch or with checkpointing
-    activations    what the forward passes of policy and critic keep, for one micro-batch of full-length episodes
+    weights        4 per parameter; the critic is the policy without its output layer, the reference a copy; with
+                   adapters (`peft`) they share one base, and only the critic's adapters are added
+    gradients      4 per trained parameter; they grow while activations are freed, so in a single pass only those of
+                   the output layer coexist with all activations; with micro-batches or checkpointing, all of them
+    activations    tensors kept by the forward passes of policy and critic, for a micro-batch of full-length episodes
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
-    mask model     as many weights as the policy, and a KV cache of its own (maskable policies)
+    mask model     as many weights as the policy, and a separate KV cache (maskable policies)
     TRPO           activations of two graphs at once, 4 buffers of logits of half the budget each, 7 vectors as long as
                    the trained parameters; no optimizer state for the policy
-    masks          1 bit for each token of a rollout and of the vocabulary, once in pieces and once together
-    process        what Python and its libraries hold now (main memory only)
+    masks          1 bit for each token of a rollout and each token of the vocabulary, once in parts and once joined
+    process        current memory of Python and its libraries (main memory only)
 
-Not counted: the data set, reward and metric models. Allocators keep freed memory in pieces that do not fit again; the
-verdict leaves a quarter for them, the most that was seen. docs/configuration.md has estimates beside measurements.
+Not counted: the data set, reward and metric models. Freed memory is fragmented and cannot all be reused; the verdict
+adds 25 % for that, the largest measured excess. docs/configuration.md compares estimates with measurements.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from rl4lms_like.training.estimates.network_shapes import FLOAT, NetworkShapes
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 SLACK = 1.25
-"""Peak of a process over what its tensors need, at worst as measured."""
+"""Largest measured ratio of a process's peak memory to the memory of its tensors."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by part, in the order they are made.
+    """Estimated memory in bytes, by part in order of allocation.
 
     Args:
         parts: name -> bytes.
-        gradients_beside: bytes of the gradients that are there while the activations are.
+        gradients_beside: bytes of the gradients that exist at the same time as the activations.
         device: `cpu` or `cuda`.
-        available: bytes of that device.
+        available: available bytes of that device.
     """
 
     parts: dict[str, int]
@@ -63,7 +63,7 @@ class MemoryEstimate:
 
     @property
     def n_parameters(self) -> int:
-        """The number of parameters of the policy's model."""
+        """Number of parameters of the policy's model."""
         return self.parts["policy weights"] // FLOAT
 
     @property
@@ -86,12 +86,12 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """The larger of the two, bytes."""
+        """Peak of the run: the larger of `update` and `rollout`, bytes."""
         return max(self.update, self.rollout)
 
     @property
     def verdict(self) -> str:
-        """Whether that fits on the device, and what would help."""
+        """Message that says if the run fits on the device, and if not, which settings need less memory."""
         kind = "memory" if self.device == "cpu" else "GPU memory"
         of = f"{gibibytes(self.peak)} to {gibibytes(int(SLACK * self.peak))} of {gibibytes(self.available)} {kind}"
         if SLACK * self.peak <= self.available:
@@ -104,7 +104,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: RunConfig) -> MemoryEstimate:
-    """The peak of a run, from the model's config alone; looks at local folders and the cache, not at the network.
+    """Estimate the peak memory of a run from the model's config; reads local folders and the cache, not the network.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -141,14 +141,14 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     beside = FLOAT * policy.output_layer if whole else parts["gradients"]
     if "cg_max_steps" in blocks["alg"]["args"]:
         parts |= _trust_region(policy, critic, plan, blocks["alg"]["args"].get("micro_batch_size"))
-        beside = 7 * FLOAT * policy.trained  # gradient, step, start, and four vectors of the conjugate gradient
+        beside = 7 * FLOAT * policy.trained  # gradient, step, initial weights, four vectors of the conjugate gradient
     return MemoryEstimate(parts, beside, device, available)
 
 
 def _trust_region(
     policy: NetworkShapes, critic: _Critic, plan: BatchPlan, micro_batch_size: int | None
 ) -> dict[str, int]:
-    """The parts that are TRPO's: the graph of its Fisher products, and no optimizer state for the policy."""
+    """Return the parts that differ for TRPO: the graph of its Fisher products, no optimizer state for the policy."""
     eager = NetworkShapes(
         policy.arguments.model_name, replace(policy.arguments, attn_implementation="eager"), causal=policy.causal
     )
@@ -163,7 +163,7 @@ def _trust_region(
 
 
 class _Critic(NamedTuple):
-    """The critic's own weights and those of them that are trained, value head included; its network if it has one."""
+    """Number of the critic's own weights, of the trained ones (both with value head), and its network if it has one."""
 
     weights: int
     trained: int
@@ -176,14 +176,14 @@ def _critic(policy: NetworkShapes, arguments: PolicyArguments) -> _Critic:
     if arguments.critic == "shared":
         return _Critic(policy.width, policy.width, None)
     if arguments.critic_model in (None, arguments.model_name):
-        own = policy.trained_trunk + policy.width  # what is frozen is the policy's
+        own = policy.trained_trunk + policy.width  # frozen weights are shared with the policy
         return _Critic(own, own, policy)
     network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
     return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
 
 
 def _reference(policy: NetworkShapes, arguments: PolicyArguments) -> int:
-    """Weights of the reference that are not the policy's."""
+    """Return the number of weights of the reference that are not shared with the policy."""
     if arguments.reference_model not in (None, arguments.model_name):
         whole = replace(arguments, peft=None)
         return NetworkShapes(str(arguments.reference_model), whole, causal=policy.causal).parameters
@@ -191,7 +191,7 @@ def _reference(policy: NetworkShapes, arguments: PolicyArguments) -> int:
 
 
 def gibibytes(size: int) -> str:
-    """`1.50 GiB`, `12 MiB` or `30 KiB`."""
+    """Format a number of bytes: `1.50 GiB`, `12 MiB` or `30 KiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}" if unit == "GiB" else f"{size / scale:.0f} {unit}"
@@ -208,7 +208,7 @@ def _device(config: RunConfig) -> tuple[str, int]:
 
 
 def main_memory() -> int:
-    """Bytes of main memory that this process may use: the machine's, or its container's limit."""
+    """Return the bytes of main memory that this process may use: the machine's, or the limit of its container."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"

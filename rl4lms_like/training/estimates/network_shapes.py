@@ -1,7 +1,7 @@
-"""A language model as shapes: made from its config alone, without memory, and asked what a forward pass would keep.
+"""Language model without memory: built from its config with fake tensors, to measure what a forward pass keeps.
 
-parameters   all            trained         those an update changes: all of them, or the adapters (`peft`)
-trunk        without the    trained_trunk   those of them that a critic has
+parameters   all            trained         changed by an update: all of them, or the adapters (`peft`)
+trunk        without the    trained_trunk   those of the trained ones that a critic has
              output layer
 """
 
@@ -22,20 +22,20 @@ FLOAT = 4
 
 
 class NetworkShapes:
-    """One network of a policy; holds no weights.
+    """Shapes of one network of a policy, without weights.
 
     Args:
-        model_name: hub id or local folder; only local files are looked at.
+        model_name: hub id or local folder; only local files are read.
         arguments: of the policy.
-        causal: the family.
+        causal: true for decoder-only, false for encoder-decoder models.
 
     Attributes:
-        parameters: how many it has, adapters included.
-        trained: how many of them are trained.
-        trunk: how many a critic has.
-        trained_trunk: how many of those are trained.
-        output_layer: how many the layer has that makes logits.
-        width: of its hidden states.
+        parameters: number of parameters, adapters included.
+        trained: number of trained parameters.
+        trunk: number of parameters that a critic has.
+        trained_trunk: number of trained parameters that a critic has.
+        output_layer: number of parameters of the layer that computes logits.
+        width: size of the hidden states.
 
     Raises:
         ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
@@ -78,7 +78,7 @@ class NetworkShapes:
         return model
 
     def _take_in(self, model: PreTrainedModel) -> None:
-        """Puts what stands on the `meta` device where everything else is."""
+        """Replace parameters on the `meta` device by fake tensors."""
         import torch
         from torch import nn
 
@@ -90,7 +90,7 @@ class NetworkShapes:
                     module.register_parameter(name, made)
 
     def activations(self, plan: BatchPlan) -> int:
-        """Bytes kept between the forward and the backward pass of one micro-batch."""
+        """Return the bytes kept between the forward and the backward pass of one micro-batch."""
         n, prompt, response = plan.micro_batch_episodes, self._prompt(plan), plan.response_tokens
         kept = self._kept(n, prompt, response)
         if self.arguments.gradient_checkpointing:
@@ -98,13 +98,13 @@ class NetworkShapes:
         return kept
 
     def logits(self, plan: BatchPlan) -> int:
-        """Bytes of the two buffers that log-probs and their gradients are made in."""
+        """Return the bytes of the two buffers in which log-probs and their gradients are computed."""
         tokens = plan.micro_batch_episodes * plan.response_tokens
         whole = FLOAT * tokens * int(self.config.vocab_size)
         return 2 * min(whole, int(self.arguments.logits_budget_mb * 2**20))
 
     def cache(self, plan: BatchPlan) -> int:
-        """Bytes of keys and values while `n_envs` prompts are continued to full length."""
+        """Return the bytes of keys and values while `n_envs` prompts are continued to full length."""
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
         width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
         tokens = self._prompt(plan) + plan.response_tokens
@@ -112,7 +112,7 @@ class NetworkShapes:
 
     @property
     def _layers(self) -> int:
-        """Of the decoder."""
+        """Number of layers of the decoder."""
         names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
         return int(next(getattr(self.config, name) for name in names if getattr(self.config, name, None)))
 
@@ -123,12 +123,12 @@ class NetworkShapes:
         return max(int(limit or 512) - plan.response_tokens, 1)
 
     def _kept(self, n: int, prompt: int, response: int) -> int:
-        """Bytes of the distinct storages a forward pass saves, parameters aside."""
+        """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
         import torch
 
         own = {p.untyped_storage()._cdata for p in self._model.parameters()}
         sizes: dict[int, int] = {}
-        alive = []  # a storage that is freed could lend its address to the next
+        alive = []  # prevents that a storage is freed and its address is reused by another
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()

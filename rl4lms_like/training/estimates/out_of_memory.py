@@ -1,4 +1,4 @@
-"""What to do where the memory did not suffice: the part of the run, the estimate, torch's own numbers, and the keys.
+"""Add advice to out-of-memory errors: the part of the run, the estimate, torch's numbers, and keys to change.
 
 out of memory in the update: CUDA out of memory. Tried to allocate 2.00 GiB ...
   estimate: update 9.61 GiB, rollout 7.20 GiB; activations 4.10 GiB, optimizer state 1.85 GiB ...
@@ -42,7 +42,7 @@ KEYS = {
         "env.args.max_prompt_length",
     ),
 }
-"""Part -> what needs less there, the cheapest first; a key alone is to be smaller."""
+"""Part -> settings that need less memory there, cheapest first; a key without a value should be smaller."""
 
 SUPERVISED_KEYS = {
     "loading": ("alg.peft: {r: 8}",),
@@ -70,10 +70,10 @@ _INSTEAD = {
 
 @contextmanager
 def explaining(config: AnyConfig) -> Iterator[None]:
-    """Adds to an `OutOfMemoryError` what the run's config can do about it.
+    """Add advice on the run's config to an `OutOfMemoryError`.
 
     Raises:
-        OutOfMemoryError: as it was raised within, with advice.
+        OutOfMemoryError: raised in the block, with advice.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def explaining(config: AnyConfig) -> Iterator[None]:
 
 
 def advice(part: str, config: AnyConfig) -> list[str]:
-    """The lines beneath the message: estimate, torch's numbers, keys."""
+    """Return the lines below the message: estimate, torch's numbers, keys."""
     lines = [*_estimate(config), *_by_torch(config.device), _keys(part, config)]
     return [line for line in lines if line]
 
@@ -94,10 +94,10 @@ def _estimate(config: AnyConfig) -> Iterator[str]:
 
     try:
         estimate = estimate_memory(config)
-    except Exception as error:  # that there is none hides nothing
+    except Exception as error:  # must not hide the out-of-memory error
         logger.debug("no estimate: %s", error)
         return
-    own = {name: size for name, size in estimate.parts.items() if name != "process"}  # that is what it has by now
+    own = {name: size for name, size in estimate.parts.items() if name != "process"}  # includes the run itself by now
     largest = sorted(own.items(), key=lambda item: -item[1])[:4]
     parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in largest if size)
     peaks = f"update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}"
@@ -113,8 +113,8 @@ def _by_torch(device: str) -> Iterator[str]:
         gpu = device if device.startswith("cuda") else None  # None: the current one
         try:
             free, total = torch.cuda.mem_get_info(gpu)
-        except RuntimeError as error:  # it has none left to say so
-            logger.debug("no numbers of the GPU: %s", error)
+        except RuntimeError as error:  # the query itself may run out of memory
+            logger.debug("no memory statistics of the GPU: %s", error)
             return
         allocated, reserved = torch.cuda.max_memory_allocated(gpu), torch.cuda.memory_reserved(gpu)
         yield (
@@ -133,7 +133,7 @@ def _keys(part: str, config: AnyConfig) -> str:
 
 
 def _key(key: str, blocks: dict[str, object]) -> str | None:
-    """A key with its value, and what keeps the run as it is; None if it is set already."""
+    """Return the advice for a key, with its value and what preserves the run's results; None if it is set already."""
     path, _, wanted = key.partition(": ")
     value = at(blocks, path)
     if wanted:

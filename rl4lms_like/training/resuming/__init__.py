@@ -1,1 +1,1 @@
-"""Runs that go on: what is saved, where, and from what a run goes on."""
+"""Checkpoints of runs: saving, resuming and ownership."""

@@ -1,14 +1,14 @@
-"""Checkpoints on disk: all of it or nothing, and what is damaged says so.
+"""Checkpoints on disk: written atomically, verified when read.
 
     checkpoints/iteration_00020/
         config.json  model.safetensors  tokenizer ...     the language model, as `from_pretrained` reads it
         training_state.safetensors                        trained weights, optimizer, random states
-        training_state.json                               counters, coefficients, where random draws stand
+        training_state.json                               counters, coefficients, positions of random streams
         manifest.json                                     size and SHA-256 of every file; written last
 
-A checkpoint is written into a folder of another name, flushed and renamed. The newest two keep their training state,
-older ones their model, unless `keep_last` says how many stay. No pickle is written or read. `checkpoints` may be a
-link; then nothing is replaced or deleted but the run's own (`ownership.py`).
+A checkpoint is written to a temporary folder, flushed and renamed. By default, the newest two checkpoints keep their
+training state and older ones only the model; `keep_last` sets how many are kept. Pickle is neither written nor read. If
+`checkpoints` is a symbolic link, only checkpoints of this run are replaced or deleted (`ownership.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 FORMAT = 2
 OLDER_FORMATS = {1: "version 0.1.0, whose updates normalize advantages and clip gradients in another way"}
 N_WITH_STATE = 2
-"""How many checkpoints, the newest ones, keep what a run goes on from."""
+"""Number of newest checkpoints that keep their training state."""
 
 STATE, TENSORS = "training_state.json", "training_state.safetensors"
 ITERATION, STEP = "iteration_{:05d}", "checkpoint-{}"
-"""Names of checkpoints: of RL runs, and of supervised ones, as transformers' Trainer calls them."""
+"""Names of checkpoint folders of RL runs and of supervised runs. The latter are those of transformers' Trainer."""
 INTERRUPTED = "interrupted_{:05d}"
-"""Of a run that ended early: newer than the checkpoint of its number, gone once there is a later one."""
+"""Checkpoint of a run that ended early. It is newer than `iteration_<n>` and removed once there is a later one."""
 
 _NUMBERED = re.compile(r"(?:iteration_|checkpoint-)([0-9]{1,18})")
 _ENDED_EARLY = re.compile(r"interrupted_([0-9]{1,18})")
@@ -50,18 +50,18 @@ _PARTIAL, _REPLACED = ".partial", ".replaced"
 _LEFT = re.compile(
     rf"(?P<name>{_NUMBERED.pattern}|{_ENDED_EARLY.pattern})(?:\.(?P<mark>[0-9a-f]{{16}}))?\.(?:partial|replaced)"
 )
-"""Of a process that was killed while it wrote a checkpoint."""
+"""Temporary folders left by a process that was killed while it wrote a checkpoint."""
 
 _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a run goes on from.
+    """State from which a run resumes.
 
     Args:
-        numbers: JSON's types only.
-        tensors: by name.
+        numbers: values of JSON types only.
+        tensors: name -> tensor.
     """
 
     numbers: dict[str, Any]
@@ -77,21 +77,21 @@ def write_checkpoint(
     name: str = ITERATION,
     keep: int | None = None,
 ) -> Path:
-    """Writes `base/iteration_<iteration>` and takes away what older ones need not keep.
+    """Write `base/iteration_<iteration>` and prune older checkpoints.
 
     Args:
         base: the run's `checkpoints` folder.
-        iteration: how many are completed.
-        state: what the run goes on from.
+        iteration: number of completed iterations.
+        state: state from which the run can resume.
         save_model: writes model and tokenizer to a folder.
-        name: of the folder.
-        keep: so many checkpoints stay, the newest ones; None: the models of all, the training states of two.
+        name: template of the folder's name.
+        keep: number of newest checkpoints to keep; None: keep the models of all and the training states of two.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        OSError: the folder cannot be written; what was there before is left as it was.
+        OSError: the folder cannot be written; the previous content is unchanged.
     """
     folder = base / name.format(iteration)
 
@@ -124,19 +124,19 @@ def write_checkpoint(
 
 
 def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
-    """Writes a folder as a whole: under another name, flushed to the disk, renamed. A failure leaves nothing behind.
+    """Write a folder atomically: under a temporary name, flushed to the disk, then renamed. A failure leaves no files.
 
     Args:
-        folder: where to; what is there is replaced.
-        write: writes the files into the folder that it is given.
+        folder: destination; an existing folder is replaced.
+        write: writes the files into the folder passed to it.
 
     Raises:
-        FileExistsError: what is there lies behind a link and is not known to be of this run.
+        FileExistsError: the existing folder is behind a symbolic link and not known to belong to this run.
         OSError: the folder cannot be written.
     """
     mark = f".{own}" if (own := mark_in(folder.parent)) else ""
     if folder.exists() and not is_own(folder):
-        said = "it lies behind a link and this run did not write it; it is kept: remove it, or change the link"
+        said = "it is behind a link and was not written by this run, so it is kept; remove it or change the link"
         raise FileExistsError(errno.EEXIST, said, str(folder))
     partial, before = (folder.with_name(f"{folder.name}{mark}{end}") for end in (_PARTIAL, _REPLACED))
     try:
@@ -145,14 +145,14 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
         share(partial)
         for path in (*sorted(partial.rglob("*")), partial):
             flush(path)
-        if folder.exists():  # it is not taken away before the other one stands in its place
+        if folder.exists():  # it is deleted only after the new folder has replaced it
             take_away(before)
             os.replace(folder, before)
         os.replace(partial, folder)
     except BaseException:
         if before.exists() and not folder.exists():
             os.replace(before, folder)
-        with suppress(OSError):  # a full disk would stay full
+        with suppress(OSError):  # the disk may still be full
             take_away(partial)
         raise
     flush(folder.parent)
@@ -162,10 +162,11 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
 
 
 def read_checkpoint(folder: Path) -> TrainingState:
-    """The training state of a checkpoint, if every file is what its manifest says.
+    """Read the training state of a checkpoint after checking every file against its manifest.
 
     Raises:
-        CheckpointError: it is no checkpoint, damaged, or of another format; says which file and how.
+        CheckpointError: the folder is not a checkpoint, is damaged, or has another format. The message names the file
+            and the problem.
     """
     from safetensors.torch import load_file
 
@@ -179,20 +180,20 @@ def read_checkpoint(folder: Path) -> TrainingState:
             if size != expected["bytes"]:
                 raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {expected['bytes']}")
             if _digest(path) != expected["sha256"]:
-                raise CheckpointError(f"{folder}: {name} is not what was written (its SHA-256 differs)")
+                raise CheckpointError(f"{folder}: {name} was changed after it was written (its SHA-256 differs)")
         state = TrainingState(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
         iteration = state.numbers["trainer"]["iteration"]
         if type(iteration) is not int or iteration < 0 or iteration != manifest["iteration"]:
-            raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} are of different iterations")
+            raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} belong to different iterations")
     except CheckpointError:
         raise
-    except Exception as error:  # whatever bytes can do to those who read them
+    except Exception as error:  # damaged bytes can cause any exception while they are parsed
         raise CheckpointError(f"{folder}: cannot be read: {type(error).__name__}: {error}") from error
     return state
 
 
 def newest_checkpoint(run_folder: Path) -> Path:
-    """The newest checkpoint of a run that has a training state.
+    """Return the newest checkpoint of a run that has a training state.
 
     Raises:
         CheckpointError: there is none.
@@ -200,23 +201,23 @@ def newest_checkpoint(run_folder: Path) -> Path:
     found = _with_state(run_folder / "checkpoints")
     if not found:
         raise CheckpointError(
-            f"{run_folder} has no checkpoint to go on from; one is written every train_evaluation.save_every iterations"
-            f", of a supervised run as alg.training_args.save_strategy says{skipped(run_folder / 'checkpoints')}"
+            f"{run_folder} has no checkpoint to resume from; it is saved every train_evaluation.save_every iterations"
+            f", in supervised runs according to alg.training_args.save_strategy{skipped(run_folder / 'checkpoints')}"
         )
     return found[-1]
 
 
 def skipped(base: Path, since: int = -1) -> str:
-    """Return which checkpoints after `since` iterations or steps cannot be resumed, and why."""
+    """Return the names of checkpoints after `since` iterations or steps that cannot be resumed, and the reason."""
     names = [p.name for p in checkpoints_in(base) if not (p / MANIFEST).is_file() and _number(p) > since]  # type: ignore[operator]
-    why = f"no {MANIFEST}: the model alone, or a checkpoint that was not written to its end or was changed"
+    why = f"no {MANIFEST}: they hold only the model, are incomplete or were changed"
     return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})" if names else ""
 
 
 def put_names_back(run_folder: Path) -> None:
-    """Gives checkpoints their names again that a process was about to replace when it was killed.
+    """Restore the names of checkpoints that a killed process was about to replace.
 
-    Only for who holds the run's lock: a process that lives is through with it in a moment.
+    The caller must hold the run's lock, because a running process completes the replacement itself.
     """
     base = run_folder / "checkpoints"
     for left in base.glob(f"*{_REPLACED}"):
@@ -226,7 +227,7 @@ def put_names_back(run_folder: Path) -> None:
 
 
 def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoint) -> Path | None:
-    """The newest checkpoint before this one that `check` raises no `CheckpointError` for."""
+    """Return the newest earlier checkpoint that passes `check`, that is, for which it raises no `CheckpointError`."""
     own = _place(checkpoint)
     for other in reversed(_with_state(checkpoint.parent)):
         if own is None or _place(other) < own:  # type: ignore[operator]
@@ -239,20 +240,26 @@ def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoin
 
 
 def forget_later(base: Path, iteration: int, keep: int | None = None, *, interrupted: bool = False) -> None:
-    """Takes the training state of later checkpoints away: a run that goes on from here writes its own.
+    """Delete the training state of checkpoints later than the one from which the run resumes.
 
-    Of those up to here, so many stay as `write_checkpoint` keeps: a process that was killed had no time to remove them.
-    What it was just writing, or taking away, is removed likewise. `interrupted` says that the run goes on from what it
-    saved when it ended early.
+    Earlier checkpoints are pruned to `keep`, and incomplete folders are removed, because a killed process may not have
+    done so.
+
+    Args:
+        base: the run's `checkpoints` folder.
+        iteration: iteration from which the run resumes.
+        keep: number of newest checkpoints to keep, as in `write_checkpoint`.
+        interrupted: whether the run resumes from a checkpoint saved when it ended early.
 
     Raises:
-        CheckpointError: there is a later one that the run did not write, and nothing was removed; or one cannot be.
+        CheckpointError: a later checkpoint was not written by this run, so that nothing was removed; or one cannot be
+            removed.
     """
     later = [path for path in _with_state(base) if _place(path) > (iteration, interrupted)]  # type: ignore[operator]
     if foreign := next((path for path in later if not is_own(path)), None):
         raise CheckpointError(
-            f"{foreign} is later than where this run resumes. It lies behind a link and this run did not write it, so "
-            f"it is kept: resume from it, remove it, or point the link to another folder"
+            f"{foreign} is later than the checkpoint to resume from. It is behind a link and was not written by this "
+            f"run, so it is kept: resume from it, remove it, or point the link to another folder"
         )
     try:
         for left in [path for path in base.glob("*") if path.is_dir()]:
@@ -265,29 +272,29 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
         if keep is not None:
             remove_older(base, iteration, keep)
     except OSError as error:
-        raise CheckpointError(f"cannot remove what is later than the checkpoint: {reason(error)}") from error
+        raise CheckpointError(f"cannot remove files later than the checkpoint: {reason(error)}") from error
 
 
 def ended_early(checkpoint: Path) -> bool:
-    """Whether it is one of a run that ended early."""
+    """Return True if the checkpoint was saved when the run ended early."""
     return _ENDED_EARLY.fullmatch(checkpoint.name) is not None
 
 
 def forget_interrupted(base: Path, but: Path | None = None) -> None:
-    """Removes what a run that ended early had saved, `but` one."""
+    """Remove all checkpoints saved when the run ended early, except `but`."""
     for path in base.glob("*"):
         if path != but and ended_early(path) and path.is_dir():
             remove(path)
 
 
 def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] = ()) -> None:
-    """Removes checkpoints whole, the oldest first, until so many are left.
+    """Remove the oldest checkpoints, including their models, until `keep` are left.
 
     Args:
         base: the run's `checkpoints` folder.
-        iteration: where the run is; later checkpoints, left of an earlier attempt, are not looked at.
-        keep: how many stay; the newest always does.
-        spare: those that stay however old they are; they count.
+        iteration: current iteration of the run; later checkpoints from an earlier attempt are ignored.
+        keep: number of checkpoints to keep; the newest is always kept.
+        spare: checkpoints to keep regardless of age; they are included in `keep`.
     """
     found = [path for path in checkpoints_in(base) if _number(path) <= iteration and is_own(path)]  # type: ignore[operator]
     stay = {*found[-1:], *(path for path in found if path in spare)}
@@ -296,20 +303,20 @@ def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] 
 
 
 def checkpoints_in(base: Path) -> list[Path]:
-    """The finished checkpoints, oldest first, without those of runs that ended early.
+    """Return the checkpoints, oldest first, without those saved when the run ended early.
 
-    Folders of other names, a user's copies for instance, are none.
+    Folders with other names, such as a user's copies, are ignored.
     """
     return sorted((path for path in base.glob("*") if _number(path) is not None and path.is_dir()), key=_number)  # type: ignore[arg-type]
 
 
 def _with_state(base: Path) -> list[Path]:
-    """All that a run can go on from, oldest first."""
+    """Return all checkpoints that can be resumed, oldest first."""
     return sorted((path for path in base.glob("*") if _place(path) and (path / MANIFEST).is_file()), key=_place)  # type: ignore[arg-type]
 
 
 def _place(checkpoint: Path) -> tuple[int, bool] | None:
-    """Where it stands among others: its number, and whether it is of a run that ended early in the iteration after."""
+    """Return the sort key of a checkpoint: its number, and True if the run ended early in the following iteration."""
     found = _ENDED_EARLY.fullmatch(checkpoint.name)
     if found is not None:
         return int(found[1]), True
@@ -323,22 +330,22 @@ def _number(checkpoint: Path) -> int | None:
 
 
 def _left(path: Path) -> re.Match[str] | None:
-    """The name of a folder that a killed process of this run left."""
+    """Match the name of a temporary folder left by a killed process of this run."""
     found, mark = _LEFT.fullmatch(path.name), mark_in(path.parent)
     return found if found is not None and (not mark or found["mark"] == mark) else None
 
 
 def remove(checkpoint: Path) -> None:
-    """Removes a checkpoint, or the link in its place; one that is not the run's own stays."""
+    """Remove a checkpoint, or the symbolic link in its place, if it belongs to the run."""
     if not is_own(checkpoint):
         return
     if not checkpoint.is_symlink():
-        (checkpoint / MANIFEST).unlink(missing_ok=True)  # half of it must not pass for a checkpoint
+        (checkpoint / MANIFEST).unlink(missing_ok=True)  # a partly deleted folder must not be read as a checkpoint
     take_away(checkpoint)
 
 
 def _take_state_away(checkpoint: Path) -> None:
-    """Leaves the model, and all of what a link leads to, which may be somebody else's."""
+    """Delete the training state and keep the model. Targets of links are kept: they may belong to another user."""
     for name in (MANIFEST, STATE, TENSORS) if not checkpoint.is_symlink() else ():
         (checkpoint / name).unlink(missing_ok=True)
 
@@ -351,7 +358,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
             raise CheckpointError(f"{folder}: {MANIFEST} names files outside the checkpoint")
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{folder} has no {MANIFEST}: it is no checkpoint that a run can go on from") from None
+        raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a checkpoint that can be resumed") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder}: {MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
     if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
@@ -370,13 +377,13 @@ def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     packed = {}
     for name, tensor in tensors.items():
         part = tensor.detach().cpu().contiguous()
-        if part.untyped_storage().data_ptr() in seen:  # safetensors writes no memory twice
+        if part.untyped_storage().data_ptr() in seen:  # safetensors refuses tensors that share memory
             part = part.clone()
         seen.add(part.untyped_storage().data_ptr())
         packed[name] = part
     try:
         save_file(packed, file)
-    except SafetensorError as error:  # what it makes of a full disk
+    except SafetensorError as error:  # raised when the disk is full
         raise OSError(str(error)) from error
 
 
@@ -395,5 +402,5 @@ def _digest(file: Path) -> str:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # a copy that was not installed
+    except PackageNotFoundError:  # the package is used from source without being installed
         return None

@@ -1,6 +1,6 @@
-"""Decides which checkpoints a run may delete: all in its own folder; behind a link only those with its mark.
+"""Ownership of checkpoints: a run may delete all in its own folder, but behind a link only those with its mark.
 
-run/checkpoints/iteration_00020                        the run's own, whatever it holds
+run/checkpoints/iteration_00020                        the run's own, regardless of its content
 run/checkpoints -> /scratch/a/
     /scratch/a/iteration_00020                         the run's own if manifest.json has its mark as `run`
     /scratch/a/iteration_00030.<mark>.partial          the run's own
@@ -16,13 +16,13 @@ from pathlib import Path
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
-"""Name of the only folder of a run that holds several models, which a user may link to another disk."""
+"""Name of the folder that holds the checkpoints. Users may replace it by a link to another disk."""
 
 
 def mark_in(base: Path) -> str:
-    """Mark that a run leaves on what it writes to `base`, its `checkpoints`; empty where `base` is no link.
+    """Return the mark that a run writes into its checkpoints in `base`; empty if `base` is not a link.
 
-    A digest of the place of the run's folder, so that a copy of the run deletes nothing of the original.
+    It is a digest of the run folder's path, so that a copy of the run deletes no checkpoint of the original.
     """
     if base.name != FOLDER or base.resolve().parent == base.parent.resolve():
         return ""
@@ -30,7 +30,7 @@ def mark_in(base: Path) -> str:
 
 
 def is_own(checkpoint: Path) -> bool:
-    """Return whether a checkpoint is of the run in whose folder it is found, so that the run may delete it."""
+    """Return True if a checkpoint belongs to the run in whose folder it is, so that the run may delete it."""
     mark = mark_in(checkpoint.parent)
     if not mark:
         return True

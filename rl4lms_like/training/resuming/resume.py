@@ -1,10 +1,10 @@
-"""Which checkpoint a run goes on from, and what of its config may be another one's.
+"""Choice of the checkpoint from which a run resumes, and check of the changes to its config.
 
-    --resume RUN_FOLDER                               its newest checkpoint
-    --resume RUN_FOLDER/checkpoints/iteration_00020   that one
+    --resume RUN_FOLDER                               the newest checkpoint of the run
+    --resume RUN_FOLDER/checkpoints/iteration_00020   this checkpoint
 
-The config is the run's own. `--set` may change how long it goes on and how it reports; what would make it another run
-is refused, with the differences.
+The config is that of the run. `--set` may change the length of the run and what it reports. Changes to what the run
+computes are refused, with a list of the differences.
 """
 
 from __future__ import annotations
@@ -59,32 +59,32 @@ MAY_CHANGE = (
     "doctor",
     "n_threads",
 )
-"""Keys that decide how long a run goes on, how fast, in how much memory, and what it reports; not what it computes.
+"""Keys that affect a run's length, speed, memory and reports, but not what it computes.
 
-A block's name stands for all of its keys."""
+The name of a block stands for all of its keys."""
 
 ROUNDING = (*MEMORY, "n_threads")
-"""Those that may change and decide how sums are cut: from there on the last digits may differ."""
+"""Keys that may change and affect the order of summation: results may then differ by rounding."""
 
 _LENGTHS = {
     "train_evaluation.n_iters": ("alg.args.learning_rate_schedule", (None, "constant")),
     "alg.training_args.max_steps": ("alg.training_args.lr_scheduler_type", ("constant",)),
     "alg.training_args.num_train_epochs": ("alg.training_args.lr_scheduler_type", ("constant",)),
 }
-"""Length of a run -> what its learning rate follows, and which of these do not look at the length."""
+"""Key of a run's length -> key of its learning rate schedule, and the schedules independent of the length."""
 
 Difference = tuple[str, Any, Any]
-"""Path of a key, its value in the run, its value now."""
+"""Path of a key, its value in the run, and its new value."""
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that goes on.
+    """Run to be resumed.
 
     Args:
-        run_folder: its folder.
-        checkpoint: what it goes on from.
-        config: its own, with what was changed of it.
+        run_folder: folder of the run.
+        checkpoint: checkpoint to resume from.
+        config: config of the run with the overrides applied.
     """
 
     run_folder: Path
@@ -93,7 +93,7 @@ class Resumption:
 
 
 def hold_run(path: str | Path) -> FileLock:
-    """The lock of the run that `--resume PATH` means, held from before the first look to the end of the run.
+    """Acquire the lock of the run that `--resume PATH` names. The caller holds it until the run ends.
 
     Raises:
         CheckpointError: there is no such run.
@@ -107,15 +107,16 @@ def hold_run(path: str | Path) -> FileLock:
 
 
 def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
-    """What `--resume PATH` means.
+    """Resolve `--resume PATH` and check its overrides.
 
     Args:
         path: a run's folder, or one of its checkpoints.
-        overrides: `train_evaluation.n_iters=200`, in order.
+        overrides: assignments such as `train_evaluation.n_iters=200`, applied in order.
 
     Raises:
-        CheckpointError: there is no such run, or its checkpoint is damaged; then it says which older one is intact.
-        ConfigError: the overrides have mistakes, or would make it another run.
+        CheckpointError: there is no such run, or its checkpoint is damaged. The message names the newest older
+            checkpoint that is intact.
+        ConfigError: the overrides are invalid, or would change what the run computes.
     """
     run_folder, named = _places(path)
     mapping = own_config(run_folder)
@@ -124,7 +125,7 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
     changed, mistakes = apply_overrides(mapping, overrides)
     config = parse_config(changed, source=f"{run_folder}/config.json", mistakes=mistakes)
     refuse_edited(run_folder, state, mapping)
-    source = f"going on with {run_folder}"
+    source = f"the config to resume {run_folder}"
     before = parse_config(mapping, source=f"{run_folder}/config.json")
     _refuse_another_run(before.to_dict(), config.to_dict(), source)
     if mistake := behind_already(config.to_dict(), state, checkpoint):
@@ -133,14 +134,15 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
 
 
 def checked(checkpoint: Path, way_out: str = "") -> TrainingState:
-    """The state of a checkpoint that can be gone on from.
+    """Read the state of a checkpoint after checking it and the run's files.
 
     Args:
         checkpoint: its folder.
-        way_out: what else could be done, put behind the older checkpoint that is offered.
+        way_out: another solution, appended to the message after the older checkpoint.
 
     Raises:
-        CheckpointError: it is damaged, or the run's files are; says which older one is intact.
+        CheckpointError: the checkpoint or the run's files are damaged. The message names the newest older checkpoint
+            that is intact.
     """
     try:
         return _sound(checkpoint)
@@ -151,10 +153,10 @@ def checked(checkpoint: Path, way_out: str = "") -> TrainingState:
 
 
 def refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str, Any]) -> None:
-    """Holds a run's `config.json` against the config in its checkpoint.
+    """Compare a run's `config.json` with the config in its checkpoint.
 
     Raises:
-        ConfigError: with the differences.
+        ConfigError: they differ; the message lists the differences.
     """
     before = parse_config(mapping, source=f"{run_folder}/config.json")
     source = f"{run_folder}: its config.json was changed"
@@ -162,7 +164,7 @@ def refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str, 
 
 
 def behind_already(config: Mapping[str, Any], state: TrainingState, checkpoint: Path) -> Mistake | None:
-    """What is wrong with a length that the checkpoint has passed already."""
+    """Return a mistake if the checkpoint has already passed the configured length of the run."""
     done = state.numbers["trainer"]
     counted = {
         "train_evaluation.n_iters": done["iteration"] + ("update" in state.numbers),
@@ -172,12 +174,12 @@ def behind_already(config: Mapping[str, Any], state: TrainingState, checkpoint: 
     for path, behind in counted.items():
         asked = at(config, path)
         if isinstance(asked, int | float) and asked >= 0 and behind > asked:
-            return Mistake(path, f"{asked}, and {checkpoint.name} has {behind} behind it")
+            return Mistake(path, f"{asked}, but {checkpoint.name} has already completed {behind}")
     return None
 
 
 def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """The differences of two configs that make them two runs."""
+    """Return the differences of two configs that change what the run computes."""
     return [
         (path, old, new)
         for path, old, new in _differences(before, after)
@@ -186,18 +188,18 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
 
 
 def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What the reader of a run should know whose config was another one up to here; see `ROUNDING`."""
+    """Return log lines about changed keys that affect rounding; see `ROUNDING`."""
     values = {path: (at(before, path), at(after, path)) for path in ROUNDING}
     return [
-        f"{path} is {shown(new)} from here on, it was {shown(old)}: from here on numbers may differ, by rounding at "
-        f"first, from those of a run that nothing changed"
+        f"{path} changes from {shown(old)} to {shown(new)}: from here on, results may differ from those of an "
+        f"unchanged run, at first by rounding"
         for path, (old, new) in values.items()
         if (old or None) != (new or None)
     ]
 
 
 def follows_length(path: str, config: Mapping[str, Any]) -> str | None:
-    """The learning rate's schedule, if it depends on the length of the run and the path names that; else None."""
+    """Return the learning rate schedule if `path` is a length on which it depends; else None."""
     schedule, free = _LENGTHS.get(path, ("", ()))
     if path not in _LENGTHS or at(config, schedule) in free:
         return None
@@ -205,7 +207,7 @@ def follows_length(path: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _places(path: str | Path) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint in it that is named, if one is."""
+    """Return the run's folder, and the checkpoint if the path names one."""
     path = Path(os.path.abspath(with_home(path)))
     if path.name == "checkpoints" and not (path / "config.json").exists():
         return path.parent, None
@@ -215,37 +217,37 @@ def _places(path: str | Path) -> tuple[Path, Path | None]:
 
 
 def _sound(checkpoint: Path) -> TrainingState:
-    """The checkpoint's state, if the run's files still have what they had then."""
+    """Read the checkpoint's state after checking that the run's files were not shortened since."""
     state = read_checkpoint(checkpoint)
     check_sizes(checkpoint.parent.parent, state.numbers.get("files"))
     if not isinstance(state.numbers.get("config"), dict):
-        raise CheckpointError(f"{checkpoint}: it does not say which config it belongs to")
+        raise CheckpointError(f"{checkpoint}: it has no config of its run")
     return state
 
 
 def own_config(run_folder: Path) -> dict[str, Any]:
-    """What a run's `config.json` says.
+    """Read a run's `config.json`.
 
     Raises:
-        CheckpointError: there is none that can be read.
+        CheckpointError: the file is missing or cannot be read.
     """
     file = run_folder / "config.json"
     try:
         mapping = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{run_folder} is no run's folder: cannot read {file.name}: {error}") from error
+        raise CheckpointError(f"{run_folder} is not a run folder: cannot read {file.name}: {error}") from error
     if not isinstance(mapping, dict):
-        raise CheckpointError(f"{run_folder} is no run's folder: {file.name} holds {shown(mapping)}")
+        raise CheckpointError(f"{run_folder} is not a run folder: {file.name} contains {shown(mapping)}")
     return mapping
 
 
 def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
-    """Raises a `ConfigError` with every difference that may not be."""
+    """Raise a `ConfigError` with every difference that changes what the run computes."""
     mistakes = []
     for path, old, new in other_computations(before, after):
-        said = f"{shown(old)} in the run, {shown(new)} now; what a run computes cannot change on the way"
+        said = f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming"
         if schedule := follows_length(path, after):
-            said = f"the learning rate is {schedule} over the run: its length cannot change"
+            said = f"the learning rate is {schedule} over the run, so its length cannot change"
         mistakes.append(Mistake(path, said))
     if mistakes:
         raise ConfigError(mistakes, source)

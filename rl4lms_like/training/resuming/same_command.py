@@ -1,12 +1,12 @@
-"""The same command again: goes on with the run that it began, or says why it begins another one.
+"""Search for an unfinished run of the same command, so that repeating a command resumes its run.
 
-    first      finished                              no
-    first_2    unfinished, another config            no
-    first_3    unfinished, the same config, nobody writes there, has a checkpoint    goes on with it
-               the same, without a checkpoint, and ended before its first iteration  starts again in it
-    first_4    there is none                         a new run, if none before fits
+    first      finished                              skipped
+    first_2    unfinished, another config            skipped
+    first_3    unfinished, the same config, not locked, has a checkpoint             resumed
+               the same, without a checkpoint, ended before its first iteration      restarted in this folder
+    first_4    does not exist                        a new run, if no earlier folder matches
 
-The lock is held from the look into a folder to the end of the run, so two processes never go on with the same one.
+The lock is held from the first check of a folder to the end of the run, so two processes never resume the same run.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from rl4lms_like.training.resuming.resume import (
 )
 
 N_SHOWN = 3
-"""Differences that are shown of a config."""
+"""Largest number of config differences in a message."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that the command goes on with.
+    """Unfinished run that the command resumes.
 
     Args:
-        folder: of the run.
-        checkpoint: to resume from; None where the run ended before its first iteration, and starts again.
-        lock: of the folder, held.
+        folder: folder of the run.
+        checkpoint: checkpoint to resume from; None if the run ended before its first iteration and is restarted.
+        lock: lock of the folder, already acquired.
     """
 
     folder: Path
@@ -54,18 +54,19 @@ class Begun:
 
 
 def begun(config: AnyConfig, wanted: Path) -> tuple[Begun | None, list[str]]:
-    """Looks for a run of this config among `wanted`, `wanted_2` ... that can go on.
+    """Find the first run of this config in `wanted`, `wanted_2` ... that can be resumed.
 
     Args:
-        config: of the command.
-        wanted: the folder that it names.
+        config: config of the command.
+        wanted: the folder that the command names.
 
     Returns:
-        The first run that fits, and why those before it do not.
+        The first matching run, and for each run before it the reason why it does not match.
 
     Raises:
-        CheckpointError: the run that fits has a damaged checkpoint; says which older one is intact.
-        ConfigError: its `config.json` was edited by hand.
+        CheckpointError: the matching run has a damaged checkpoint. The message names the newest older checkpoint that
+            is intact.
+        ConfigError: the `config.json` of the matching run was edited by hand.
     """
     reasons: list[str] = []
     for folder in numbered(wanted):
@@ -86,11 +87,11 @@ def begun(config: AnyConfig, wanted: Path) -> tuple[Begun | None, list[str]]:
             lock.release()
             reason = found
         reasons.append(f"{folder}: {reason}")
-    raise AssertionError("unreachable: there is always one more")
+    raise AssertionError("unreachable: numbered() is endless")
 
 
 def _unlike(config: AnyConfig, folder: Path) -> str | None:
-    """Why the run in a folder is not the command's, as far as that is seen without holding it."""
+    """Return why the run in a folder does not match, or None. This check needs no lock."""
     if (folder / FINISHED_FILE).exists():
         return "it is finished"
     try:
@@ -99,7 +100,7 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
         return f"its {CONFIG_FILE} cannot be read"
     now = to_json(masked(config.to_dict()))
     differences = other_computations(to_json(before.to_dict()), now)
-    return f"its config is another one: {_in_short(differences, now)}" if differences else None
+    return f"its config differs: {_in_short(differences, now)}" if differences else None
 
 
 def _in_short(differences: Sequence[Difference], now: Mapping[str, Any]) -> str:
@@ -113,16 +114,16 @@ def _in_short(differences: Sequence[Difference], now: Mapping[str, Any]) -> str:
 
 
 def _goes_on(config: AnyConfig, folder: Path, lock: FileLock) -> Begun | str:
-    """The run, or why it cannot go on; its lock is held."""
-    if (folder / FINISHED_FILE).exists():  # meanwhile
+    """Return the run, or the reason why it cannot be resumed. The caller holds its lock."""
+    if (folder / FINISHED_FILE).exists():  # finished since the check without the lock
         return "it is finished"
     put_names_back(folder)
     try:
         checkpoint = newest_checkpoint(folder)
     except CheckpointError:
         left_out = skipped(folder / "checkpoints")
-        return Begun(folder, None, lock) if is_untrained(folder) else f"it has no checkpoint to go on from{left_out}"
-    state = checked(checkpoint, "; --new starts another run")
+        return Begun(folder, None, lock) if is_untrained(folder) else f"it has no checkpoint to resume from{left_out}"
+    state = checked(checkpoint, "; --new starts a new run")
     refuse_edited(folder, state, own_config(folder))
     if mistake := behind_already(config.to_dict(), state, checkpoint):
         return f"{mistake.path} is {mistake.message}"

@@ -1,14 +1,14 @@
-"""Everything that changes during a run, taken out of its objects and put back.
+"""Capture and restore everything that changes during a run.
 
     weights        trained parameters, buffers, NLPO's mask model      policy.training_state()
     optimizer      moments, steps, learning rates
     algorithm      tokens, updates, KL coefficient, order of minibatches, seeds of the sampling
-    environment    where the sequence of prompts stands; what a reward with `state_dict` remembers
-    metrics        what metrics with `state_dict` remember
+    environment    position in the sequence of prompts; state of a reward with `state_dict`
+    metrics        state of metrics with `state_dict`
     random         the states of Python's, NumPy's and torch's global generators
-    update         of a run that was stopped in one: the rollout, and the steps that are done
+    update         rollout and completed steps of an interrupted update
 
-What stays as it was loaded (the reference model, a frozen base, the samples) is not part of it; digests of it are.
+What does not change (the reference model, a frozen base model, the samples) is not saved; digests of it are.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from rl4lms_like.training.resuming.states import (
 
 
 def light(run: Run) -> TrainingState:
-    """What rollouts and evaluations change: all but the weights. It stays as it is, whatever the run does then."""
+    """Capture what rollouts and evaluations change: all but the weights. Later changes of the run do not affect it."""
     generators, random_numbers = random_state()
     numbers = {"algorithm": run.algorithm.training_state(), **remembered(run), "random": random_numbers}
     return TrainingState(copy.deepcopy(numbers), generators)
 
 
 def in_update(run: Run, since: TrainingState) -> TrainingState:
-    """As `light`, between two steps of an update, which change nothing of the environment and the metrics."""
+    """Capture the state between two steps of an update, which change neither environment nor metrics."""
     generators, random_numbers = random_state()
     update: Any = run.algorithm.update
     changed = {"algorithm": run.algorithm.training_state(), "random": random_numbers, "update": update.state_dict()}
@@ -54,12 +54,12 @@ def in_update(run: Run, since: TrainingState) -> TrainingState:
 
 
 def take(run: Run, since: TrainingState, frozen: Mapping[str, str]) -> TrainingState:
-    """All that a run goes on from.
+    """Capture the complete state from which a run resumes.
 
     Args:
-        run: with the weights that it had then.
-        since: what `light` or `in_update` gave.
-        frozen: what `digests` said of the run at its start.
+        run: run whose weights are those at the time of `since`.
+        since: result of `light` or `in_update`.
+        frozen: result of `digests` at the start of the run.
     """
     moments, scalars = optimizer_state(run.policy.optimizer)
     tensors = {f"policy.{name}": tensor for name, tensor in run.policy.training_state().items()}
@@ -71,45 +71,45 @@ def take(run: Run, since: TrainingState, frozen: Mapping[str, str]) -> TrainingS
 
 
 def remembered(run: Run) -> dict[str, Any]:
-    """What environment, reward and metrics say of themselves.
+    """Return the states of environment, reward and metrics.
 
     Raises:
-        RewardError: the reward says what JSON would not give back, or a secret.
-        MetricError: a metric does.
+        RewardError: the reward's state does not survive a round trip through JSON, or contains a secret.
+        MetricError: the same holds for the state of a metric.
     """
     shared: Any = run.env  # a TextVecEnv has one sampler for all its environments
     envs = shared.state_dict() if hasattr(type(run.env), "state_dict") else run.env.env_method("state_dict")
     for env in [envs] if isinstance(envs, dict) else envs:
         if said := _unfit(env["reward"]):
-            raise RewardError(f"what the reward's state_dict() returns cannot be saved: {said}")
+            raise RewardError(f"the result of the reward's state_dict() cannot be saved: {said}")
     metrics = [state_of(metric) for metric in run.metrics]
     for metric, state in zip(run.metrics, metrics, strict=True):
         if said := _unfit(state):
-            raise MetricError(f"what {type(metric).__name__}.state_dict() returns cannot be saved: {said}")
+            raise MetricError(f"the result of {type(metric).__name__}.state_dict() cannot be saved: {said}")
     return {"env": envs, "metrics": metrics}
 
 
 def _unfit(state: Any) -> str | None:
-    """Why a component's state cannot be written to a checkpoint; None if it can."""
+    """Return why a component's state cannot be written to a checkpoint; None if it can."""
     if said := not_json(state):
-        return f"JSON would not give it back: {said}"
+        return f"it does not survive a round trip through JSON: {said}"
     if place := secret_in(state):
-        return f"{place} holds a secret, which would stand in every checkpoint; leave it out, and look it up again"
+        return f"{place} contains a secret, which every checkpoint would contain; omit it and look it up on loading"
     return None
 
 
 def put_back(run: Run, state: TrainingState, frozen: Mapping[str, str]) -> None:
-    """Makes a run, just assembled from the same config, the one that `take` saw.
+    """Restore the state captured by `take` into a run that was just assembled from the same config.
 
     Raises:
-        CheckpointError: the state is of another model, or of another pool of prompts.
+        CheckpointError: the state belongs to another model or another data pool.
     """
     try:
         _put_back(run, state.numbers, state.tensors, frozen)
     except RL4LMsLikeError:
         raise
-    except Exception as error:  # whatever a state of something else does to those who load it
-        raise CheckpointError(f"it does not fit this run: {type(error).__name__}: {error}") from error
+    except Exception as error:  # loading the state of another model can raise any exception
+        raise CheckpointError(f"it does not match this run: {type(error).__name__}: {error}") from error
 
 
 def _put_back(run: Run, numbers: dict[str, Any], tensors: dict[str, Tensor], frozen: Mapping[str, str]) -> None:
@@ -117,12 +117,12 @@ def _put_back(run: Run, numbers: dict[str, Any], tensors: dict[str, Tensor], fro
         if numbers["frozen"][what] != digest:
             raise CheckpointError(f"the {what} are not those of the run")
     if wrong := next(_unlike(run.algorithm.training_state(), numbers["algorithm"], "algorithm"), None):
-        raise CheckpointError(f"it does not fit this run: {wrong}")
+        raise CheckpointError(f"it does not match this run: {wrong}")
     _check_env(remembered(run)["env"], numbers["env"])
     _load_policy(run.policy, _part(tensors, "policy."))
     load_optimizer(run.policy.optimizer, numbers["optimizer"], _part(tensors, "optimizer."))
     run.algorithm.load_training_state(numbers["algorithm"])
-    if run.algorithm.num_timesteps:  # before, environments may still wait for the seed that their first reset gives
+    if run.algorithm.num_timesteps:  # before that, environments may still expect their seed at the first reset
         # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
         run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
         run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
@@ -135,7 +135,7 @@ def _put_back(run: Run, numbers: dict[str, Any], tensors: dict[str, Tensor], fro
 
 
 def _unlike(own: Any, saved: Any, path: str) -> Iterator[str]:
-    """Where a saved state has not the keys and types of a run's own."""
+    """Yield the places where a saved state lacks keys of the run's own state or has values of other types."""
     if isinstance(own, dict):
         if not isinstance(saved, dict) or not own.keys() <= saved.keys():
             yield f"{path} lacks keys"
@@ -143,7 +143,7 @@ def _unlike(own: Any, saved: Any, path: str) -> Iterator[str]:
             for key, value in own.items():
                 yield from _unlike(value, saved[key], f"{path}.{key}")
     elif type(own) is int:
-        if type(saved) is not int or saved < min(own, 0):  # they count, or are a generator's words
+        if type(saved) is not int or saved < min(own, 0):  # counters, or words of a generator's state
             yield f"{path} is {shown(saved)}, not a count"
     elif isinstance(own, float):
         if type(saved) not in (int, float) or not math.isfinite(saved):
@@ -167,12 +167,12 @@ def _load_policy(policy: Any, saved: dict[str, Tensor]) -> None:
         raise CheckpointError(f"its model has other weights: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
     for name, tensor in own.items():
         if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
-            raise CheckpointError(f"{name} is {tuple(saved[name].shape)} {saved[name].dtype} there")
+            raise CheckpointError(f"{name} is {tuple(saved[name].shape)} {saved[name].dtype} in the checkpoint")
         tensor.copy_(saved[name])
 
 
 def digests(run: Run) -> dict[str, str]:
-    """SHA-256 of what nothing changes."""
+    """Return SHA-256 digests of the weights and samples that do not change during the run."""
     changing = {tensor.data_ptr() for tensor in run.policy.training_state().values()}
     return frozen_digests(run.policy, changing, run.samples)
 
@@ -184,7 +184,7 @@ def _check_env(own: Any, saved: Any) -> None:
     pairs = [(own, saved)] if isinstance(own, dict) else list(zip(own, saved, strict=True))
     for mine, theirs in pairs:
         if wrong := next(_unlike(mine["sampler"], theirs["sampler"], "env.sampler"), None):
-            raise CheckpointError(f"it does not fit this run: {wrong}")
+            raise CheckpointError(f"it does not match this run: {wrong}")
 
 
 def _load_env(env: VecEnv, state: Any) -> None:

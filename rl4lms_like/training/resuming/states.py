@@ -1,10 +1,10 @@
-"""Optimizers and random generators as tensors and numbers, as checkpoints hold them; digests of what nothing changes.
+"""States of optimizers and random generators as tensors and numbers; digests of what does not change during a run.
 
-    optimizer         moments, by `optimizer.<parameter>.<name>`; steps, learning rates
+    optimizer         moments, named `optimizer.<parameter>.<name>`; steps, learning rates
     random            the states of Python's, NumPy's and torch's global generators
     frozen_digests    SHA-256 of weights that are not trained, and of the samples
 
-Both kinds of runs, RL and supervised, are saved with them.
+Checkpoints of both RL and supervised runs use these functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FROZEN = "weights that are not trained (reference, frozen base)"
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Moments by `optimizer.<parameter>.<name>`; numbers, and each group's learning rate."""
+    """Return the moments, named `optimizer.<parameter>.<name>`, and the other numbers with the learning rates."""
     state = optimizer.state_dict()
     moments, numbers = {}, {}
     for index, entries in state["state"].items():
@@ -39,7 +39,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 
 
 def _kinds(moments: dict[str, Tensor]) -> dict[str, str]:
-    """Type and shape of each; an optimizer would take any, and start without those that are missing."""
+    """Return dtype and shape of each moment. Optimizers do not check them and accept missing moments."""
     return {
         name.removeprefix("optimizer."): f"{moment.dtype} {tuple(moment.shape)}" for name, moment in moments.items()
     }
@@ -48,27 +48,27 @@ def _kinds(moments: dict[str, Tensor]) -> dict[str, str]:
 def load_optimizer(
     optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor], *, factored: bool = False
 ) -> None:
-    """Puts back what `optimizer_state` gave.
+    """Restore the state returned by `optimizer_state`.
 
     Args:
-        optimizer: over the same parameters.
-        numbers: what is no tensor.
-        moments: by `<parameter>.<name>`.
-        factored: moments may have other shapes than their parameters, as Adafactor's have.
+        optimizer: optimizer of the same parameters.
+        numbers: the part of the state that is not tensors.
+        moments: `<parameter>.<name>` -> tensor.
+        factored: whether moments may have other shapes than their parameters, as in Adafactor.
 
     Raises:
-        CheckpointError: the moments are those of other parameters.
+        CheckpointError: the moments belong to other parameters.
     """
     fresh = optimizer.state_dict()
     entries: dict[int, dict[str, Any]] = {}
     if _kinds(moments) != numbers["moments"]:
-        raise CheckpointError("the optimizer's moments are not those that were saved")
+        raise CheckpointError("the optimizer's moments differ from those that were saved")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, value in (moments | numbers["numbers"]).items():
         index, _, key = name.partition(".")
         is_whole = isinstance(value, Tensor) and value.numel() > 1 and not factored
         if is_whole and value.shape != parameters[int(index)].shape:
-            raise CheckpointError(f"the optimizer's {name} is {tuple(value.shape)} there")
+            raise CheckpointError(f"the optimizer's {name} has the shape {tuple(value.shape)} in the checkpoint")
         entries.setdefault(int(index), {})[key] = value
     for group, learning_rate in zip(fresh["param_groups"], numbers["lr"], strict=True):
         group["lr"] = float(learning_rate)
@@ -78,15 +78,15 @@ def load_optimizer(
 def frozen_digests(
     module: torch.nn.Module, changing: Collection[int], samples: Mapping[str, Sequence[Sample]]
 ) -> dict[str, str]:
-    """What is not in a checkpoint, and must be the same when a run goes on.
+    """Return digests of what is not saved in checkpoints and must be the same when a run is resumed.
 
     Args:
-        module: whose parameters are read, each once.
+        module: module whose parameters are read, each once.
         changing: `data_ptr()` of the tensors that are trained.
-        samples: by split.
+        samples: split -> samples.
 
     Returns:
-        What, in words -> SHA-256.
+        Description -> SHA-256.
     """
     texts = hashlib.sha256()
     for split, of_split in sorted(samples.items()):
@@ -103,7 +103,7 @@ def frozen_digests(
 
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The states of the global generators, by `random.<generator>`, and what of them is no tensor."""
+    """Return the states of the global generators: tensors named `random.<generator>`, and numbers."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     tensors = {
@@ -121,7 +121,7 @@ def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_random(numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Puts back what `random_state` gave, its tensors without `random.`."""
+    """Restore the state returned by `random_state`, with tensor names without the prefix `random.`."""
     version, words, gauss = numbers["python"]
     random.setstate((version, tuple(words), gauss))
     kind, position, has_gauss, cached = numbers["numpy"]
@@ -134,7 +134,7 @@ def load_random(numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 
 def _devices() -> dict[str, Any]:
-    """Kinds of accelerators that this process may have drawn on, and torch's module for each."""
+    """Return the accelerators whose generators this process may have used, with torch's module for each."""
     found: dict[str, Any] = {}
     for kind in ("cuda", "xpu"):
         module = torch.get_device_module(kind)
@@ -144,5 +144,5 @@ def _devices() -> dict[str, Any]:
 
 
 def _states_of(module: Any) -> list[Tensor]:
-    """The state of each of its generators; an Apple machine has one GPU."""
+    """Return the state of each of the module's generators; `torch.mps` has a single one."""
     return list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]

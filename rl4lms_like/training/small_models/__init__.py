@@ -1,1 +1,1 @@
-"""Models that need no hub: made, or trained from our own texts, in seconds."""
+"""Models that need no hub: created, or trained on generated texts, in seconds."""

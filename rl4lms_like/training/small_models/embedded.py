@@ -1,11 +1,11 @@
-"""Models that need no hub: `embedded/<name>` stands wherever a config names a model or tokenizer.
+"""Models that need no hub: a config can use `embedded/<name>` as the name of any model or tokenizer.
 
-    embedded/gpt2-numbers   embedded/t5-numbers    words: the numbers 0 to 49; learned that numbers often grow, a little
-    embedded/gpt2-digits    embedded/t5-digits     letters: digits, hyphen, space; random weights
-    embedded/gpt2-films     embedded/t5-films      trained on film opinions for half a minute; English words
+    embedded/gpt2-numbers   embedded/t5-numbers    words: the numbers 0 to 49; briefly trained on often growing numbers
+    embedded/gpt2-digits    embedded/t5-digits     characters: digits, hyphen, space; random weights
+    embedded/gpt2-films     embedded/t5-films      English words; trained on film opinions for half a minute
 
-A model is made when a run first asks for it, and lies in the cache from then on: `$RL4LMS_LIKE_HOME`, else
-`rl4lms_like` in `$XDG_CACHE_HOME` or `~/.cache`. One name gives the same bits everywhere.
+A model is created when a run first needs it, and then stays in the cache: `$RL4LMS_LIKE_HOME`, else `rl4lms_like` in
+`$XDG_CACHE_HOME` or `~/.cache`. A name always means bitwise the same model.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from rl4lms_like.core.disk import share
 from rl4lms_like.core.errors import ModelError
 
 PREFIX = "embedded/"
-"""What the name of an embedded model begins with."""
+"""Prefix of the names of embedded models."""
 
 NAMES = tuple(f"{PREFIX}{family}-{texts}" for texts in ("numbers", "digits", "films") for family in ("gpt2", "t5"))
-"""All of them."""
+"""Names of all embedded models."""
 
 VERSION = 1
-"""Part of the cache's folder names; changes with the bits of a model."""
+"""Part of the folder names in the cache; to be increased when the weights of a model change."""
 
 N_NUMBERS = 50
-"""Words of the models of numbers."""
+"""Number of words of the models of numbers."""
 
 Config = TypeVar("Config")
 
 
 def is_embedded(name: Any) -> bool:
-    """Whether a value of a config names an embedded model, a known one or not."""
+    """Return whether a value of a config has the prefix of embedded models; the model need not exist."""
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
 def unknown_embedded_model(name: str) -> str:
-    """What to say of a name that no embedded model has."""
+    """Return the error message for a name that no embedded model has."""
     near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in NAMES], n=1)
     hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
     return f"no embedded model has the name {name!r}; {hint}"
 
 
 def with_embedded_models(config: Config) -> Config:
-    """A config (or any dataclass) with the folder of the model in place of each `embedded/<name>`."""
+    """Return a config (or any dataclass) with the folder of the model in place of each `embedded/<name>`."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     changed: Config = dataclasses.replace(config, **{name: _resolved(value) for name, value in fields.items()})  # type: ignore[type-var]
     return changed
 
 
 def embedded_model(name: str) -> Path:
-    """The folder of an embedded model, which is made if it is not there.
+    """Return the folder of an embedded model, which is created if it does not exist.
 
     Raises:
-        ModelError: there is none of that name, or the cache cannot be read or written.
+        ModelError: no embedded model has that name, or the cache cannot be read or written.
     """
     if name not in NAMES:
         raise ModelError(unknown_embedded_model(name))
@@ -70,29 +70,29 @@ def embedded_model(name: str) -> Path:
     folder = cache_folder() / f"{family}-{texts}-v{VERSION}"
     try:
         if not (folder / "config.json").is_file():
-            print(f"making {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
+            print(f"creating {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
             _make_atomically(folder, lambda place: _make(family, texts, place))
         for file in folder.iterdir():
-            file.open("rb").close()  # another user's may be for that user alone
+            file.open("rb").close()  # files of another user may not be readable
     except OSError as error:
-        said = f"cannot make or read {name} in {folder.parent}: {error}; RL4LMS_LIKE_HOME names another folder for it"
+        said = f"cannot create or read {name} in {folder.parent}: {error}; set RL4LMS_LIKE_HOME to another folder"
         raise ModelError(said) from error
     return folder
 
 
 def cache_folder() -> Path:
-    """Where embedded models lie.
+    """Return the folder of embedded models.
 
     Raises:
-        ModelError: the folder is named after a home, and there is none.
+        ModelError: the folder is in a home directory that is unknown.
     """
     own = os.environ.get("RL4LMS_LIKE_HOME")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(own or Path(cache) / "rl4lms_like")
     try:
         return folder.expanduser() / "embedded"
-    except RuntimeError as error:  # a user whom the system does not know, as in a container
-        said = f"embedded models have no place: {folder} is below a home that is not known; RL4LMS_LIKE_HOME names one"
+    except RuntimeError as error:  # the user has no entry in the system, as in some containers
+        said = f"no folder for embedded models: the home directory of {folder} is unknown; set RL4LMS_LIKE_HOME"
         raise ModelError(said) from error
 
 
@@ -109,11 +109,11 @@ def _resolved(value: Any) -> Any:
 
 
 def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
-    """Whole or not at all, also when several processes make it at once: the first to finish wins."""
+    """Create a folder completely or not at all; if several processes create it at once, the first to finish wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        made = place / folder.name  # `mkdtemp` keeps its own for the user alone
+        made = place / folder.name  # only the user can read the folder of `mkdtemp` itself
         made.mkdir()
         make(made)
         share(made)
@@ -143,7 +143,7 @@ def _make(family: Any, texts: str, folder: Path) -> None:
 
 
 def numbers_that_often_grow(n: int, seed: int = 0) -> list[str]:
-    """Texts of 24 numbers: after each one, with probability 0.6, one that is larger by 1 to 4; else any number."""
+    """Return texts of 24 numbers; with probability 0.6 a number is larger than the last by 1 to 4, else any number."""
     rng = random.Random(f"{seed}-numbers")
     texts = []
     for _ in range(n):

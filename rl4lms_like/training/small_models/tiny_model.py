@@ -1,6 +1,6 @@
-"""A tokenizer and a small random model for texts of our own, made in a moment.
+"""Create a tokenizer and a small random model for generated texts.
 
-tokenizer   byte-level (one token a frequent word, bytes for all others) or a short list of words; id 0 begins, ends
+tokenizer   byte-level (one token per frequent word, bytes for all others) or a short list of words; id 0 begins, ends
             and pads a text
 model       GPT-2 or T5, a few layers, no dropout
 """
@@ -30,11 +30,11 @@ Family = Literal["gpt2", "t5"]
 
 
 def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer whose tokens are the most frequent words of `texts`, each with its leading space.
+    """Return a byte-level tokenizer with the most frequent words of `texts`, each with its leading space, as tokens.
 
-    Words beyond `vocab_size` are spelled in bytes, so every text can be encoded and decoded without loss. Whole words
-    instead of merges halve the vocabulary that a given corpus needs, and keep a small model from joining word pieces
-    to words that do not exist.
+    Words beyond `vocab_size` are encoded as bytes, so every text can be encoded and decoded without loss. Compared with
+    merges, whole words halve the vocabulary that a given corpus needs, and prevent a small model from joining word
+    pieces to words that do not exist.
     """
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     counts = Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
@@ -49,11 +49,11 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTo
 
 
 def make_word_tokenizer(words: Sequence[str], *, separated: bool = True) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows these words; every other word is read as the special token.
+    """Return a tokenizer for these words; every other word is encoded as the special token.
 
     Args:
         words: one token each.
-        separated: words stand between spaces; otherwise they follow each other, as letters do.
+        separated: words are separated by spaces; if false, each character is a word.
     """
     vocabulary = {token: id for id, token in enumerate([SPECIAL_TOKEN, *words])}
     backend = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=SPECIAL_TOKEN))
@@ -85,7 +85,7 @@ def make_model(
     n_positions: int = 96,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """A small model without dropout, its weights drawn from `seed` alone. Torch's own generator is left as it was."""
+    """Return a small model without dropout, with weights drawn from `seed`. Torch's global generator is unchanged."""
     make = _t5 if family == "t5" else _gpt2
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -93,7 +93,7 @@ def make_model(
 
 
 def _gpt2(vocab_size: int, n_layer: int, n_embd: int, n_head: int, n_positions: int) -> PreTrainedModel:
-    """Weights of 0.1 suit a width of 64 (GPT-2's 0.02 is for 768); the activation is GPT-2's own, in one kernel."""
+    """Return a GPT-2 with weights scaled for a width of 64 and GPT-2's activation in one kernel."""
     config = GPT2Config(
         vocab_size=vocab_size,
         n_layer=n_layer,
@@ -101,7 +101,7 @@ def _gpt2(vocab_size: int, n_layer: int, n_embd: int, n_head: int, n_positions: 
         n_head=n_head,
         n_positions=n_positions,
         activation_function="gelu_pytorch_tanh",
-        initializer_range=0.1,
+        initializer_range=0.1,  # GPT-2's 0.02 is for a width of 768
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -113,7 +113,7 @@ def _gpt2(vocab_size: int, n_layer: int, n_embd: int, n_head: int, n_positions: 
 
 
 def _t5(vocab_size: int, n_layer: int, n_embd: int, n_head: int, n_positions: int) -> PreTrainedModel:
-    """`n_layer` encoder and `n_layer` decoder layers; positions are relative, so `n_positions` is only recorded."""
+    """Return a T5 with `n_layer` encoder and decoder layers; positions are relative, `n_positions` is only recorded."""
     config = T5Config.from_dict(
         {
             "vocab_size": vocab_size,

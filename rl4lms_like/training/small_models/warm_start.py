@@ -1,10 +1,10 @@
-"""A small language model from nothing but our own texts, in seconds on one CPU thread.
+"""Train a small language model on generated texts, in seconds on one CPU thread.
 
     film_opinions(n, seed) -> make_tokenizer -> make_model -> train_language_model -> folder for `from_pretrained`
 
 Two families: `gpt2` learns whole texts; `t5` reads the first words of a text and learns to write the rest. One token,
-id 0, ends a text and pads it. One seed gives the same bits on every run: weights, batches and prompt
-lengths come from generators made here, and the work is done by one thread.
+id 0, ends and pads texts. Results are bitwise reproducible for a seed: weights, batches and prompt lengths come from
+generators created here, and only one thread is used.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from rl4lms_like.data_pools.film_opinions import film_opinions, split_opinion
 from rl4lms_like.training.small_models.tiny_model import Family, make_model, make_tokenizer
 
 RECORD = "warm_start.json"
-"""Beside the model: settings, held-out perplexity and the files' checksums; written last."""
+"""File next to the model with settings, held-out perplexity and the files' checksums; written last."""
 
 Progress = Callable[[int, int, float], None]
-"""Called with (steps done, steps in all, loss in nats per token)."""
+"""Function called with (steps done, total steps, loss in nats per token)."""
 
 Example = tuple[list[int], list[int]]
-"""Ids the model reads and ids it learns to write; a causal model reads what it writes, its first list is empty."""
+"""Input ids and target ids; for a causal model, which reads its targets, the first list is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStartSettings:
-    """Everything that decides a warm start's weights.
+    """All settings that determine the weights of a warm start.
 
     Args:
         family: `gpt2` or `t5` (`n_layer` encoder and as many decoder layers).
         seed: of texts, weights and batches.
-        n_texts: opinions to learn from.
-        n_held_out: opinions whose openings are not among them, for the perplexity.
-        vocab_size: largest vocabulary.
+        n_texts: number of film opinions to train on.
+        n_held_out: number of opinions with other openings, for the perplexity.
+        vocab_size: maximum size of the vocabulary.
         n_layer: transformer layers.
         n_embd: width.
         n_head: attention heads.
-        n_positions: longest text of `gpt2`, tokens.
+        n_positions: maximum text length of `gpt2` in tokens.
         steps: optimizer steps.
-        lr: highest learning rate.
+        lr: maximum learning rate.
         batch_size: texts per step.
     """
 
@@ -72,15 +72,15 @@ class WarmStartSettings:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A folder that `AutoModel*.from_pretrained` and `AutoTokenizer.from_pretrained` load.
+    """Model folder for `AutoModel*.from_pretrained` and `AutoTokenizer.from_pretrained`.
 
     Args:
-        folder: where it lies.
-        settings: what it was made with.
+        folder: path of the folder.
+        settings: settings of the training.
         perplexity: per token, on held-out texts.
-        n_parameters: of the model.
-        seconds: time it took to make, when it was made.
-        reused: it was there already, intact and made with the same settings.
+        n_parameters: number of parameters of the model.
+        seconds: duration of the training.
+        reused: an intact folder with the same settings already existed.
     """
 
     folder: Path
@@ -94,7 +94,7 @@ class WarmStart:
 def make_warm_start(
     folder: str | Path, settings: WarmStartSettings | None = None, *, progress: Progress | None = None
 ) -> WarmStart:
-    """Trains a model on film opinions and saves it with its tokenizer; reuses an intact folder of the same settings."""
+    """Train a model on film opinions and save it with its tokenizer; reuse an intact folder with the same settings."""
     folder, settings = Path(folder), settings or WarmStartSettings()
     return _found(folder, settings) or _made(folder, settings, progress)
 
@@ -110,15 +110,17 @@ def train_language_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Maximum likelihood by AdamW, in place: linear warm-up, then linear decay to 0; loss on real tokens and the end.
+    """Train a model in place by maximum likelihood, with AdamW, linear warm-up and linear decay to 0.
+
+    The loss is over real tokens and the end token.
 
     Args:
         model: causal (learns whole texts) or encoder-decoder (reads a text's first words, learns the rest).
-        tokenizer: its id 0 ends and pads.
-        texts: what to learn; a causal model's must fit its positions.
+        tokenizer: its id 0 ends and pads texts.
+        texts: training texts; for a causal model they must fit its positions.
         steps: optimizer steps.
-        lr: highest learning rate.
-        batch_size: texts per step; texts of similar length share a batch.
+        lr: maximum learning rate.
+        batch_size: texts per step; batches have texts of similar length.
         seed: of batches and prompt lengths.
         progress: called after every step.
     """
@@ -146,7 +148,7 @@ def train_language_model(
 def perplexity(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, seed: int = 0
 ) -> float:
-    """Exp of the mean loss per learned token (for a causal model, all but a text's first), the end included."""
+    """Return exp of the mean loss per target token (for a causal model, all but a text's first), the end included."""
     examples = _examples(model, tokenizer, texts, seed)
     with one_thread():
         losses = [_losses(model, examples[start : start + 50]) for start in range(0, len(examples), 50)]
@@ -155,7 +157,7 @@ def perplexity(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch on one thread: fastest for models this small, and one order of summation, so one result."""
+    """Run torch on one thread: fastest for small models, and reproducible because the order of summation is fixed."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -177,7 +179,7 @@ def _examples(
 
 
 def _batches(examples: Sequence[Example], batch_size: int, seed: int) -> Iterator[list[Example]]:
-    """Endless epochs of batches whose examples have similar lengths."""
+    """Yield endless epochs of batches of examples with similar lengths."""
     rng = random.Random(f"{seed}-batches")
     while True:
         shuffled = rng.sample(examples, len(examples))
@@ -189,7 +191,7 @@ def _batches(examples: Sequence[Example], batch_size: int, seed: int) -> Iterato
 
 
 def _losses(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
-    """Negative log-likelihood `[n_tokens]` of the learned tokens, in nats. Padding is on the right."""
+    """Return the negative log-likelihood `[n_tokens]` of the target tokens in nats. Padding is on the right."""
     ids, mask = _padded([written for _, written in batch])
     if model.config.is_encoder_decoder:
         prompt_ids, prompt_mask = _padded([read for read, _ in batch])
@@ -203,7 +205,7 @@ def _losses(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids `[n, length]`, padded with 0, and the mask of real ones."""
+    """Return ids `[n, length]`, padded with 0, and the mask of real tokens."""
     lengths = torch.tensor([len(row) for row in rows])
     width = int(lengths.max())
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
@@ -263,7 +265,7 @@ def _found(folder: Path, settings: WarmStartSettings) -> WarmStart | None:
 
 
 def _fingerprint(settings: WarmStartSettings) -> dict[str, int | float | str]:
-    """The settings and the grammar that the texts come from."""
+    """Return the settings, and the hash of the grammar that generates the texts."""
     return {**asdict(settings), "grammar": hashlib.sha256(film_grammar.TABLE.encode()).hexdigest()}
 
 

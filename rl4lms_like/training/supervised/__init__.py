@@ -1,1 +1,1 @@
-"""Supervised fine-tuning: references learned with transformers' Trainer, evaluated as any run."""
+"""Supervised fine-tuning on references with transformers' Trainer."""

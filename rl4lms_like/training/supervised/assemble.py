@@ -1,4 +1,4 @@
-"""From a supervised config to the objects of its run.
+"""Construction of the objects of a supervised run from its config.
 
 SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples ─ examples ─ model ─> SupervisedRun
 """
@@ -38,23 +38,23 @@ from rl4lms_like.training.supervised.examples import ExampleEncoder, Examples
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
 
 NO_LIMIT = 1_000_000
-"""Tokenizers and models without a length limit: about 1e30 tokens, or no such field."""
+"""Length limit, in tokens, of tokenizers and models without one. Their own value is about 1e30, or missing."""
 
 
 @dataclass(frozen=True)
 class SupervisedRun:
-    """Everything a supervised trainer needs.
+    """Objects that a supervised trainer needs.
 
     Args:
-        config: what it was assembled from.
-        tokenizer: of prompts, references and responses.
-        samples: by split, `train`, `val` and `test`.
-        examples: of `train`, to learn from, and of `val`, for its loss.
-        metrics: computed at each evaluation.
-        writer: writes with the model that is trained.
-        max_prompt_length: tokens; longer prompts are cut.
-        eos_token_ids: what ends a response.
-        post_processor: what is done to each response before it is scored and kept; None: nothing.
+        config: config of the run.
+        tokenizer: tokenizer of prompts, references and responses.
+        samples: `train`, `val` and `test` -> samples.
+        examples: training examples of `train`, and examples of `val` for its loss.
+        metrics: metrics computed at each evaluation.
+        writer: generates text with the model that is trained.
+        max_prompt_length: tokens; longer prompts are truncated.
+        eos_token_ids: tokens that end a response.
+        post_processor: applied to each response before it is scored and saved; None: none.
     """
 
     config: SupervisedConfig
@@ -69,30 +69,30 @@ class SupervisedRun:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The language model that is trained."""
+        """Language model that is trained."""
         return self.writer.model
 
     def training_arguments(self, output_dir: str | Path) -> Any:
-        """The `TrainingArguments` of the run, with checkpoints in `output_dir`."""
+        """Create the `TrainingArguments` of the run, with checkpoints in `output_dir`."""
         return make_training_arguments(self.config, output_dir, has_val=bool(self.samples["val"]))
 
 
 def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
-    """Builds the objects of a supervised run.
+    """Build the objects of a supervised run.
 
     Raises:
-        ConfigError: the config asks for what does not fit together.
+        ConfigError: settings of the config are not compatible.
         DataPoolError: a data pool could not be prepared, or has no references to learn from.
-        MissingExtraError: the Trainer's own dependency, or one of a metric, is not installed.
-        NotReadyError: several components lack something.
-        ModelError: a model or tokenizer cannot be loaded, or they do not fit each other.
+        MissingExtraError: a dependency of the Trainer or of a metric is not installed.
+        NotReadyError: several components lack resources.
+        ModelError: a model or tokenizer cannot be loaded, or they do not match.
         ComponentError: a metric or the post-processor could not be built.
     """
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
     config = with_embedded_models(config)
-    set_random_seed(config.seed)  # what a user's components draw from the global generators
+    set_random_seed(config.seed)  # user components may use the global generators
     components = build_components(config)
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
@@ -129,12 +129,12 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
 
 
 def check_settings(config: SupervisedConfig) -> None:
-    """What only torch and transformers know to be wrong, before anything is loaded.
+    """Check the settings that need torch and transformers, before anything is loaded.
 
     Raises:
-        ConfigError: with every mistake.
-        MissingExtraError: the Trainer's own dependency, or one of a metric, is not installed.
-        NotReadyError: several components lack something.
+        ConfigError: lists every mistake.
+        MissingExtraError: a dependency of the Trainer or of a metric is not installed.
+        NotReadyError: several components lack resources.
     """
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
     mistakes = [Mistake(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
@@ -149,10 +149,10 @@ def check_settings(config: SupervisedConfig) -> None:
 
 
 def supervised_device_mistakes(device: str, *, here: bool = True) -> list[Mistake]:
-    """What is wrong with the device of a supervised run: on this machine, or on all of them where `here` is false."""
+    """Return the mistakes in the device of a supervised run; those on every machine only, if `here` is False."""
     mistakes = device_mistakes(device, here=False)
     if not mistakes and device != "auto" and torch.device(device).index:
-        said = "a supervised run takes the first GPU it sees: write cuda, and choose by CUDA_VISIBLE_DEVICES"
+        said = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
         mistakes = [Mistake("device", said)]
     return mistakes or (device_mistakes(device) if here else [])
 
@@ -160,7 +160,7 @@ def supervised_device_mistakes(device: str, *, here: bool = True) -> list[Mistak
 def example_encoder(
     config: SupervisedConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, ends: list[int]
 ) -> ExampleEncoder:
-    """How samples become examples, within what tokenizer and model can take.
+    """Create the encoder of examples, within the length limits of tokenizer and model.
 
     Raises:
         ConfigError: the responses leave no room for a prompt.
@@ -179,17 +179,17 @@ def example_encoder(
 
 
 def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
-    """The longest text that both the tokenizer and the model can take, in tokens."""
+    """Return the largest number of tokens that both the tokenizer and the model accept."""
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
     return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)
 
 
 def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
-    """Tokens of the longest prompt; a causal model's response still fits behind it.
+    """Return the largest prompt length in tokens, such that a causal model's response fits after the prompt.
 
     Args:
-        config: of the run.
-        limit: tokens that the tokenizer and the model can take.
+        config: config of the run.
+        limit: largest number of tokens that the tokenizer and the model accept.
     """
     asked = min(config.tokenizer.max_length or limit, limit)
     if config.alg.model_type == "seq2seq" or limit == NO_LIMIT:
@@ -198,13 +198,13 @@ def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
         config.alg.generation_kwargs, max_new_tokens=None, eos_token_ids=(), is_encoder_decoder=False
     )["max_new_tokens"]
     if response >= limit:
-        said = f"responses of {response} tokens leave no room for a prompt: the model takes {limit} in all"
+        said = f"responses of {response} tokens leave no room for a prompt: the model takes {limit} in total"
         raise ConfigError([Mistake("alg.generation_kwargs.max_new_tokens", said)])
     return int(min(asked, limit - response))
 
 
 def _build_model(config: SupervisedConfig, model_config: PretrainedConfig) -> PreTrainedModel:
-    """The model with its checkpoint's dropout, and its adapters if there are any, drawn from the run's seed."""
+    """Load the model with its checkpoint's dropout, and initialize adapters, if configured, from the run's seed."""
     model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
     if config.alg.peft is not None:
         refuse_unknown_layers([model], config.alg.peft)
@@ -214,7 +214,7 @@ def _build_model(config: SupervisedConfig, model_config: PretrainedConfig) -> Pr
 
 
 def check_family(config: SupervisedConfig, model_config: PretrainedConfig) -> None:
-    """Raises a `ConfigError` where the model is not of the family that `model_type` says."""
+    """Raise a `ConfigError` if the model is not of the family given by `model_type`."""
     kind: Literal["seq2seq", "causal"] = "seq2seq" if model_config.is_encoder_decoder else "causal"
     if kind != config.alg.model_type:
         said = f"{config.alg.model_name!r} is a {kind} model: write {kind}, or name another model"
@@ -224,14 +224,14 @@ def check_family(config: SupervisedConfig, model_config: PretrainedConfig) -> No
 def _check_examples(
     config: SupervisedConfig, examples: Mapping[str, Examples], samples: Mapping[str, list[Sample]]
 ) -> None:
-    """There is something to choose the best checkpoint by."""
+    """Check that the metric that selects the best checkpoint can be computed."""
     arguments = make_training_arguments(config, "checkpoints")
     wanted = arguments.metric_for_best_model
     if wanted is None:
         return
     if not samples["val"]:
-        said = f"nothing to choose by: the data pool {config.datapool.id!r} has no samples in the split 'val'"
+        said = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
         raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", said)])
     if wanted.removeprefix("eval_") == "loss" and not examples["val"].rows:
-        said = "there is no loss to choose by: no sample of the split 'val' has a reference; name a metric"
+        said = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
         raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", said)])

@@ -1,12 +1,12 @@
-"""Prompts and references as token ids to learn from: one example for each reference of a sample.
+"""Encoding of prompts and references as training examples, one for each reference of a sample.
 
     causal    input_ids   prompt   reference   end      labels   -100 ...   reference   end
     seq2seq   input_ids   prompt                        labels   reference   end
 
-Prompts are encoded as environments and evaluations encode them, references on their own: where a policy writes, its
-first token follows the prompt's last one, and no token reaches over the border. A label of -100 is not learned. Labels
-are told from padding by their place, never by their id, so the end is learned also where it is the pad token. The
-first token of a causal example has none: nothing stands before it that could predict it.
+Prompts are encoded as in environments and evaluations, and references separately, so that no token spans the boundary
+between them, as in generation. Labels of -100 are ignored by the loss. Padding is recognized by its position, never by
+its id, so that the end token is learned even if it is the pad token. The first token of a causal example has no label,
+because no token precedes it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 
 NOT_LEARNED = -100
-"""The label that transformers' losses leave out."""
+"""Label that transformers' losses ignore."""
 
 Example: TypeAlias = "dict[str, list[int]]"
-"""`input_ids` and `labels`, not padded."""
+"""`input_ids` and `labels` without padding."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a split teaches, and what did not fit.
+    """Examples of a split, and the numbers of samples that were truncated or not used.
 
     Args:
         rows: the examples, in the order of the samples.
-        n_without_reference: samples that teach nothing.
-        n_shorter_prompts: examples whose prompt was cut further, so that the reference fits behind it.
-        n_cut_references: examples whose reference was cut; no end follows there.
+        n_without_reference: number of samples without a reference, which give no examples.
+        n_shorter_prompts: number of examples whose prompt was truncated further to make room for the reference.
+        n_cut_references: number of examples whose reference was truncated; these have no end token.
     """
 
     rows: list[Example] = field(default_factory=list)
@@ -47,31 +47,31 @@ class Examples:
 
     @property
     def n_learned(self) -> int:
-        """Tokens with a label."""
+        """Number of tokens with a label."""
         return sum(label != NOT_LEARNED for row in self.rows for label in row["labels"])
 
     def notices(self, split: str) -> list[str]:
-        """What a reader should know of them, one line each."""
+        """Return log lines about truncated and unused samples."""
         lines = (
-            (self.n_without_reference, "samples have no reference and teach nothing"),
-            (self.n_shorter_prompts, "prompts were cut further, so that their references fit into the model"),
-            (self.n_cut_references, "references were cut, because they do not fit into the model; no end follows them"),
+            (self.n_without_reference, "samples have no reference and are not used"),
+            (self.n_shorter_prompts, "prompts were truncated further to make room for their references"),
+            (self.n_cut_references, "references were truncated to the model's maximum length; they have no end token"),
         )
         return [f"{split}: {n} {what}" for n, what in lines if n]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleEncoder:
-    """Makes examples of samples.
+    """Encodes samples as training examples.
 
     Args:
-        tokenizer: of prompts and references.
-        is_encoder_decoder: the model's family.
-        max_prompt_length: tokens; longer prompts are cut on the tokenizer's `truncation_side`.
-        max_length: tokens of a whole causal example, or of a seq2seq model's reference.
-        end_token_id: what follows a reference; None: nothing.
-        separator: between prompt and reference of a causal model; None: a space where there is no white space.
-        loss_on_prompt: a causal model learns the prompt's tokens too.
+        tokenizer: tokenizer of prompts and references.
+        is_encoder_decoder: whether the model is an encoder-decoder.
+        max_prompt_length: tokens; longer prompts are truncated on the tokenizer's `truncation_side`.
+        max_length: largest number of tokens of a causal example, or of a seq2seq model's reference.
+        end_token_id: token appended to each reference; None: none.
+        separator: text between prompt and reference of a causal model; None: a space if there is no white space.
+        loss_on_prompt: whether a causal model also learns the tokens of the prompt.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -83,7 +83,7 @@ class ExampleEncoder:
     loss_on_prompt: bool = False
 
     def encode(self, samples: Sequence[Sample]) -> Examples:
-        """The examples of some samples."""
+        """Encode samples, one example for each of their references."""
         prompts = [sample.prompt_or_input_text for sample in samples]
         prompt_ids = (
             [ids.tolist() for ids in self._layout(self.max_prompt_length).encode_all(prompts)] if prompts else []
@@ -107,13 +107,13 @@ class ExampleEncoder:
         return TextLayout(self.tokenizer, max_prompt_length, 1, prompt_truncation_side=side)
 
     def _references(self, prompts: Sequence[str], references: Sequence[str]) -> list[list[int]]:
-        """Ids of the references, their ends included."""
+        """Encode the references, including their end tokens."""
         if not references:
             return []
         end = [] if self.end_token_id is None else [self.end_token_id]
         if self.is_encoder_decoder:
             rows = self.tokenizer(text_target=list(references), verbose=False)["input_ids"]
-            # some families put a language token behind the end
+            # some models append a language token after the end token
             return [list(ids) if set(end) & set(ids[-2:]) else [*ids, *end] for ids in rows]
         spaced = self._spaces_by_itself()
         texts = [self._behind(*pair, spaced=spaced) for pair in zip(prompts, references, strict=True)]
@@ -121,7 +121,7 @@ class ExampleEncoder:
         return [[*ids, *end] for ids in rows]
 
     def _behind(self, prompt: str, reference: str, *, spaced: bool) -> str:
-        """The reference as it stands behind its prompt."""
+        """Return the reference with the separator that follows its prompt."""
         if self.separator is not None:
             return self.separator + reference
         if spaced or not prompt or not reference or prompt[-1].isspace() or reference[0].isspace():
@@ -129,12 +129,12 @@ class ExampleEncoder:
         return f" {reference}"
 
     def _spaces_by_itself(self) -> bool:
-        """Whether a text's first token begins with a space that is not in the text, as SentencePiece's do."""
+        """Return True if the tokenizer adds a space before the first token, as SentencePiece does."""
         ids = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         return " " in str(self.tokenizer.decode([*ids, *ids])).strip()
 
     def _fitting(self, text: str, prompt: list[int], reference: list[int]) -> tuple[list[int], list[int]]:
-        """Prompt and reference of at most `max_length` tokens: first the prompt gives way, down to one token."""
+        """Truncate to `max_length` tokens: first the prompt, down to one token, then the reference."""
         least = min(len(prompt), self.tokenizer.num_special_tokens_to_add() + 1)
         reference = reference[: max(self.max_length - least, 1)]
         room = self.max_length - len(reference)
@@ -150,14 +150,13 @@ class ExampleEncoder:
 
 
 class ExampleCollator:
-    """Examples as one batch, padded on the right: `input_ids`, `attention_mask`, `labels`, all `[n, length]`.
+    """Collates examples, padded on the right: `input_ids`, `attention_mask`, `labels`, all `[n, length]`.
 
-    Batches of a seq2seq model also have `decoder_input_ids`: the start token, then the labels but the last, as
-    `generate` reads them.
+    Batches of a seq2seq model also have `decoder_input_ids`: the labels shifted right, after the start token.
 
     Args:
-        pad_token_id: fills `input_ids`; labels are filled with -100.
-        start_token_id: of a seq2seq model's decoder; None for causal models.
+        pad_token_id: padding of `input_ids`; labels are padded with -100.
+        start_token_id: start token of a seq2seq model's decoder; None for causal models.
     """
 
     def __init__(self, pad_token_id: int, start_token_id: int | None = None) -> None:
@@ -165,7 +164,7 @@ class ExampleCollator:
         self.start_token_id = start_token_id
 
     def __call__(self, rows: Sequence[Example]) -> dict[str, Tensor]:
-        """The batch."""
+        """Collate examples into a batch."""
         ids = [row["input_ids"] for row in rows]
         labels = _padded([row["labels"] for row in rows], NOT_LEARNED)
         batch = {
@@ -181,7 +180,7 @@ class ExampleCollator:
 
 
 def n_learned(labels: Tensor) -> Tensor:
-    """How many labels are learned, as a tensor without dimensions."""
+    """Count the labels that are not ignored, as a 0-dimensional tensor."""
     return (labels != NOT_LEARNED).sum()
 
 

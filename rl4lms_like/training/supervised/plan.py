@@ -1,6 +1,6 @@
-"""What a supervised config amounts to, before a weight is loaded: examples, tokens, optimizer steps.
+"""Size of a supervised run, computed before weights are loaded: examples, tokens, optimizer steps.
 
-The data pool is prepared and its first examples are encoded, so this knows what the run will see.
+The data pool is prepared and its first samples are encoded.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from rl4lms_like.training.config.run_config import SupervisedConfig
 from rl4lms_like.training.data_summary import prompt_lengths
 
 FoundSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
-"""Split -> its samples; None where they are not on this machine."""
+"""Split -> samples; None if the data are not on this machine."""
 
 N_ENCODED = 2000
-"""Samples that are encoded to estimate the number of tokens."""
+"""Number of samples that are encoded to estimate the number of tokens."""
 
 
 @dataclass(frozen=True)
 class SupervisedPlan:
-    """The arithmetic of one run.
+    """Size of a supervised run.
 
     Args:
-        n_samples: of the split `train`.
-        n_examples: one for each reference.
+        n_samples: number of samples in the split `train`.
+        n_examples: number of examples, one for each reference.
         tokens_per_epoch: learned tokens, estimated from the first samples.
-        prompts: how long they are, in words.
+        prompts: description of the prompts' lengths.
         batch_size: examples per optimizer step.
         n_epochs: passes over the examples; the last one may be partial.
-        steps: optimizer steps.
+        steps: number of optimizer steps.
     """
 
     n_samples: int
@@ -45,7 +45,7 @@ class SupervisedPlan:
     steps: int
 
     def lines(self) -> list[tuple[str, str]]:
-        """What and how much, for people."""
+        """Return the plan as lines of name and value."""
         return [
             ("examples", f"{self.n_examples:,} references of {self.n_samples:,} samples"),
             ("prompts", self.prompts),
@@ -56,15 +56,15 @@ class SupervisedPlan:
 
 
 def plan_supervised(config: SupervisedConfig, find: Callable[[], FoundSamples]) -> SupervisedPlan:
-    """The arithmetic of a config.
+    """Compute the size of the run of a config.
 
     Args:
-        config: of the run.
-        find: prepares the samples of all splits; called last. None: they are not on this machine.
+        config: config of the run.
+        find: prepares the samples of all splits; called last. Returns None if the data are not on this machine.
 
     Raises:
         ConfigError: `training_args` have mistakes.
-        RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; says which.
+        RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
     """
     from rl4lms_like.policies.loading import load_model_config
     from rl4lms_like.training.assemble import build_tokenizer, end_tokens, load_generation_config
@@ -81,7 +81,7 @@ def plan_supervised(config: SupervisedConfig, find: Callable[[], FoundSamples]) 
     encoder = example_encoder(config, tokenizer, model_config, ends)
     found = find()
     if found is None:
-        raise DataPoolError("the data were not looked at")
+        raise DataPoolError("the data were not loaded")
     samples = found["train"]
     examples = sum(len(sample.references) for sample in samples)
     encoded = encoder.encode(samples[:N_ENCODED])
@@ -108,7 +108,7 @@ def check_supervised_weights(config: SupervisedConfig) -> None:
     """Refuse a model in a local folder that lacks weights.
 
     Raises:
-        ModelError: names them.
+        ModelError: weights are missing; the message names them.
     """
     from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model_config
     from rl4lms_like.training.small_models.embedded import with_embedded_models
@@ -116,20 +116,20 @@ def check_supervised_weights(config: SupervisedConfig) -> None:
     model_name = with_embedded_models(config).alg.model_name
     try:
         model_config = load_model_config(model_name, local_files_only=True)
-    except ModelError:  # there is no plan either, which says so
+    except ModelError:  # `described` reports this error
         return
     check_model_weights(auto_class_of(model_config), model_name)
 
 
 def described(config: SupervisedConfig, find: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
-    """The plan's lines, or the reason why there is none.
+    """Return the lines of the plan, or the reason why there is none.
 
     Raises:
         ConfigError: `training_args` or the device's name have mistakes.
     """
     from rl4lms_like.training.supervised.assemble import supervised_device_mistakes
 
-    elsewhere = not supervised_device_mistakes(config.device, here=False)  # a mistake on this machine only, if any
+    elsewhere = not supervised_device_mistakes(config.device, here=False)  # the device may exist on another machine
     try:
         return plan_supervised(replace(config, device="cpu") if elsewhere else config, find).lines()
     except ConfigError:

@@ -1,6 +1,6 @@
-"""transformers' Trainer as a supervised run uses it: with our loss, our evaluation beside it, and our files.
+"""Subclass of transformers' Trainer for supervised runs, with our loss, evaluation and checkpoint files.
 
-compute_loss ─ sum over learned tokens / their number in the whole step, or in the whole of `val`
+compute_loss ─ sum over learned tokens / their number in the optimizer step, or in all of `val`
 
 Trainer.evaluate ─ loss of `val` ─┬─ early stopping, best checkpoint
 SupervisedTrainer.evaluate ───────┘  scores under `eval_<key>`
@@ -40,25 +40,25 @@ LOGGED = {
     "learning_rate": "train/learning_rate",
     "epoch": "supervised/epoch",
 }
-"""The Trainer's names -> ours."""
+"""Name of a value in the Trainer's logs -> metric key."""
 STEP_RATE = "time/steps_per_s"
 SHOWN_EVERY_S = 10.0
-"""Seconds after which a step is shown on the console without being logged."""
+"""Seconds between steps that are shown on the console without being logged."""
 
 
 class ReferenceTrainer(Trainer):
-    """transformers' Trainer, with our loss, our evaluation beside it and our way of saving.
+    """transformers' Trainer with our loss, evaluation and checkpoints.
 
-    The models' own losses do not serve: those of T5 and others are means over a micro-batch whatever the Trainer tells
-    them, which it adds up as if they were shares of a step.
+    The losses of some models, such as T5, are means over a micro-batch and ignore `num_items_in_batch`. The Trainer
+    would sum them up as if they were normalized by the tokens of the whole step. This class computes the loss itself.
 
     Args:
         owner: evaluates and saves.
-        **arguments: of `Trainer`.
+        **arguments: arguments of `Trainer`.
 
     Raises:
-        ValueError: the optimizer refuses its arguments.
-        ImportError: it needs a package that is not installed.
+        ValueError: the optimizer rejects its arguments.
+        ImportError: the optimizer needs a package that is not installed.
     """
 
     loss_is_scaled_for_ga = True
@@ -67,27 +67,27 @@ class ReferenceTrainer(Trainer):
         super().__init__(**arguments)
         self.owner = owner
         self.save_total_limit = self.args.save_total_limit
-        self.args.save_total_limit = None  # the Trainer would delete what others wrote behind a link
+        self.args.save_total_limit = None  # the Trainer would also delete files of others behind a link
         self.n_learned: Any = 0
         self.step_loss: Any = 0.0
         self.going_on: GoingOn | None = None
         self.epoch_began = random_state()
-        self.model_accepts_loss_kwargs = True  # so the Trainer counts the tokens of a step for `compute_loss`
+        self.model_accepts_loss_kwargs = True  # the Trainer then passes `num_items_in_batch`
         self.create_optimizer()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.n_learned = self.n_learned + n_learned(inputs["labels"])
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.step_loss = self.step_loss + loss  # of micro-batches, each its share of the step's mean
+        self.step_loss = self.step_loss + loss  # each micro-batch is normalized by the step's tokens
         return loss
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The cross-entropy of the learned tokens, as their share of the mean over `num_items_in_batch` of them.
+        """Compute the summed cross-entropy of the learned tokens, divided by `num_items_in_batch`.
 
         Raises:
-            ModelError: it is no finite number in training.
+            ModelError: the loss is not finite during training.
         """
         inputs = dict(inputs)
         labels = inputs.pop("labels")
@@ -107,7 +107,7 @@ class ReferenceTrainer(Trainer):
         if model.training and not torch.isfinite(loss):
             raise ModelError(
                 f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken. "
-                f"Lower {PATH}.learning_rate, or see what the references are"
+                f"Lower {PATH}.learning_rate, or check the references"
             )
         return (loss, outputs) if return_outputs else loss
 
@@ -121,7 +121,7 @@ class ReferenceTrainer(Trainer):
     ) -> EvalLoopOutput:
         metrics: dict[str, float] = {}
         if n := len(dataloader.dataset):
-            with seeded(0, self.args.device):  # a data loader draws, and dropout would draw other numbers after it
+            with seeded(0, self.args.device):  # the data loader must not advance the generator of dropout
                 metrics[f"{metric_key_prefix}_loss"] = self._mean_loss(dataloader)
         for key, score in self.owner.evaluate(("val",))["val"].scores.items():
             metrics[f"{metric_key_prefix}_{key}"] = self._comparable(score)
@@ -130,7 +130,7 @@ class ReferenceTrainer(Trainer):
 
     @torch.no_grad()
     def _mean_loss(self, dataloader: Any) -> float:
-        """The loss per learned token, all tokens alike."""
+        """Compute the mean loss over all learned tokens."""
         model = self.owner.run.model.eval()
         total, n = 0.0, 0
         for inputs in dataloader:
@@ -140,7 +140,7 @@ class ReferenceTrainer(Trainer):
         return total / max(n, 1)
 
     def _comparable(self, score: Any) -> float:
-        """A score that is no number, as NaN, is never the best one."""
+        """Return the score, or the worst value if it is not a number, so that NaN is never the best score."""
         if isinstance(score, (int, float)) and not math.isnan(score):
             return float(score)
         return -math.inf if self.args.greater_is_better else math.inf
@@ -156,14 +156,14 @@ class ReferenceTrainer(Trainer):
         self.remove_older()
 
     def remove_older(self) -> None:
-        """Removes checkpoints until `save_total_limit` are left; the best one always stays."""
+        """Remove the oldest checkpoints until `save_total_limit` are left; the best one is always kept."""
         if self.save_total_limit:
             best = self.state.best_model_checkpoint
             spare = [] if best is None else [Path(best)]
             remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.save_total_limit, spare)
 
     def keep_best_alone(self) -> None:
-        """At the end of a run with `save_total_limit: 1`: removes all checkpoints but the best one, if one is."""
+        """Remove all checkpoints except the best one, at the end of a run with `save_total_limit: 1`."""
         best = self.state.best_model_checkpoint
         if best is not None and self.save_total_limit == 1:
             for path in checkpoints_in(Path(str(self.args.output_dir))):
@@ -171,9 +171,9 @@ class ReferenceTrainer(Trainer):
                     remove(path)
 
     def go_on(self, going_on: GoingOn) -> None:
-        """Trains from a checkpoint to the end."""
+        """Resume training from a checkpoint."""
         self.going_on = going_on
-        self.args.eval_on_start = False  # the run's start is behind it
+        self.args.eval_on_start = False  # this was done when the run started
         steps = int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
         if going_on.step < steps and not going_on.stopped_early:
             self.train(resume_from_checkpoint=str(going_on.folder))
@@ -188,7 +188,7 @@ class ReferenceTrainer(Trainer):
             self._load_best_model()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """The weights are there already."""
+        """Do nothing: `GoingOn` has restored the weights."""
 
     def _load_callback_state(self) -> None:
         if self.going_on is not None:
@@ -199,7 +199,7 @@ class ReferenceTrainer(Trainer):
             self.going_on.to_optimizer(self)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """The optimizer's place has it too."""
+        """Do nothing: `GoingOn.to_optimizer` restores the scaler."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if self.going_on is not None:
@@ -213,7 +213,7 @@ class ReferenceTrainer(Trainer):
             super()._load_best_model()
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Tied weights are saved under one of their names only; the Trainer would warn of the others."""
+        """Raise an error for missing weights, except for tied ones, which are saved under only one of their names."""
         weights = dict(self.owner.run.model.named_parameters(remove_duplicate=False))
         missing = set(load_result.missing_keys)
         loaded = {id(weight) for name, weight in weights.items() if name not in missing}
@@ -221,14 +221,14 @@ class ReferenceTrainer(Trainer):
         strange += load_result.unexpected_keys
         if strange:
             folder = self.state.best_model_checkpoint
-            raise ModelError(f"the best checkpoint, {folder}, is not one of this model: {', '.join(strange[:3])}")
+            raise ModelError(f"the best checkpoint, {folder}, does not match this model: {', '.join(strange[:3])}")
 
 
 class Reporter(TrainerCallback):
-    """Passes what the Trainer logs on to the tracker.
+    """Callback that forwards the Trainer's logs to the tracker.
 
     Args:
-        owner: has the tracker.
+        owner: the supervised trainer that holds the tracker.
     """
 
     def __init__(self, owner: SupervisedTrainer) -> None:
@@ -260,7 +260,7 @@ class Reporter(TrainerCallback):
         self._seconds += now - self._began
         self._n_steps += 1
         values = None
-        if now - self._shown >= SHOWN_EVERY_S:  # the first step, and where a log is far away
+        if now - self._shown >= SHOWN_EVERY_S:  # the first step, and steps long after the last log
             self._shown = now
             values = {LOGGED["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
         self.tracker.show_progress(state.global_step, values)
@@ -272,7 +272,7 @@ class Reporter(TrainerCallback):
             self.flush()
 
     def flush(self) -> None:
-        """Logs what has come together at this step; a loss waits for the evaluation that follows it."""
+        """Log the values collected at this step. A loss is logged together with the evaluation that follows it."""
         values, self._values = self._values, {}
         if set(values) <= {"supervised/epoch"}:
             return
@@ -285,14 +285,14 @@ class Reporter(TrainerCallback):
 
 
 def load_adapters(model: Any, folder: Path) -> None:
-    """Takes up the adapters of a checkpoint; the Trainer knows only those of PEFT's own model class.
+    """Load the adapters of a checkpoint. The Trainer supports only PEFT's own model class.
 
     Args:
-        model: with adapters of the same shape.
-        folder: the checkpoint's.
+        model: model with adapters of the same shape.
+        folder: folder of the checkpoint.
 
     Raises:
-        ModelError: they are those of another model.
+        ModelError: the adapters belong to another model.
     """
     import peft
 
@@ -300,4 +300,4 @@ def load_adapters(model: Any, folder: Path) -> None:
     saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
     result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
     if result.unexpected_keys:
-        raise ModelError(f"the adapters in {folder} are not those of this model: {sorted(result.unexpected_keys)[:3]}")
+        raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")

@@ -1,15 +1,16 @@
-"""Everything that changes during a supervised run, taken out of transformers' Trainer and put back, without a pickle.
+"""Capture and restore everything that changes during a supervised run of transformers' Trainer, without pickle.
 
 checkpoint-<step>/
-    training_state.*     weights that are trained, optimizer, schedule, sums of the loss, random states
-    trainer_state.json   the Trainer's own: steps, best score so far, callbacks; without clock times
+    training_state.*     trained weights, optimizer, schedule, sums of the loss, random states
+    trainer_state.json   the Trainer's own state: steps, best score so far, callbacks; without times
 
-the Trainer's order                 what is put back
-(before it)                         weights, what metrics remember
-state read, callbacks               best checkpoint, patience of early stopping
-optimizer, scheduler, scaler made   their states
-on_train_begin                      sums of the loss; the run's files are cut
-on_epoch_begin, first step          random states: of the epoch's begin, for the order of its examples; then its own
+event in the Trainer                     what is restored
+(before the Trainer)                     weights, states of metrics
+its state is read                        best checkpoint, callbacks such as early stopping
+optimizer, scheduler, scaler exist       their states
+on_train_begin                           sums of the loss; the run's files are truncated
+on_epoch_begin                           random state at the start of the epoch, for the order of its examples
+first step                               random state of the checkpoint
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ TRAINER_STATE = "trainer_state.json"
 
 
 def take(trainer: ReferenceTrainer, *, before_step: bool = False) -> TrainingState:
-    """The state of a run between two steps.
+    """Capture the state of a run between two steps.
 
     Args:
-        trainer: of the run.
-        before_step: the next step is about to begin; if it is the first one of its epoch, the order of the epoch's
-            examples is drawn already, and will be drawn again.
+        trainer: trainer of the run.
+        before_step: whether the next step is about to begin. If it is the first of its epoch, the order of the examples
+            is drawn already. The random state before that is captured, so that it can be drawn again.
     """
     optimizer: Any = trainer.optimizer
     moments, scalars = optimizer_state(optimizer)
@@ -80,7 +81,7 @@ def take(trainer: ReferenceTrainer, *, before_step: bool = False) -> TrainingSta
 
 
 def save_trainer_state(trainer: ReferenceTrainer, folder: Path) -> None:
-    """Writes the Trainer's own state, without what depends on the clock or on where the folder is."""
+    """Write the Trainer's own state, without times and paths."""
     state = copy.copy(trainer.state)
     state.best_model_checkpoint = None
     state.log_history = [
@@ -95,7 +96,7 @@ def save_trainer_state(trainer: ReferenceTrainer, folder: Path) -> None:
 
 
 def trained(run: SupervisedRun) -> dict[str, Tensor]:
-    """What training changes of the model, by name: weights that are trained, each once, and buffers that are saved."""
+    """Return name -> tensor for trained weights, each once, and for buffers that are saved."""
     model: Any = run.model
     saved = model.state_dict()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -103,20 +104,20 @@ def trained(run: SupervisedRun) -> dict[str, Tensor]:
 
 
 def digests(run: SupervisedRun) -> dict[str, str]:
-    """SHA-256 of what nothing changes."""
+    """Return SHA-256 digests of the weights and samples that do not change during the run."""
     return frozen_digests(run.model, {tensor.data_ptr() for tensor in trained(run).values()}, run.samples)
 
 
 class GoingOn:
-    """A checkpoint that a Trainer goes on from, put back piece by piece where the Trainer has a place for it.
+    """Checkpoint from which a Trainer resumes. Its parts are restored at the corresponding events of the Trainer.
 
     Args:
-        folder: the checkpoint.
-        run: just assembled from the same config.
-        checkpoints: the folder of the run's checkpoints.
+        folder: folder of the checkpoint.
+        run: run that was just assembled from the same config.
+        checkpoints: folder of the run's checkpoints.
 
     Raises:
-        CheckpointError: it is damaged, or of another run.
+        CheckpointError: the checkpoint is damaged, or belongs to another run.
     """
 
     def __init__(self, folder: Path, run: SupervisedRun, checkpoints: Path) -> None:
@@ -130,14 +131,14 @@ class GoingOn:
             self.step = self.trainer_state.global_step
             self.stopped_early = done["has_ended"] and self.step < self.trainer_state.max_steps
             if self.step != done["iteration"]:
-                raise ValueError(f"{TRAINER_STATE} is of step {shown(self.step)}")
+                raise ValueError(f"{TRAINER_STATE} belongs to step {shown(self.step)}")
             self.n_learned = int(done["n_learned"])
             self.evaluated = [(int(step), str(split)) for step, split in done["evaluated"]]
             self.best = checkpoints / STEP.format(self.trainer_state.best_global_step) if done["best"] else None
         except RL4LMsLikeError as error:
             raise CheckpointError(f"{folder}: {error}") from error
-        except Exception as error:  # whatever a state of something else does to those who load it
-            raise CheckpointError(f"{folder}: does not fit this run: {type(error).__name__}: {error}") from error
+        except Exception as error:  # loading the state of another model can raise any exception
+            raise CheckpointError(f"{folder}: does not match this run: {type(error).__name__}: {error}") from error
         if self.best is not None and not self.best.is_dir():
             raise CheckpointError(f"{folder}: the best checkpoint so far, {self.best}, is missing")
 
@@ -151,13 +152,13 @@ class GoingOn:
             raise CheckpointError(f"its model has other weights: {', '.join(sorted(own.keys() ^ saved.keys())[:3])}")
         for name, tensor in own.items():
             if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
-                raise CheckpointError(f"{name} is {tuple(saved[name].shape)} {saved[name].dtype} there")
+                raise CheckpointError(f"{name} is {tuple(saved[name].shape)} {saved[name].dtype} in the checkpoint")
             tensor.copy_(saved[name])
         for metric, remembered in zip(run.metrics, self.state.numbers["metrics"], strict=True):
             load_state(metric, remembered)
 
     def to_callbacks(self, trainer: ReferenceTrainer) -> None:
-        """The Trainer's state is read: the best checkpoint has its place, callbacks remember."""
+        """Restore the best checkpoint and the callbacks, after the Trainer has read its state."""
         trainer.state.best_model_checkpoint = None if self.best is None else str(self.best)
         for callback in trainer.callback_handler.callbacks:
             saved = self.trainer_state.stateful_callbacks.get(type(callback).__name__)
@@ -165,7 +166,7 @@ class GoingOn:
                 setattr(callback, name, value)
 
     def to_optimizer(self, trainer: ReferenceTrainer) -> None:
-        """Optimizer, scheduler and scaler are made."""
+        """Restore optimizer, scheduler and scaler, after the Trainer has created them."""
         optimizer: Any = trainer.optimizer
         numbers = self.state.numbers
         try:
@@ -174,16 +175,16 @@ class GoingOn:
             if trainer.accelerator.scaler is not None:
                 trainer.accelerator.scaler.load_state_dict(numbers["scaler"])
         except Exception as error:
-            raise CheckpointError(f"{self.folder}: does not fit this run: {type(error).__name__}: {error}") from error
+            raise CheckpointError(f"{self.folder}: does not match this run: {type(error).__name__}: {error}") from error
 
     def to_sums(self, trainer: ReferenceTrainer) -> None:
-        """Training begins: the loss since it was last logged, and the tokens so far."""
+        """Restore the sums of the loss and the number of learned tokens, when training begins."""
         trainer.n_learned = self.n_learned
         trainer._tr_loss.copy_(self.state.tensors["loss"])
         trainer._total_loss_scalar, trainer._globalstep_last_logged = self.state.numbers["trainer"]["loss"]
 
     def to_epoch(self) -> None:
-        """An epoch begins: the first one draws the order of its examples as it did before."""
+        """Restore the random state when the first epoch begins, so that its examples have the same order as before."""
         if not self.is_first_epoch:
             return
         self.is_first_epoch = False
@@ -193,7 +194,7 @@ class GoingOn:
             self.to_random()
 
     def to_random(self) -> None:
-        """The next step is the first one."""
+        """Restore the random state before the first step."""
         load_random(self.state.numbers["random"], self._part("random."))
 
     def _part(self, prefix: str) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
-"""The supervised run: evaluate, learn the references with transformers' Trainer, save, evaluate again.
+"""Supervised run: evaluate, train on the references with transformers' Trainer, save, evaluate again.
 
     before         val, test      epoch 0
-    training       val            at each evaluation of the Trainer, beside its loss; a fraction of an epoch counts
-    after          val, test      the model that is saved: the last one, or the best one with `load_best_model_at_end`
+    training       val            at each evaluation of the Trainer, in addition to its loss; epochs can be fractions
+    after          val, test      the saved model: the last one, or the best one with `load_best_model_at_end`
 
-The Trainer sees the scores of `val` under their own keys, so that they can choose the best checkpoint and stop early.
+The Trainer receives the scores on `val` under their own keys, to select the best checkpoint and for early stopping.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ logger = logging.getLogger(__name__)
 
 
 class SupervisedTrainer:
-    """Trains a model on references, and evaluates it.
+    """Trains a model on references and evaluates it.
 
     Args:
-        run: what `assemble_supervised` built.
-        tracker: where numbers and files go.
-        resume_from: a checkpoint of the same run, to go on from.
+        run: result of `assemble_supervised`.
+        tracker: destination of logs and files.
+        resume_from: checkpoint of the same run to resume from.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of another run.
+        CheckpointError: the checkpoint is damaged, or belongs to another run.
     """
 
     def __init__(self, run: SupervisedRun, tracker: Tracker, *, resume_from: Path | None = None) -> None:
@@ -76,7 +76,7 @@ class SupervisedTrainer:
         self._frozen = digests(run)
 
     def train_and_eval(self) -> None:
-        """The whole run; if it ends early, it saves what it can go on from, or the model as it stands."""
+        """Train and evaluate. If the run ends early, save a checkpoint to resume from, or else the current model."""
         for split, examples in self.run.examples.items():
             for notice in examples.notices(split):
                 self.tracker.log_info(notice)
@@ -108,18 +108,18 @@ class SupervisedTrainer:
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far."""
+        """Number of optimizer steps so far."""
         return self.trainer.state.global_step
 
     @property
     def epoch(self) -> Epoch:
-        """Passes over the examples so far, in four decimals."""
+        """Number of passes over the examples so far, rounded to four decimals."""
         passes = float(self.trainer.state.epoch or 0) if self.step else 0.0
         rounded = max(round(passes, 4), 0.0001) if passes else 0.0
         return int(rounded) if rounded.is_integer() else rounded
 
     def evaluate(self, splits: tuple[str, ...]) -> dict[str, Evaluation]:
-        """Evaluates on splits that have samples, once for each number of steps."""
+        """Evaluate on the splits that have samples, at most once per optimizer step."""
         evaluations = {}
         for split in splits:
             samples = self.run.samples[split][: self.schedule.max_eval_samples]
@@ -129,12 +129,12 @@ class SupervisedTrainer:
                 evaluation = self._evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
                 self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
-            if (found := self._evaluated[self.step, split]) is not None:  # before the run went on
+            if (found := self._evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
                 evaluations[split] = found
         return evaluations
 
     def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
-        """Texts and their scores; what a metric draws does not reach the dropout of the training."""
+        """Generate texts and score them, without changing the random state that dropout uses in training."""
         seed = self.run.config.seed
         with seeded(derived_seed(seed, "metrics"), self.run.model.device):
             return evaluate_on_samples(
@@ -151,7 +151,7 @@ class SupervisedTrainer:
             )
 
     def save(self, folder: Path) -> Path:
-        """Writes the language model and the tokenizer, ready for `from_pretrained`.
+        """Save the language model and the tokenizer for `from_pretrained`.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
@@ -159,13 +159,13 @@ class SupervisedTrainer:
         return self._save(folder, merge=self.run.config.alg.merge_on_save)
 
     def save_checkpoint(self, folder: Path) -> Path:
-        """As `save`, but adapters always alone, so that the best ones can be taken up again."""
+        """Save like `save`, but never merge adapters, so that the best ones can be loaded again."""
         return self._save(folder, merge=False)
 
     def _save(self, folder: Path, *, merge: bool) -> Path:
         model = self.run.model
         in_training = getattr(model.config, "use_cache", None)
-        model.config.use_cache = self._own_use_cache  # the Trainer switches it off
+        model.config.use_cache = self._own_use_cache  # the Trainer sets it to False
         try:
             return save_language_model(model, folder, self.run.tokenizer, checkpoint_dropout={}, merge=merge)
         except OSError as error:
@@ -174,7 +174,7 @@ class SupervisedTrainer:
             model.config.use_cache = in_training
 
     def save_whole(self, folder: Path) -> None:
-        """As `save`; there is all of it or nothing.
+        """Save like `save`, but atomically.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
@@ -184,13 +184,13 @@ class SupervisedTrainer:
         except OSError as error:
             raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error
 
-    # --- where a run goes on ----------------------------------------------------------------------------------------
+    # --- resuming ---------------------------------------------------------------------------------------------------
 
     def write_checkpoint(self, name: str) -> None:
-        """Writes the model, and what the run can go on from unless `save_only_model` asks for the model alone.
+        """Write a checkpoint of the model and, unless `save_only_model` is set, of the training state.
 
         Args:
-            name: of the folder, `checkpoint-{}` or `interrupted_{:05d}`.
+            name: template of the folder's name, `checkpoint-{}` or `interrupted_{:05d}`.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
@@ -215,7 +215,7 @@ class SupervisedTrainer:
             raise RL4LMsLikeError(f"cannot save a checkpoint in {base}: {reason(error)}") from error
 
     def cut_files(self) -> None:
-        """Takes away what was written after the checkpoint that the run goes on from; everything is put back now."""
+        """Remove all logs and checkpoints later than the checkpoint to resume from. The state is already restored."""
         found = self.going_on
         assert found is not None
         self._evaluated = dict.fromkeys(found.evaluated)
@@ -223,16 +223,16 @@ class SupervisedTrainer:
         others = skipped(self.tracker.checkpoint_base_path, found.step)
         forget_later(self.tracker.checkpoint_base_path, found.step, interrupted=ended_early(found.folder))
         self.trainer.remove_older()
-        self.tracker.cut_files(found.state.numbers["files"])  # last: a later checkpoint would miss the lines
-        self.tracker.log_info(f"going on after step {found.step}, from {found.folder}{others}")
+        self.tracker.cut_files(found.state.numbers["files"])  # last: later checkpoints refer to the removed lines
+        self.tracker.log_info(f"resuming after step {found.step}, from {found.folder}{others}")
         for notice in rounding_notices(found.state.numbers["config"], self.tracker.run_config):
             self.tracker.log_info(notice)
 
     def may_stop(self) -> None:
-        """Between two steps: saves everything and stops, if it was asked to.
+        """Save a checkpoint and stop, if requested. Called between two steps.
 
         Raises:
-            KeyboardInterrupt: there was a signal.
+            KeyboardInterrupt: a signal was received.
         """
         if self.interruption.requests == 1 and self.schedule.save_model:
             self.reporter.flush()
@@ -241,13 +241,13 @@ class SupervisedTrainer:
         self.interruption.check()
 
     def _rescue(self, error: BaseException) -> None:
-        """Saves the model of a run that ends early, and what it last logged; what fails does not hide why it ended."""
+        """Save the last logs and the model of a run that ends early. Failures do not hide the error that ended it."""
         try:
             self.reporter.flush()
         except (RL4LMsLikeError, OSError) as failure:
-            logger.warning("the last numbers are lost: %s", failure)
+            logger.warning("the last values could not be logged: %s", failure)
         if self.interruption.requests > 1:
-            self.tracker.log_info("stopped at once: what was done since the last checkpoint is lost")
+            self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
         elif self.step and self.schedule.save_model and not self._is_saved:
             save_interrupted(self.tracker, self.save, self.step, "steps")
         tell_the_way_on(self.tracker, error)
@@ -270,13 +270,13 @@ class SupervisedTrainer:
                 data_collator=ExampleCollator(TextLayout(run.tokenizer, 1, 1).pad_token_id, start),
                 callbacks=callbacks,
             )
-        except (ValueError, ImportError) as error:  # what only the Trainer and its optimizers know to be wrong
+        except (ValueError, ImportError) as error:  # mistakes found only by the Trainer and its optimizers
             raise ConfigError([Mistake(PATH, str(error))]) from error
         trainer.remove_callback(PrinterCallback)
         return trainer
 
     def _check_best_metric(self, evaluations: dict[str, Evaluation]) -> None:
-        """The metric that chooses the best checkpoint is among those that are computed."""
+        """Check that the metric that selects the best checkpoint is computed."""
         wanted = self.trainer.args.metric_for_best_model
         if wanted is None:
             return
@@ -284,16 +284,16 @@ class SupervisedTrainer:
         name = wanted.removeprefix("eval_")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(known)}"
             raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", f"no metric gives {wanted!r}; {hint}")])
 
     def _is_best_loaded(self) -> bool:
-        """Whether the model is not that of the last step any more; says which one it is."""
+        """Return True if the best model replaced that of the last step; log which one it is."""
         state = self.trainer.state
         if not self.trainer.args.load_best_model_at_end or state.best_model_checkpoint is None:
             return False
         self.tracker.log_info(
-            f"the best checkpoint is that of step {state.best_global_step} "
-            f"({self.trainer.args.metric_for_best_model} {state.best_metric:.4g}): it is the model of this run"
+            f"the best checkpoint is of step {state.best_global_step} "
+            f"({self.trainer.args.metric_for_best_model} {state.best_metric:.4g}); its model is the final model"
         )
         return bool(state.best_global_step != state.global_step)

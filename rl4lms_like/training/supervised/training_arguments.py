@@ -1,8 +1,8 @@
-"""`alg.training_args` of a supervised run: transformers' `TrainingArguments`, checked and completed.
+"""Validation of `alg.training_args` and construction of transformers' `TrainingArguments`.
 
-the config's                 every key that the Trainer has and the run does not decide
-the run's                    output_dir, seed, device, reports: refused in the config
-defaults of the run's own    evaluation at every log, checkpoints of the best model where it is asked for
+set in the config       every argument of `TrainingArguments` except those set by the run
+set by the run          output_dir, seed, device, reports; refused in the config
+other defaults          evaluation at every log, checkpoints of the best model if it is requested
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ PATH = "alg.training_args"
 
 NOT_SETTABLE = {
     "output_dir": "checkpoints go to checkpoints/ in the run folder",
-    "seed": "is set by the config's own seed",
-    "data_seed": "is set by the config's own seed",
-    "use_cpu": "is set by the config's own device",
-    "report_to": "the run's tracker reports; --log_to_wandb logs to Weights & Biases",
-    "run_name": "is the experiment's name",
-    "disable_tqdm": "the run's console shows progress",
+    "seed": "use the config's own seed",
+    "data_seed": "use the config's own seed",
+    "use_cpu": "use the config's own device",
+    "report_to": "the run has its own tracker; --log_to_wandb logs to Weights & Biases",
+    "run_name": "use the name of the experiment",
+    "disable_tqdm": "progress is shown on the console",
     "remove_unused_columns": "examples have no unused columns",
     "prediction_loss_only": "metrics read generated texts, see train_evaluation.metrics",
-    "resume_from_checkpoint": "the same command goes on with its run; so does --resume",
-    "restore_callback_states_from_checkpoint": "a run that goes on restores them",
-    "ignore_data_skip": "a run that goes on takes the examples where it was",
-    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run trains and evaluates"),
+    "resume_from_checkpoint": "repeat the same command, or use --resume",
+    "restore_callback_states_from_checkpoint": "resumed runs always restore them",
+    "ignore_data_skip": "resumed runs always continue with the next examples",
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run always trains and evaluates"),
     **dict.fromkeys(
         ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "local_rank", "ddp_backend", "ddp_timeout"),
-        "a run takes one device",
+        "a run uses one device",
     ),
     **dict.fromkeys(
         ("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
-        "a run uploads nothing",
+        "runs are not uploaded",
     ),
     **dict.fromkeys(
-        ("bf16_full_eval", "fp16_full_eval"), "the model is evaluated as it is trained; bf16 computes in bfloat16"
+        ("bf16_full_eval", "fp16_full_eval"), "evaluation uses the precision of training; bf16 computes in bfloat16"
     ),
-    **dict.fromkeys(("include_for_metrics", "batch_eval_metrics"), "metrics are those of train_evaluation.metrics"),
+    **dict.fromkeys(("include_for_metrics", "batch_eval_metrics"), "metrics are set by train_evaluation.metrics"),
 }
-"""Keys of `TrainingArguments` that a run decides, or has no use for -> what to say of them."""
+"""Keys of `TrainingArguments` that are set by the run or not supported -> the reason, for the error message."""
 
 _RANGES: dict[str, Any] = {
     **dict.fromkeys(
@@ -58,19 +58,19 @@ _RANGES: dict[str, Any] = {
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), NonNegative),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), Share),
 }
-"""What numbers mean something, which their annotations do not say."""
+"""Valid ranges that the annotations of `TrainingArguments` lack."""
 
 
 def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *, has_val: bool = True) -> Any:
-    """The `TrainingArguments` of a run.
+    """Create the `TrainingArguments` of a run.
 
     Args:
-        config: the run's.
-        output_dir: where checkpoints go.
-        has_val: there are samples to evaluate on while training.
+        config: config of the run.
+        output_dir: folder for checkpoints.
+        has_val: whether there are samples to evaluate on during training.
 
     Raises:
-        ConfigError: with every mistake in `alg.training_args`.
+        ConfigError: lists every mistake in `alg.training_args`.
     """
     from transformers import TrainingArguments
 
@@ -95,7 +95,7 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
 
 
 def _further_mistakes(given: dict[str, Any], arguments: dict[str, Any]) -> list[Mistake]:
-    """What the annotations do not say of the keys that were given, and of those of them that fit their annotations."""
+    """Return the mistakes in the given keys that their annotations do not cover."""
     from transformers import TrainingArguments
 
     mistakes = [Mistake(join(PATH, key), f"cannot be set: {why}") for key, why in NOT_SETTABLE.items() if key in given]
@@ -112,16 +112,16 @@ def _further_mistakes(given: dict[str, Any], arguments: dict[str, Any]) -> list[
 
 
 def _choice_mistakes(config: SupervisedConfig, made: Any) -> list[Mistake]:
-    """What cannot be chosen, or stopped by, with nothing to compare."""
+    """Return the mistakes of best-model selection and early stopping that lack a metric or evaluations."""
     stops = config.alg.early_stopping_patience is not None
     if not (stops or made.load_best_model_at_end or made.save_strategy == "best"):
         return []
     mistakes = []
     if made.metric_for_best_model is None:
-        said = "missing; loss, or a metric's key, says which evaluation is better"
+        said = "missing; set it to loss or to a metric's key, to compare evaluations"
         mistakes.append(Mistake(join(PATH, "metric_for_best_model"), said))
     if made.eval_strategy == "no":
-        said = "without evaluations while training none is the best: write steps or epoch"
+        said = "without evaluations during training there is no best model; use steps or epoch"
         mistakes.append(Mistake(join(PATH, "eval_strategy"), said))
     return mistakes
 
@@ -141,7 +141,7 @@ def _decided(config: SupervisedConfig, output_dir: str | Path) -> dict[str, Any]
 
 
 def _defaults(config: SupervisedConfig, given: dict[str, Any]) -> dict[str, Any]:
-    """Where they differ from transformers' own: evaluate at every log, as RL4LMs does; keep what can be loaded."""
+    """Return defaults that differ from transformers': evaluate at every log, as in RL4LMs; save the best model."""
     best = given.get("load_best_model_at_end", config.alg.early_stopping_patience is not None)
     defaults: dict[str, Any] = {
         "eval_strategy": given.get("logging_strategy", "steps"),

@@ -321,7 +321,7 @@ POLICY: dict[str, Row | Silent] = {
     "model_name": Row(f"{FOLDERS}/gpt2_other"),
     "optimizer_kwargs": Row({"betas": [0.5, 0.5]}),
     "weight_decay": Row(0.5),
-    "apply_model_parallel": Silent("has no meaning"),
+    "apply_model_parallel": Silent("has no effect"),
     "generation_kwargs": Row({"do_sample": True, "top_k": 1, "max_new_tokens": 6}, see.texts),
     "prompt_truncation_side": Row("right", see.cut_prompts, {"env.args.max_prompt_length": 3}),
     "critic": Row("shared", lambda made: made.policy.value_model is None),
@@ -389,7 +389,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "device": Row("cuda:7", lambda made: made.policy.device.type),
     "verbose": Row(1, see.table_lines),
     "tensorboard_log": Row("here", see.event_files),
-    "create_eval_env": Silent("without meaning"),
+    "create_eval_env": Silent("has no effect"),
 }
 _LONG_STEP = {"alg.args.target_kl": 100.0, "alg.args.cg_max_steps": 15, **_HEAD}
 

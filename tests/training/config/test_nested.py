@@ -326,7 +326,7 @@ def test_a_default_of_null_may_be_said_whatever_the_type_says(own):
 
 def test_names_of_rewards_are_text(own):
     told = mistakes_of("own_rewards:Rules", {"rules": [], "more": {1: "sentiment"}})
-    assert told == ["reward_fn.args.more: keys are text: put 1 in quotes"]
+    assert told == ["reward_fn.args.more: keys must be text: put 1 in quotes"]
     (told,) = mistakes_of("combine", {"rewards": [{"id": "sentiment", "name": ""}]})
     assert told == "reward_fn.args.rewards.0.name: expected text or null, got ''"
 
@@ -339,13 +339,13 @@ def test_a_misspelt_shaping_fn_is_recognised(own):
 
 
 def test_what_is_no_reward_or_metric_is_told_before_it_is_built(own):
-    no_reward = "'own_rewards:NoReward' is no reward: its class is not derived from RewardFunction or Batched"
+    no_reward = "'own_rewards:NoReward' is not a valid reward: its class is not derived from RewardFunction or Batched"
     assert mistakes_of("own_rewards:NoReward")[0].startswith(f"reward_fn.id: {no_reward}")
     told = mistakes_of("combine", {"rewards": ["own_rewards:NoReward"]})
     assert told[0].startswith(f"reward_fn.args.rewards.0: {no_reward}")
     blocks = run_blocks()
     blocks["train_evaluation"]["metrics"] = [{"id": "own_rewards:TakesAnything"}]
-    with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is no metric: its class is not derived from"):
+    with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is not a valid metric: its class is not derived from"):
         parse_config(blocks)
 
 

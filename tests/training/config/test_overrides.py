@@ -43,7 +43,7 @@ def test_an_override_changes_one_place_of_a_copy(override, path, value):
         ("seed", "--set: expected PATH=VALUE as in alg.args.gamma=1, got 'seed'"),
         ("alg..args=1", "--set: expected PATH=VALUE as in alg.args.gamma=1, got 'alg..args=1'"),
         ("=1", "--set: expected PATH=VALUE as in alg.args.gamma=1, got '=1'"),
-        ("seed.x=1", "--set seed.x: seed is 1, which has no parts to set"),
+        ("seed.x=1", "--set seed.x: seed is 1, which has no keys to set"),
         ("metrics.2.id=x", "--set metrics.2.id: metrics is a list of 2; expected an index below that, got '2'"),
         ("metrics.id=x", "--set metrics.id: metrics is a list of 2; expected an index below that, got 'id'"),
         ("alg.args=[1", "--set alg.args: not valid YAML"),

@@ -322,7 +322,7 @@ def test_a_maskable_policy_with_arguments_that_are_none_is_told(run):
 
 def test_files_of_a_pool_are_one_for_all_splits_or_one_for_each(run):
     pool = run["datapool"] = {"id": "jsonl", "args": {"prompt_column": "x"}}
-    either = "datapool.args: give either path (one file for all splits) or data_files (one file a split)"
+    either = "datapool.args: give either path (one file for all splits) or data_files (one file per split)"
     assert mistakes_of(run) == [either]
     pool["args"]["path"] = "b.jsonl"
     assert parse_config(run), "a file that is not here is said by the pool that reads it"
@@ -338,7 +338,7 @@ def test_a_metric_to_choose_by_that_nothing_reports_is_told(supervised):
         choose["metric_for_best_model"] = known
         parse_config(supervised)
     choose["metric_for_best_model"] = "synthetic/date_in_text"
-    said = "no metric gives 'synthetic/date_in_text'; did you mean 'synthetic/dates_in_text'?"
+    said = "no metric reports 'synthetic/date_in_text'; did you mean 'synthetic/dates_in_text'?"
     assert mistakes_of(supervised) == [f"alg.training_args.metric_for_best_model: {said}"]
 
 
@@ -391,7 +391,7 @@ def test_a_file_is_read_overridden_and_checked_as_one(run, write):
         load_config(path, ["alg.args.gama=1", "seed.x=1", "alg.args.learning_rate=1e-5"])
     lines = str(caught.value).splitlines()
     assert lines[0] == f"3 mistakes in {path}:"
-    assert lines[1] == "  --set seed.x: seed is 3, which has no parts to set"
+    assert lines[1] == "  --set seed.x: seed is 3, which has no keys to set"
     assert re.fullmatch(r"  alg\.args\.n_steps: given twice, on lines \d+ and \d+", lines[2])
     assert lines[3:] == ["  alg.args.gama: unknown key; did you mean 'gamma'?"]
 
@@ -418,14 +418,14 @@ def test_what_should_be_known_is_noticed(run):
     run["alg"]["args"]["normalize_advantage"] = "True,"
     assert notices(run) == {
         "alg.args.normalize_advantage": "the text 'True,' is read as true; remove the comma",
-        "alg.policy.args.apply_model_parallel": "has no meaning any more, and is ignored",
+        "alg.policy.args.apply_model_parallel": "no longer has an effect and is ignored",
         "env.args.context_start_token": "ignored: a causal model continues its prompt without a start token",
         "alg.policy.args.generation_kwargs.top_k": "transformers' default of 50 applies; 0 samples from the whole "
         "distribution",
         "alg.policy.args.generation_kwargs.max_new_tokens": "not given; responses have at most 20 tokens",
-        "env.args.terminate_on_eos": "false: responses go on after the end-of-text token, to the full length",
-        "alg.args.batch_size": "more tokens than a rollout's least, n_steps * n_envs = 1280: one minibatch may hold "
-        "it all",
+        "env.args.terminate_on_eos": "false: responses continue after the end-of-text token, to the full length",
+        "alg.args.batch_size": "above the minimum of a rollout, n_steps * n_envs = 1280 tokens: one minibatch may hold "
+        "all of it",
     }
     assert parse_config(run).alg.args["normalize_advantage"] is True
 

@@ -77,15 +77,15 @@ def test_what_is_no_config_is_a_config_error(text, message):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("010", "010 is 8 to YAML, .* base 8"),
-        ("1:30", "1:30 is 90 to YAML, .* 60"),
-        ("-1:30.5", "-1:30.5 is -90.5 to YAML"),
+        ("010", "YAML reads 010 as 8, .* base 8"),
+        ("1:30", "YAML reads 1:30 as 90, .* 60"),
+        ("-1:30.5", "YAML reads -1:30.5 as -90.5"),
     ],
 )
 def test_a_number_that_yaml_reads_as_another_one_is_refused(text, said):
     _, mistakes = parse_yaml(f"a: 0\nb:\n- {text}\n- c: 1\n  c: 2\n{text}: 0\n", "f.yml")
     assert [mistake.path for mistake in mistakes] == ["b.0", "b.1.c", text]
-    assert re.match(f"{said}.*write the number that you mean", mistakes[0].message)
+    assert re.match(f"{said}.*write the decimal number", mistakes[0].message)
     with pytest.raises(ValueError, match=said):
         parse_value(text)
     assert parse_value(f"'{text}'") == text

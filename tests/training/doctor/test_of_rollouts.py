@@ -38,7 +38,7 @@ def test_a_policy_that_rose_to_the_best_reward_is_done_not_ill():
 def test_responses_that_no_longer_end_are_reported_where_they_did():
     stopped_ending = history(truncated=[0.5, 1.0, 1.0, 1.0])
     found = of_rollouts.all_truncated(stopped_ending, case())
-    assert "100% of the responses hit the length limit" in found.said and "max_new_tokens" in found.advice
+    assert "100% of the responses reached the length limit" in found.said and "max_new_tokens" in found.advice
     assert of_rollouts.all_truncated(history(truncated=[0.5, 1.0, 0.98, 1.0]), case()) is None
     assert of_rollouts.all_truncated(stopped_ending, case(can_end=False)) is None
 
@@ -72,11 +72,11 @@ def test_equal_responses_are_told_where_they_have_become_more(sign):
 
 def test_a_reward_that_is_ordered_by_length_is_told_either_way():
     assert (
-        "longer responses are better paid"
+        "longer responses get higher rewards"
         in of_rollouts.reward_follows_length(history(length_correlation=[0.95] * 10), case()).said
     )
     worse = of_rollouts.reward_follows_length(history(length_correlation=[-0.95] * 10), case())
-    assert "worse" in worse.said and "length_penalty" not in worse.advice, "it would pay even less for length"
+    assert "lower" in worse.said and "length_penalty" not in worse.advice, "it would pay even less for length"
     assert of_rollouts.reward_follows_length(history(length_correlation=[0.89] * 10), case()) is None
     assert of_rollouts.reward_follows_length(history(length_correlation=[0.95] * 9), case()) is None
     rare = [None] * 6 + [0.95] * 4

@@ -41,7 +41,7 @@ def test_an_estimated_kl_below_zero_is_no_kl():
     assert "generation_kwargs" in of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), case()).advice
     assert of_updates.kl_negative(history(kl=[-0.09, -0.2, -0.3]), case()) is None
     masked = of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), case(is_masked=True))
-    assert masked.advice.startswith("The mask decides what is sampled: raise alg.policy.args.top_mask")
+    assert masked.advice.startswith("The mask restricts sampling: raise alg.policy.args.top_mask")
     taken = case(estimates_kl=False)
     assert of_updates.kl_negative(history(kl=[-0.11, -0.2, -0.3]), taken) is None, "the advice was followed"
 
@@ -131,14 +131,14 @@ def test_small_updates_that_clip_most_tokens_need_a_wider_range():
 
 def test_steps_that_were_left_out_are_counted():
     found = of_updates.non_finite(history(skipped_steps=[0.0, 2.0, 5.0]), case())
-    assert found.said.startswith("3 steps of this update were left out, 5 in all")
+    assert found.said.startswith("3 steps of this update were skipped, 5 in total")
     assert of_updates.non_finite(history(skipped_steps=[0.0, 2.0, 2.0]), case()) is None
     assert of_updates.non_finite(history(n=3), case()) is None
     assert of_updates.non_finite(history(skipped_steps=[1.0]), case()) is not None, "in the first iteration"
 
 
 def test_updates_that_go_far_are_told():
-    assert "share of clipped tokens" in of_updates.large_updates(history(clip_fraction=[0.6] * 3), case()).said
+    assert "fraction of clipped tokens" in of_updates.large_updates(history(clip_fraction=[0.6] * 3), case()).said
     assert of_updates.large_updates(history(clip_fraction=[0.6, 0.5, 0.6]), case()) is None
     assert "KL of an update" in of_updates.large_updates(history(approx_kl=[0.3] * 3), case()).said
     assert of_updates.large_updates(history(approx_kl=[0.19] * 3), case()) is None
@@ -159,7 +159,7 @@ def test_minibatches_of_few_episodes_are_reported_with_the_size_that_holds_enoug
     small = history(minibatch_episodes=[2.0, 1.5, 1.0], length=48.0, optimizer_steps=150.0)
     found = of_updates.small_minibatches(small, case(rl4lms_steps=100))
     assert found.evidence == {"minibatch_episodes": [2.0, 1.5, 1.0], "limit": 4.0}
-    assert "150 optimizer steps, RL4LMs' with these values 100" in found.said
+    assert "150 optimizer steps, in RL4LMs with the same values 100" in found.said
     assert "alg.args.batch_size" in found.advice and "192" in found.advice
     assert "env.n_envs" in of_updates.small_minibatches(small, case(has_batch_size=False)).advice
     assert of_updates.small_minibatches(history(minibatch_episodes=[2.0, 4.0, 1.0]), case()) is None

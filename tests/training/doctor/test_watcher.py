@@ -89,12 +89,12 @@ def test_a_constant_reward_is_told_once_with_an_example_everywhere(config, tmp_p
     (example,) = line["examples"]
     assert example["reward"] == 0.5 and example["prompt"].startswith("Count") and example["tokens"] > 0
     warned = [record for record in caplog.records if "reward_constant" in record.getMessage()]
-    assert len(warned) == 1 and "See what reward_fn pays" in warned[0].getMessage()
+    assert len(warned) == 1 and "Check the reward" in warned[0].getMessage()
     assert "reward_constant" in (folder / "log.txt").read_text()
     held = [each.get("doctor/reward_constant") for each in lines(folder / "training_info.jsonl")]
     assert held == [None, 1, 1, 1]
     page = (folder / "report.html").read_text()
-    assert "What the doctor found" in page and "held in 3 of the 3 iterations since" in page
+    assert "Alarms of the run doctor" in page and "active in 3 of the 3 iterations since" in page
 
 
 def test_a_reward_that_pays_for_length_is_told_with_the_shortest_and_the_longest(config, tmp_path):
@@ -127,12 +127,12 @@ def test_a_learning_rate_that_is_far_too_high_collapses_the_entropy(config, tmp_
 
 def test_a_ratio_off_one_is_told_by_the_doctor_alone(config, tmp_path, recwarn):
     config["alg"]["policy"]["args"]["dropout"] = True
-    assert "dropout is on" in told(started(config, tmp_path))["ratio_gap"]["advice"]
-    assert not [warning for warning in recwarn if "ratio is off 1" in str(warning.message)]
+    assert "dropout is" in told(started(config, tmp_path))["ratio_gap"]["advice"]
+    assert not [warning for warning in recwarn if "ratio differs from 1" in str(warning.message)]
     config["doctor"]["enabled"] = False
-    with pytest.warns(UserWarning, match="ratio is off 1") as caught:
+    with pytest.warns(UserWarning, match="ratio differs from 1") as caught:
         started(config, tmp_path, "without")
-    assert len([warning for warning in caught if "ratio is off 1" in str(warning.message)]) == 1
+    assert len([warning for warning in caught if "ratio differs from 1" in str(warning.message)]) == 1
 
 
 class OneToken(SameForAll):
@@ -199,7 +199,7 @@ def test_steps_that_are_left_out_are_told_and_counted(config, tmp_path, monkeypa
 
     monkeypatch.setattr(PPO, "loss", loss)
     folder = started(config, tmp_path)
-    assert told(folder)["non_finite"]["said"].startswith("1 steps of this update were left out, 1 in all")
+    assert told(folder)["non_finite"]["said"].startswith("1 steps of this update were skipped, 1 in total")
     assert {line["train/skipped_steps"] for line in lines(folder / "training_info.jsonl")} == {1}
     assert [line["doctor/non_finite"] for line in lines(folder / "training_info.jsonl")] == [1, 0, 0, 0]
 
@@ -211,7 +211,7 @@ def test_a_healthy_run_leaves_no_alarm_and_no_key(config, tmp_path):
     assert not (folder / "alarms.jsonl").exists()
     assert not [key for line in lines(folder / "training_info.jsonl") for key in line if key.startswith("doctor/")]
     page = (folder / "report.html").read_text()
-    assert "What the doctor found" not in page and "<dt>Alarms</dt><dd>none</dd>" in page
+    assert "Alarms of the run doctor" not in page and "<dt>Alarms</dt><dd>none</dd>" in page
 
 
 def test_the_doctor_changes_nothing_of_what_a_run_computes(config, tmp_path):
@@ -332,8 +332,8 @@ def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_in_the_config(con
     with pytest.raises(ConfigError) as caught:
         parse_config(config)
     assert [(mistake.path, mistake.message.partition(";")[0]) for mistake in caught.value.mistakes] == [
-        ("doctor.held_out.1.metric", "no metric gives 'lexical/meteor'"),
-        ("doctor.held_out.2.metric", "no metric gives 'length/word'"),
+        ("doctor.held_out.1.metric", "no metric reports 'lexical/meteor'"),
+        ("doctor.held_out.2.metric", "no metric reports 'length/word'"),
     ]
     assert "did you mean 'length/words'?" in str(caught.value)
 
@@ -348,7 +348,7 @@ class Own(BaseMetric):
 def test_of_a_users_own_metric_that_is_said_before_training(config, tmp_path):
     config["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Own"}]
     config["doctor"]["held_out"] = [{"metric": "test/on", "mode": "max"}]
-    said = r"doctor.held_out.0.metric: no metric gives 'test/on'; did you mean 'test/own'"
+    said = r"doctor.held_out.0.metric: no metric reports 'test/on'; did you mean 'test/own'"
     with pytest.raises(ConfigError, match=said):
         started(config, tmp_path)
     assert not (tmp_path / "rl4lm_exps" / "run" / "training_info.jsonl").exists()

@@ -332,14 +332,14 @@ def test_all_ways_to_name_a_run_lead_to_it(run, way, monkeypatch, tmp_path):
 def test_the_model_of_a_run_that_ended_early_is_no_checkpoint_and_the_way_out_is_said(run):
     shutil.copytree(run / "checkpoints" / "iteration_00004", run / "checkpoints" / "interrupted_00004")
     (run / "checkpoints" / "interrupted_00004" / checkpoints.MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint that a run can go on from\nan older one is intact"):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint that can be resumed\nan older one is intact"):
         resumption(run / "checkpoints" / "interrupted_00004")
 
 
 def test_what_a_command_line_asks_for_and_cannot_get_is_said(run, capsys):
     assert main(["train", "--resume", str(run), "--experiment_name", "new"]) == 2
-    assert "--experiment_name: a run goes on in its own folder" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"train_evaluation\.n_iters: 3, and iteration_00004 has 4 behind it"):
+    assert "--experiment_name: a run resumes in its own folder" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"train_evaluation\.n_iters: 3, but iteration_00004 has already completed 4"):
         resumption(run, ["train_evaluation.n_iters=3"])
 
 
@@ -408,14 +408,14 @@ def test_a_disk_without_locks_is_said_and_the_run_goes_on(tmp_path, monkeypatch,
 
     monkeypatch.setattr(run_folder.FileLock, "acquire", none)
     hold(tmp_path).release()
-    assert "knows no locks" in caplog.text
+    assert "has no locks" in caplog.text
 
 
 def test_a_checkpoint_without_a_manifest_is_skipped_and_it_is_said_why(run):
     (run / "checkpoints" / "iteration_00004" / checkpoints.MANIFEST).unlink()
     assert resumption(run).checkpoint.name == "iteration_00002"
     resume(run, quiet=True)
-    said = [line for line in (run / "log.txt").read_text().splitlines() if "going on after 2" in line]
+    said = [line for line in (run / "log.txt").read_text().splitlines() if "resuming after 2" in line]
     assert "iteration_00004" in said[0] and checkpoints.MANIFEST in said[0]
 
 
@@ -511,7 +511,7 @@ def test_parts_of_rewards_and_metrics_remember(vec_env, tmp_path, monkeypatch, t
 def test_a_reward_whose_state_json_would_change_is_named_before_training(tmp_path, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
     mapping["reward_fn"] = {"id": f"{__name__}:Forgetful"}
-    with pytest.raises(RewardError, match=r"state\['counts'\] has the key 1, which is no text"):
+    with pytest.raises(RewardError, match=r"state\['counts'\] has the key 1, which is not a string"):
         started(mapping, tmp_path)
 
 

@@ -347,7 +347,7 @@ def test_without_save_model_nothing_is_saved_and_that_is_said(tmp_path, tiny_gpt
     mapping["train_evaluation"]["save_model"] = False
     folder = stopped(mapping, tmp_path, at_minibatch, After(2))
     assert not (folder / "checkpoints").exists()
-    assert "nothing is saved of this run: train_evaluation.save_model is false" in (folder / "log.txt").read_text()
+    assert "saves nothing: train_evaluation.save_model is false" in (folder / "log.txt").read_text()
 
 
 def test_algorithms_of_other_libraries_stop_after_their_iteration(tmp_path, tiny_gpt2_dir, capfd):
@@ -402,7 +402,7 @@ def test_damaged_it_is_refused_and_the_checkpoint_before_it_offered(stopped_late
 def test_an_iteration_that_has_begun_is_within_the_length_of_the_run(tmp_path, tiny_gpt2_dir):
     folder = stopped(short("causal", tiny_gpt2_dir, "ppo"), tmp_path, at_minibatch, After(5))
     done = int(resumption(folder).checkpoint.name[-5:])
-    with pytest.raises(ConfigError, match=f"{done}, and interrupted_0000{done} has {done + 1} behind it"):
+    with pytest.raises(ConfigError, match=f"{done}, but interrupted_0000{done} has already completed {done + 1}"):
         resumption(folder, [f"train_evaluation.n_iters={done}"])
 
 

@@ -263,8 +263,8 @@ def test_what_would_make_it_another_run_is_refused_with_the_differences(stopped)
     with pytest.raises(ConfigError) as caught:
         resumption(stopped, ["alg.args.learning_rate=0.1", "seed=4", "train_evaluation.n_iters=9"])
     assert [str(mistake) for mistake in caught.value.mistakes] == [
-        "alg.args.learning_rate: 0.001 in the run, 0.1 now; what a run computes cannot change on the way",
-        "seed: 3 in the run, 4 now; what a run computes cannot change on the way",
+        "alg.args.learning_rate: 0.001 in the run, 0.1 now; it affects results and cannot change on resuming",
+        "seed: 3 in the run, 4 now; it affects results and cannot change on resuming",
     ]
 
 
@@ -312,14 +312,14 @@ def test_the_newest_two_keep_their_training_state_and_all_their_model(whole, tmp
 
 def test_nothing_to_go_on_from_is_said(tmp_path, capsys, whole):
     assert main(["train", "--resume", str(tmp_path)]) == 1
-    assert "is no run's folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
     _, expected = whole("causal", "ppo")
     copy = tmp_path / "project" / "copy"
     shutil.copytree(expected, copy)
     shutil.rmtree(copy / "checkpoints")
     assert main(["train", "--resume", str(copy)]) == 1
     error = capsys.readouterr().err
-    assert "no checkpoint to go on from" in error and "Traceback" not in error
+    assert "no checkpoint to resume from" in error and "Traceback" not in error
 
 
 def test_two_processes_never_write_to_one_folder(stopped, capsys):
@@ -344,7 +344,7 @@ def test_two_processes_never_write_to_one_folder(stopped, capsys):
 
 def test_a_run_that_ends_early_says_how_it_goes_on(stopped):
     log = (stopped / "log.txt").read_text()
-    assert f"it goes on after iteration_00004: rl4lms-like train --resume {stopped}" in log
+    assert f"to resume after iteration_00004: rl4lms-like train --resume {stopped}" in log
     saved = sorted(path.name for path in (stopped / "checkpoints").iterdir())
     assert saved == ["iteration_00002", "iteration_00004"], "the last holds all of it already"
 
@@ -368,7 +368,7 @@ def test_where_the_memory_ran_out_the_keys_that_need_less_of_it_may_change(tmp_p
     with pytest.raises(OutOfMemoryError):
         started(mapping, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
-    said = "add --set alg.args.micro_batch_size=... or --set alg.policy.args.gradient_checkpointing=...; the other keys"
+    said = "add --set alg.args.micro_batch_size=... or --set alg.policy.args.gradient_checkpointing=...; other keys"
     assert said in (folder / "log.txt").read_text()
     with pytest.raises(OutOfMemoryError):
         resume(folder, overrides=["alg.args.micro_batch_size=16"], quiet=True)
@@ -376,8 +376,8 @@ def test_where_the_memory_ran_out_the_keys_that_need_less_of_it_may_change(tmp_p
     mapping["alg"]["policy"]["args"]["gradient_checkpointing"] = True
     assert started(mapping, tmp_path) == folder
     log = (folder / "log.txt").read_text()
-    assert "alg.args.micro_batch_size is 16 from here on, it was null: from here on numbers may differ" in log
-    assert "alg.policy.args.gradient_checkpointing is true from here on, it was null" in log
+    assert "alg.args.micro_batch_size changes from null to 16: from here on, results may differ" in log
+    assert "alg.policy.args.gradient_checkpointing changes from null to true" in log
     assert json.loads((folder / "config.json").read_text())["alg"]["args"]["micro_batch_size"] == 16
     numbers, expected = (
         [json.loads(line) for line in (run / "training_info.jsonl").read_text().splitlines()] for run in (folder, roomy)

@@ -195,7 +195,7 @@ def test_where_the_learning_rate_follows_the_length_that_is_said(mapping, stoppe
 def test_a_run_with_more_behind_it_than_is_asked_for_is_left_alone(mapping, stopped):
     checkpoint, (reason,) = found(changed(mapping, n_iters=1), stopped)
     assert checkpoint is None
-    assert "train_evaluation.n_iters is 1, and iteration_00002 has 2 behind it" in reason
+    assert "train_evaluation.n_iters is 1, but iteration_00002 has already completed 2" in reason
 
 
 def test_a_run_without_a_checkpoint_is_left_alone_and_the_first_that_fits_is_taken(mapping, stopped, ended, whole):
@@ -206,7 +206,7 @@ def test_a_run_without_a_checkpoint_is_left_alone_and_the_first_that_fits_is_tak
     checkpoint, reasons = found(mapping, stopped)
     assert checkpoint == third / "checkpoints" / "iteration_00002"
     assert reasons == [
-        f"{stopped}: it has no checkpoint to go on from", f"{stopped.with_name('run_2')}: it is finished"
+        f"{stopped}: it has no checkpoint to resume from", f"{stopped.with_name('run_2')}: it is finished"
     ]  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def test_a_folder_with_anything_that_would_be_lost_is_not_begun_again(trace, map
     begun_again.lock.release()
     (folder / trace).parent.mkdir(exist_ok=True)
     (folder / trace).write_text("{}\n")
-    assert found(mapping, folder) == (None, [f"{folder}: it has no checkpoint to go on from"])
+    assert found(mapping, folder) == (None, [f"{folder}: it has no checkpoint to resume from"])
 
 
 def test_a_run_that_somebody_writes_to_is_left_alone(mapping, stopped):
@@ -259,7 +259,7 @@ def test_new_begins_another_run_in_any_case(mapping, stopped, monkeypatch):
 
 def test_new_and_resume_exclude_each_other(stopped, capsys):
     assert main(["train", "--resume", str(stopped), "--new"]) == 2
-    assert "--new: a run goes on in its own folder" in capsys.readouterr().err
+    assert "--new: a run resumes in its own folder" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_way_out_is_a_command(mapping, stopped):
@@ -269,7 +269,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_way_out_is_a_command(mapping, s
     with pytest.raises(CheckpointError) as caught:
         started(mapping, stopped.parents[1])
     older = stopped / "checkpoints" / "iteration_00001"
-    assert f"an older one is intact: --resume {older}; --new starts another run" in str(caught.value)
+    assert f"an older one is intact: --resume {older}; --new starts a new run" in str(caught.value)
     assert "iteration_00002: training_state.json has 1 bytes" in str(caught.value)
     assert {path: path.read_bytes() for path in before} == before
     assert not stopped.with_name("run_2").exists()
@@ -286,4 +286,4 @@ def test_the_quickstart_goes_on_too(tmp_path, monkeypatch):
         quickstart.quickstart(tmp_path, overrides=settings)
     result = quickstart.quickstart(tmp_path, overrides=settings)
     assert result["run_folder"] == str(tmp_path / "gpt2_ppo_seed_0")
-    assert "going on after 1" in (tmp_path / "gpt2_ppo_seed_0" / "log.txt").read_text()
+    assert "resuming after 1" in (tmp_path / "gpt2_ppo_seed_0" / "log.txt").read_text()

@@ -126,7 +126,7 @@ def test_an_unknown_model_of_a_command_is_named():
 def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="RL4LMS_LIKE_HOME names another folder"):
+    with pytest.raises(ModelError, match="set RL4LMS_LIKE_HOME to another folder"):
         embedded.embedded_model(NAMES["causal"])
 
 
@@ -141,7 +141,7 @@ def test_a_model_that_another_user_keeps_to_himself_is_named_with_the_way_out(ho
         return original(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(ModelError, match=r"Permission denied.*RL4LMS_LIKE_HOME names another folder"):
+    with pytest.raises(ModelError, match=r"Permission denied.*set RL4LMS_LIKE_HOME to another folder"):
         embedded.embedded_model(NAMES["causal"])
 
 
@@ -160,7 +160,7 @@ def test_a_model_may_be_read_by_whom_other_new_files_may_be(tmp_path, monkeypatc
 def test_without_a_home_the_way_out_is_named(monkeypatch):
     monkeypatch.delenv("RL4LMS_LIKE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody_has_this_name/cache")
-    with pytest.raises(ModelError, match="home that is not known; RL4LMS_LIKE_HOME names one"):
+    with pytest.raises(ModelError, match="home directory of .* is unknown; set RL4LMS_LIKE_HOME"):
         embedded.embedded_model(NAMES["causal"])
 
 
@@ -170,7 +170,7 @@ def test_a_model_is_made_once_and_has_the_same_bits_everywhere(home, tmp_path, m
     assert embedded.embedded_model(NAMES["causal"]) == here and not capfd.readouterr().err
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path))
     there = embedded.embedded_model(NAMES["causal"])
-    assert f"making {NAMES['causal']}, once" in capfd.readouterr().err
+    assert f"creating {NAMES['causal']}, once" in capfd.readouterr().err
     assert (here / "model.safetensors").read_bytes() == (there / "model.safetensors").read_bytes()
 
 

@@ -39,7 +39,7 @@ def test_every_reference_is_an_example_of_its_own(tokenizer):
     samples = [Sample("0", "a", ["b", "c"]), Sample("1", "d", []), Sample("2", "e", ["f"])]
     examples = encoder(tokenizer).encode(samples)
     assert [tokenizer.decode(row["input_ids"]) for row in examples.rows] == ["a b<eos>", "a c<eos>", "e f<eos>"]
-    assert examples.notices("train") == ["train: 1 samples have no reference and teach nothing"]
+    assert examples.notices("train") == ["train: 1 samples have no reference and are not used"]
     assert examples.n_learned == sum(len(learned(row)) for row in examples.rows) == 7
 
 
@@ -81,7 +81,7 @@ def test_a_prompt_gives_way_to_its_reference(tokenizer):
     (row,) = examples.rows
     assert len(row["input_ids"]) == n - 4 and learned(row) == learned(whole)
     assert row["input_ids"] == whole["input_ids"][4:]
-    assert examples.notices("val") == ["val: 1 prompts were cut further, so that their references fit into the model"]
+    assert examples.notices("val") == ["val: 1 prompts were truncated further to make room for their references"]
 
 
 def test_a_reference_that_does_not_fit_is_cut_and_has_no_end(tokenizer):
@@ -90,7 +90,7 @@ def test_a_reference_that_does_not_fit_is_cut_and_has_no_end(tokenizer):
     (row,) = examples.rows
     assert len(row["input_ids"]) == 6 and len(learned(row)) == 5
     assert tokenizer.eos_token_id not in row["labels"]
-    assert examples.n_cut_references == 1 and "no end follows" in examples.notices("train")[-1]
+    assert examples.n_cut_references == 1 and "no end token" in examples.notices("train")[-1]
     examples = encoder(tokenizer, max_length=6, is_encoder_decoder=True).encode([sample])
     assert len(examples.rows[0]["labels"]) == 6 and examples.n_cut_references == 1
     assert examples.n_shorter_prompts == 0

@@ -90,7 +90,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(kind, step, whole, tmp_path, monk
 def test_the_same_command_goes_on_and_no_pickle_is_written(whole, tmp_path, monkeypatch):
     mapping, expected = whole("causal")
     folder = stopped(mapping, tmp_path, 4, monkeypatch)
-    assert f"it goes on after checkpoint-4: rl4lms-like train --resume {folder}" in (folder / "log.txt").read_text()
+    assert f"to resume after checkpoint-4: rl4lms-like train --resume {folder}" in (folder / "log.txt").read_text()
     monkeypatch.setattr(torch, "load", lambda *arguments, **named: pytest.fail("a pickle was read"))
     assert started(mapping, tmp_path) == folder
     assert files_of(folder) == files_of(expected)
@@ -106,7 +106,7 @@ def test_a_signal_saves_what_the_run_goes_on_from(step, whole, tmp_path, monkeyp
     saved = newest_checkpoint(folder)
     assert saved.name == f"interrupted_{step + 1:05d}"
     log = (folder / "log.txt").read_text()
-    assert "it goes on where it was interrupted: rl4lms-like train --resume" in log
+    assert "to resume where it was interrupted: rl4lms-like train --resume" in log
     assert resume(folder, quiet=True) == folder
     assert files_of(folder) == files_of(expected)
 
@@ -141,7 +141,7 @@ def test_activations_may_be_made_anew_from_some_step_on_and_that_is_said(whole, 
     mapping, expected = whole("causal")
     folder = stopped(mapping, tmp_path, 3, monkeypatch, signal.SIGTERM)
     resume(folder, overrides=["alg.training_args.gradient_checkpointing=true"], quiet=True)
-    said = "alg.training_args.gradient_checkpointing is true from here on, it was null: from here on numbers may differ"
+    said = "alg.training_args.gradient_checkpointing changes from null to true: from here on, results may differ"
     assert said in (folder / "log.txt").read_text()
     losses = [
         [json.loads(line).get("supervised/loss") for line in (run / "training_info.jsonl").read_text().splitlines()]
@@ -211,7 +211,7 @@ def test_what_a_checkpoint_keeps_is_as_asked(tmp_path, tiny_gpt2_dir):
     found = sorted((folder / "checkpoints").iterdir())
     assert [path.name for path in found] == ["checkpoint-4", "checkpoint-6"]
     assert not [path for path in found if (path / TENSORS).exists()]
-    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         resume(folder, quiet=True)
 
 
@@ -242,8 +242,8 @@ def test_a_changed_config_is_refused_with_the_differences(run):
     with pytest.raises(ConfigError) as caught:
         resume(run, overrides=["alg.training_args.learning_rate=0.1", "alg.training_args.num_train_epochs=4"])
     assert [str(mistake) for mistake in caught.value.mistakes] == [
-        "alg.training_args.num_train_epochs: the learning rate is linear over the run: its length cannot change",
-        "alg.training_args.learning_rate: 0.01 in the run, 0.1 now; what a run computes cannot change on the way",
+        "alg.training_args.num_train_epochs: the learning rate is linear over the run, so its length cannot change",
+        "alg.training_args.learning_rate: 0.01 in the run, 0.1 now; it affects results and cannot change on resuming",
     ]
 
 
@@ -255,7 +255,7 @@ def test_a_longer_run_needs_a_constant_learning_rate(tmp_path, tiny_gpt2_dir):
     found = files_of(resume(folder, overrides=["alg.training_args.num_train_epochs=3"], quiet=True))
     assert found["model/model.safetensors"] == expected["model/model.safetensors"]
     assert found["training_info.jsonl"] == expected["training_info.jsonl"]
-    with pytest.raises(ConfigError, match=r"num_train_epochs: 1, and checkpoint-\d+ has \S+ behind it"):
+    with pytest.raises(ConfigError, match=r"num_train_epochs: 1, but checkpoint-\d+ has already completed"):
         resume(folder, overrides=["alg.training_args.num_train_epochs=1"], quiet=True)
 
 
@@ -332,4 +332,4 @@ def test_a_second_signal_saves_nothing_more(tmp_path, tiny_gpt2_dir, monkeypatch
         started(blocks("causal", tiny_gpt2_dir), tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
     assert not (folder / "checkpoints").exists() or not list((folder / "checkpoints").iterdir())
-    assert "what was done since the last checkpoint is lost" in (folder / "log.txt").read_text()
+    assert "since the last checkpoint is lost" in (folder / "log.txt").read_text()

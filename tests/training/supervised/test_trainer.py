@@ -340,7 +340,7 @@ def test_the_best_checkpoint_by_our_metric_is_the_model(blocks, tmp_path, monkey
     folder = run(blocks, tmp_path)
     best = folder / "checkpoints" / "checkpoint-4" / "model.safetensors"
     assert weights(folder) == best.read_bytes()
-    assert "the best checkpoint is that of step 4" in (folder / "log.txt").read_text()
+    assert "the best checkpoint is of step 4" in (folder / "log.txt").read_text()
     evaluations = [
         (line["epoch"], line["metrics"]["test/scripted"]) for line in lines(folder / "val_split_metrics.jsonl")
     ]
@@ -354,7 +354,7 @@ def test_a_metric_that_is_better_when_smaller_and_a_score_that_is_no_number(bloc
     blocks["alg"]["training_args"] |= {
         "load_best_model_at_end": True, "metric_for_best_model": "test/scripted", "greater_is_better": False,
     }  # fmt: skip
-    assert "the best checkpoint is that of step 6" in (run(blocks, tmp_path) / "log.txt").read_text()
+    assert "the best checkpoint is of step 6" in (run(blocks, tmp_path) / "log.txt").read_text()
 
 
 @causal
@@ -516,8 +516,8 @@ def test_mistakes_are_said_together_before_anything_is_loaded(blocks, tmp_path, 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"deepspeed": "zero.json"}, "deepspeed: cannot be set: a run takes one device"),
-        ({"push_to_hub": True}, "push_to_hub: cannot be set: a run uploads nothing"),
+        ({"deepspeed": "zero.json"}, "deepspeed: cannot be set: a run uses one device"),
+        ({"push_to_hub": True}, "push_to_hub: cannot be set: runs are not uploaded"),
         ({"max_steps": 0}, "max_steps: expected a whole number of at least 1, or -1"),
         ({"num_train_epochs": 0}, "num_train_epochs: expected a number above 0"),
         ({"learning_rate": -1e-3}, "learning_rate: expected a number of at least 0"),
@@ -536,7 +536,7 @@ def test_arguments_that_mean_nothing_are_found_by_the_check(given, said, blocks)
 def test_early_stopping_needs_something_to_stop_by(given, blocks):
     blocks["alg"]["early_stopping_patience"] = 2
     blocks["alg"]["training_args"] |= {"load_best_model_at_end": False} | given
-    with pytest.raises(ConfigError, match=r"without evaluations|missing; loss"):
+    with pytest.raises(ConfigError, match=r"without evaluations|missing; set"):
         list(preview(parse_config(blocks)))
 
 
