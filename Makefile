@@ -17,10 +17,10 @@ TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test check bench clean
+.PHONY: help train test check bench site tutorials clean
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 train: $(VENV)/.installed ## train the embedded default; about two minutes on two cores, no hub, no account
 	$(BIN)/python -m rl4lms_like quickstart $(ARGS)
@@ -28,11 +28,18 @@ train: $(VENV)/.installed ## train the embedded default; about two minutes on tw
 test: $(VENV)/.installed-dev ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(ARGS)
 
-check: $(VENV)/.installed-dev ## lint, format, types, layers
+check: $(VENV)/.installed-dev ## lint, format, types, layers, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site
+
+site: $(VENV)/.installed-dev ## serve the documentation on this machine while it is edited
+	$(BIN)/mkdocs serve
+
+tutorials: $(VENV)/.installed-dev ## run the tutorials in full; about ten minutes on one core
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tutorials $(ARGS)
 
 bench: $(VENV)/.installed-dev ## time one PPO iteration beside other libraries
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ppo_iteration $(ARGS)

@@ -112,7 +112,7 @@ def measure(shape: Shape, n_iters: int, threads: int, folder: Path) -> dict[str,
         for name, watcher in trainer.watchers.items():
             clock.on(watcher, "saw_iteration", name)
             clock.on(watcher, "state_dict", f"{name} state")
-        clock.on(trainer, "_reached", "places")
+        clock.on(trainer.resume_point, "mark", "places")
         clock.on(run.algorithm, "on_step", "places")
         trainer.train_and_eval()
     rollouts = (tracker.run_path / "rollout_info.jsonl").read_text().splitlines()
