@@ -209,13 +209,13 @@ def test_the_function_of_a_python_reward_comes_from_the_same_places(function, el
 def test_a_function_that_reads_no_responses_is_not_called():
     """torch.hub.load takes any keyword; with these it would fetch a repository and run it."""
     args = {"function": "torch.hub:load", "kwargs": {"repo_or_dir": "evil/repo", "model": "x", "trust_repo": True}}
-    with pytest.raises(ValueError, match=r"'torch\.hub:load' has no parameter 'responses', so it cannot score responses"):
+    with pytest.raises(ValueError, match=r"'torch\.hub:load' has no parameter 'responses'"):
         REGISTRIES["rewards"].get("python", args)
 
 
 @pytest.mark.parametrize("id", ["torch.utils.cpp_extension:load_inline", "yaml:load", "torch.nn:Linear"])
 def test_a_post_processor_says_that_it_takes_a_text(id):
-    with pytest.raises(ConfigError, match="is not a valid post-processor: expected a function whose first parameter is `text`"):
+    with pytest.raises(ConfigError, match="expected a function whose first parameter is `text`"):
         REGISTRIES["post_processors"].resolve(id)
 
 

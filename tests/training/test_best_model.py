@@ -138,7 +138,7 @@ def test_a_misspelt_metric_is_a_mistake_before_anything_is_loaded():
         ("length/words", "did you mean 'length/words/all'"),
     ):
         config["train_evaluation"]["keep_best"] = {"metric": metric, "mode": "max"}
-        with pytest.raises(ConfigError, match=f"train_evaluation.keep_best.metric: no metric reports '{metric}'; {said}"):
+        with pytest.raises(ConfigError, match=f"keep_best.metric: no metric reports '{metric}'; {said}"):
             parse_config(config)
     for metric in ("length/words/all", "diversity_metrics/distinct-2"):
         config["train_evaluation"]["keep_best"] = {"metric": metric, "mode": "max"}

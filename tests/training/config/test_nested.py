@@ -345,7 +345,7 @@ def test_what_is_no_reward_or_metric_is_told_before_it_is_built(own):
     assert told[0].startswith(f"reward_fn.args.rewards.0: {no_reward}")
     blocks = run_blocks()
     blocks["train_evaluation"]["metrics"] = [{"id": "own_rewards:TakesAnything"}]
-    with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is not a valid metric: its class is not derived from"):
+    with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is not a valid metric"):
         parse_config(blocks)
 
 
