@@ -77,8 +77,8 @@ def test_it_goes_on_to_the_same_end_and_says_so(mapping, stopped, whole, tmp_pat
     command = ["train", str(config), "--experiment_name", "run", "--base_path_to_store_results", str(tmp_path)]
     assert main(command) == 0
     said = "".join(capsys.readouterr().out.split())
-    assert "runisnotfinished:thisrunresumesit;--newbeginsanother" in said
-    assert "goingonafter2" in said
+    assert "runisnotfinished:thisrunresumesit;--newstartsanewrun" in said
+    assert "resumingafter2" in said
     assert files_of(stopped) == files_of(whole)
     assert json.loads((stopped / FINISHED_FILE).read_text()) == {"iterations": 3}
 
