@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -552,3 +553,11 @@ def test_seeds_are_a_number_or_a_list_of_them(seeds, capsys):
     with pytest.raises(SystemExit):
         main(["benchmark", "spec.yml", f"--seeds={seeds}"])
     assert "--seeds" in capsys.readouterr().err
+
+
+def test_env_prints_what_a_bug_report_needs(capsys):
+    assert main(["env"]) == 0
+    printed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert {"rl4lms-like", "Python", "platform", "GPUs", "torch", "transformers", "stable-baselines3"} <= printed.keys()
+    assert printed["torch"] == version("torch")
+    assert not {"mkdocs-material", "pytest"} & printed.keys()

@@ -3,7 +3,7 @@
     train CONFIG           check CONFIG          quickstart
     evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
     list rewards           show ID
-    benchmark SPEC         compare A B
+    benchmark SPEC         compare A B           env
 
 Exit status: 0 success, 1 a run failed (the message gives the reason), 2 mistakes in the config or the command line,
 130 interrupted. Commands import heavy modules when they run.

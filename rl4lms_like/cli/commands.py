@@ -154,6 +154,14 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _env(options: argparse.Namespace) -> int:
+    from rl4lms_like.cli.environment import environment
+
+    for name, value in environment().items():
+        print(f"{name}: {value}")
+    return 0
+
+
 def _benchmark(options: argparse.Namespace) -> int:
     from rl4lms_like.benchmarking.main import benchmark
 
@@ -185,5 +193,6 @@ COMMANDS = {
     "report": _report,
     "benchmark": _benchmark,
     "compare": _compare,
+    "env": _env,
 }
 """Name -> function of the parsed options that returns the exit status."""

@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
     _add_benchmark(_command(commands, "benchmark", "run several configs with several seeds, and write a report"))
     _add_compare(_command(commands, "compare", "test which of two runs of a benchmark is better"))
+    _command(commands, "env", "print the versions and settings that a bug report needs")
     return parser
 
 
