@@ -55,7 +55,6 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
         with _collected(failures):
             text, models = _models(config)
             yield "# models\n" + text
-        with _collected(failures):
             yield "# memory\n" + _memory(config)
     else:
         with _collected(failures):

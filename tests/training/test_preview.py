@@ -107,6 +107,14 @@ def test_a_supervised_model_that_lacks_weights_is_refused_by_check(tiny_gpt2_dir
     assert "no sample of the split 'train' has a reference" in str(caught.value), "and what else is wrong"
 
 
+def test_no_memory_is_estimated_for_lengths_that_the_model_does_not_have(on):
+    blocks = on()
+    blocks["env"]["args"]["max_prompt_length"] = 2**31
+    with pytest.raises(ConfigError) as caught:
+        list(preview(parse_config(blocks)))
+    assert [mistake.path for mistake in caught.value.mistakes] == ["env.args"]
+
+
 def test_episodes_are_no_longer_than_their_default_limit(on, tiny_t5_dir):
     blocks = on()
     del blocks["env"]["args"]["max_episode_length"]
