@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
+from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -152,19 +155,42 @@ def classifier(
     return Classifier(frozen, batch_size, max_length)
 
 
-def label_probabilities(
-    scorer: Classifier,
-    prompt_texts: Sequence[str],
-    generated_texts: Sequence[str],
-    *,
-    label_ix: int,
-    include_prompt: bool,
-) -> list[float]:
-    """Return the softmax probability of one class for each response, appended to its prompt or alone."""
-    index = scorer.label_index(label_ix, single=False)
-    prompts = prompt_texts if include_prompt else [""] * len(generated_texts)
-    texts = [prompt + generated for prompt, generated in zip(prompts, generated_texts, strict=True)]
-    return scorer.logits(texts).softmax(dim=1)[:, index].tolist()
+@dataclass(eq=False)
+class LabelProbability(Score):
+    """Softmax probability of one label under a classifier, with prompt and response concatenated to one text.
+
+    Args:
+        model_name: hub id or local folder of a sequence classifier.
+        label_ix: index of the label.
+        include_prompt_for_eval: prepend the prompt to the response; False: score the response alone.
+        batch_size: texts per forward pass.
+        device: device of the classifier; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        trust_remote_code: run code shipped with the checkpoint.
+    """
+
+    model_name: str
+    label_ix: Whole
+    include_prompt_for_eval: bool = True
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        self.classifier = classifier(
+            self.model_name,
+            batch_size=self.batch_size,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+        )
+        self.classifier.check_label(self.label_ix, single=False)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        index = self.classifier.label_index(self.label_ix, single=False)
+        logits = self.classifier.logits(texts.to_read(with_prompts=self.include_prompt_for_eval))
+        return logits.softmax(dim=1)[:, index].tolist()
 
 
 def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:

@@ -11,12 +11,14 @@ part by part, sets in any order.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from rl4lms_like.scoring.answers import extracted
+from rl4lms_like.core.numbers import NonNegative
+from rl4lms_like.scoring.answers import compiled, extracted
 from rl4lms_like.scoring.math_numbers import NUMBER, NotANumber, Percent, Percents, read_number
+from rl4lms_like.scoring.score import Score, Texts
 
 MAX_LETTERS = 300
 """Maximum number of characters of an answer that is parsed; longer answers are compared as text."""
@@ -52,42 +54,48 @@ _UNIT = re.compile(r"(?<=[\d)}%])\s*(?:[A-Za-z]{2}[A-Za-z.\s]*(?:\^\{?\d\}?)?)$"
 _WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\b")
 
 
-def math_equal(
-    responses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    *,
-    rel_tol: float = 1e-6,
-    abs_tol: float = 0.0,
-    percent: Percents = "either",
-    extract: re.Pattern[str] | None = None,
-) -> list[bool | None]:
-    r"""Return whether each response's answer equals one of its references; None for a response without references.
+@dataclass(eq=False)
+class MathEqual(Score):
+    r"""1 for each response whose final number or LaTeX answer equals that of a reference, else 0.
+
+    The answer is the content of the last `\boxed{}`, else the text after the last `####`, else the last number.
+    References are answers alone, or whole solutions.
 
     Args:
-        responses: `n` texts; the answer is in the last `\boxed{}`, else after the last `####`, else the last number.
-        references: references of each response; answers alone, or whole solutions.
-        rel_tol: maximum difference of equal numbers, as a fraction of the larger one.
-        abs_tol: maximum absolute difference of equal numbers; one of the two tolerances has to be met.
-        percent: 50% is 0.5 (`hundredth`), 50 (`ignored`), or whichever makes the answers equal (`either`).
-        extract: pattern that finds the answer instead; its first group is the answer.
+        rel_tol: numbers are equal if they differ by at most this fraction of the larger one.
+        abs_tol: numbers are also equal if they differ by at most this.
+        percent: read 50% as 0.5 (`hundredth`), as 50 (`ignored`), or as whichever makes the answers equal (`either`).
+        extract: regular expression that finds the answer instead: the first group of its last match.
     """
-    tolerance = (Fraction(rel_tol), Fraction(abs_tol))
-    readings: tuple[Percent, ...] = ("hundredth", "ignored") if percent == "either" else (percent,)
-    known: dict[str, tuple[str, bool]] = {}
 
-    def wanted(reference: str) -> tuple[str, bool]:
-        if reference not in known:
-            answer = answer_of_reference(reference, extract)
-            known[reference] = (answer, _is_number(answer, readings[0]))
-        return known[reference]
+    needs_references = True
 
-    def is_right(response: str, reference: str) -> bool:
-        answer, numeric = wanted(reference)
-        given = answer_of_response(response, extract, numeric=numeric)
-        return given is not None and any(equal(given, answer, tolerance, reading) for reading in readings)
+    rel_tol: NonNegative = 1e-6
+    abs_tol: NonNegative = 0.0
+    percent: Percents = "either"
+    extract: str | None = None
 
-    pairs = zip(responses, references, strict=True)
-    return [any(is_right(response, text) for text in texts) if len(texts) else None for response, texts in pairs]
+    def __post_init__(self) -> None:
+        self._extract = None if self.extract is None else compiled(self.extract)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        tolerance = (Fraction(self.rel_tol), Fraction(self.abs_tol))
+        readings: tuple[Percent, ...] = ("hundredth", "ignored") if self.percent == "either" else (self.percent,)
+        known: dict[str, tuple[str, bool]] = {}
+
+        def wanted(reference: str) -> tuple[str, bool]:
+            if reference not in known:
+                answer = answer_of_reference(reference, self._extract)
+                known[reference] = (answer, _is_number(answer, readings[0]))
+            return known[reference]
+
+        def is_right(response: str, reference: str) -> bool:
+            answer, numeric = wanted(reference)
+            given = answer_of_response(response, self._extract, numeric=numeric)
+            return given is not None and any(equal(given, answer, tolerance, reading) for reading in readings)
+
+        pairs = zip(texts.responses, texts.references, strict=True)
+        return [float(any(is_right(response, text) for text in references)) for response, references in pairs]
 
 
 def answer_of_response(text: str, extract: re.Pattern[str] | None = None, *, numeric: bool = True) -> str | None:

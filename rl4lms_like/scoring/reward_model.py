@@ -15,13 +15,15 @@ logit or probability  ─ times scale ─ clipped to [-clip, clip]
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.classifier import Classifier
+from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
+from rl4lms_like.scoring.classifier import classifier
+from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -35,27 +37,48 @@ Template: TypeAlias = Literal["text", "response", "pair", "chat"]
 Value: TypeAlias = Literal["logit", "probability"]
 
 
-@dataclass(frozen=True)
-class RewardModelScorer:
-    """Computation of rewards from a classifier's logits.
+@dataclass(eq=False)
+class RewardModelScore(Score):
+    """Output of a reward model for a response: the logit of a sequence classifier, or a label's probability.
 
     Args:
-        classifier: the reward model.
-        template: format of prompt and response in the input.
-        label: index or name of the label to score; None if the model has one logit.
-        value: the logit, or the probability: softmax over several labels, sigmoid of a single logit.
-        scale: factor by which the value is multiplied.
-        clip: maximum absolute value of the result; None: no limit.
-        append_eos: append the end-of-text token to each input; None: the value in the model's config, else False.
+        model_name: hub id or local folder of a sequence classifier.
+        template: model input: `text` prompt + response, `response` the response alone, `pair` a pair of texts, `chat` a
+            user and an assistant message in the tokenizer's chat template.
+        label: index or name of the label to use; may be omitted if the model has one logit.
+        value: `logit`, or `probability`: sigmoid of a single logit, softmax over several.
+        scale: factor of the value.
+        clip: maximum absolute value of the result, after scaling.
+        batch_size: texts per forward pass.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        trust_remote_code: run code shipped with the checkpoint.
+        append_eos: append the end-of-text token to the input, as in the training of many reward models; null: use
+            `append_eos` of the model's config.json, else false with a warning.
     """
 
-    classifier: Classifier
+    model_name: str
     template: Template = "text"
-    label: int | str | None = None
+    label: Whole | str | None = None
     value: Value = "logit"
-    scale: float = 1.0
-    clip: float | None = None
+    scale: Finite = 1.0
+    clip: NonNegative | None = None
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+    trust_remote_code: bool = False
     append_eos: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.classifier = classifier(
+            self.model_name,
+            role="reward model",
+            batch_size=self.batch_size,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+        )
+        self.classifier.check_label(self.label)
 
     @cached_property
     def ends_with_eos(self) -> bool:
@@ -81,14 +104,14 @@ class RewardModelScorer:
             )
         return False
 
-    def scores(self, prompt_texts: Sequence[str], generated_texts: Sequence[str]) -> list[float]:
+    def per_text(self, texts: Texts) -> list[float]:
         """Return one score per response.
 
         Raises:
             ModelError: the model cannot be loaded or has no such label, or its tokenizer has no chat template.
         """
         index = self.classifier.label_index(self.label)
-        logits = self._logits(list(prompt_texts), list(generated_texts))
+        logits = self._logits(texts)
         values = logits[:, index]
         if self.value == "probability":
             values = values.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)[:, index]
@@ -97,17 +120,14 @@ class RewardModelScorer:
             values = values.clamp(-self.clip, self.clip)
         return values.tolist()
 
-    def _logits(self, prompts: list[str], responses: list[str]) -> torch.Tensor:
+    def _logits(self, texts: Texts) -> torch.Tensor:
         ends = self.ends_with_eos
         if self.template == "pair":
-            return self.classifier.logits(prompts, responses, append_eos=ends)
+            return self.classifier.logits(texts.prompts, texts.responses, append_eos=ends)
         if self.template == "chat":
-            chats = [self._chat(*turn) for turn in zip(prompts, responses, strict=True)]
+            chats = [self._chat(*turn) for turn in zip(texts.prompts, texts.responses, strict=True)]
             return self.classifier.logits(chats, add_special_tokens=False, append_eos=ends)
-        texts = responses
-        if self.template == "text":
-            texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-        return self.classifier.logits(texts, append_eos=ends)
+        return self.classifier.logits(texts.to_read(with_prompts=self.template == "text"), append_eos=ends)
 
     def _chat(self, prompt: str, response: str) -> str:
         tokenizer = self.classifier.frozen.tokenizer

@@ -16,9 +16,8 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import import_extra
-from rl4lms_like.scoring.nltk_data import EXTRA
-from rl4lms_like.scoring.references import readings
-from rl4lms_like.scoring.stems import porter
+from rl4lms_like.scoring.nltk_data import EXTRA, porter
+from rl4lms_like.scoring.score import readings
 
 RougeType: TypeAlias = Literal["rouge1", "rouge2", "rougeL", "rougeLsum"]
 
@@ -60,12 +59,6 @@ def rouge(
         for rouge_type in rouge_types:
             scores[rouge_type].append(max(_f_measure(rouge_type, generated, text) for text in texts))
     return scores
-
-
-def rouge_combined(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-    """Return the mean of rouge1, rouge2 and rougeL against the first reference (RL4LMs' `rouge_combined`)."""
-    scores = rouge(generated_texts, references, ("rouge1", "rouge2", "rougeL"))
-    return [sum(three) / 3 for three in zip(*scores.values(), strict=True)]
 
 
 def lcs_length(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:

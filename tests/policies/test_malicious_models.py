@@ -14,7 +14,7 @@ import torch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config, load_tokenizer
 from rl4lms_like.scoring.classifier import classifier
-from rl4lms_like.scoring.summac_head import Head
+from rl4lms_like.scoring.summac import Head
 
 
 class Act:

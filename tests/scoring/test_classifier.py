@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.classifier import classifier, label_probabilities
+from rl4lms_like.scoring.classifier import LabelProbability, classifier
 from rl4lms_like.testing.models import make_tokenizer, save_model
 from tests.local_models import LOCAL_MODELS
+from tests.texts import texts
 
 TEXTS = [
     "the film was good",
@@ -108,11 +109,11 @@ def test_low_precision_stays_close(bert):
 
 
 def test_label_probabilities_read_the_prompt_or_not(bert):
-    scorer = classifier(bert, batch_size=8)
-    both = label_probabilities(scorer, ["the film"] * 2, [" was good", ""], label_ix=1, include_prompt=True)
+    both = LabelProbability(bert, 1).per_text(texts([" was good", ""], prompts=["the film"] * 2))
     expected = [float(alone(bert, text).softmax(0)[1]) for text in ("the film was good", "the film")]
     assert both == pytest.approx(expected, abs=1e-6)
-    response = label_probabilities(scorer, ["the film"], [" was good"], label_ix=0, include_prompt=False)
+    alone_scorer = LabelProbability(bert, 0, include_prompt_for_eval=False)
+    response = alone_scorer.per_text(texts([" was good"], prompts=["the film"]))
     assert response == pytest.approx([float(alone(bert, " was good").softmax(0)[0])], abs=1e-6)
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rl4lms_like.scoring.novelty import novelty, read_texts
+from rl4lms_like.metrics.novelty import novelty, read_texts
 
 
 def test_the_example_of_the_docstring():

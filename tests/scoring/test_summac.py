@@ -13,9 +13,7 @@ from safetensors.torch import save_file
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.metrics.consistency import SummaCConvMetric, SummaCZSMetric
 from rl4lms_like.scoring import summac
-from rl4lms_like.scoring.nli import CARDS, Labels, NliModel, labels_of
-from rl4lms_like.scoring.summac import chunks, zero_shot
-from rl4lms_like.scoring.summac_head import PUBLISHED, Head
+from rl4lms_like.scoring.summac import CARDS, PUBLISHED, Head, Labels, NliModel, chunks, labels_of, zero_shot
 from rl4lms_like.testing.checkers import check_metric
 from tests.oracles.test_summac import make_head, make_nli
 
