@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeAlias
 
-from rl4lms_like.scoring.score import Score, Texts, spread, with_references
+from rl4lms_like.scoring.score import Score, Texts
 
 MetricResults: TypeAlias = "dict[str, tuple[list[float] | None, float]]"
 
@@ -77,11 +77,16 @@ class TextsMetric(BaseMetric):
         texts = Texts(prompt_texts, generated_texts, reference_texts, meta_infos or [None for _ in range(n_texts)])
         if not self.needs_references:
             return self.results(texts)
-        indices = with_references(reference_texts)
+        indices = [index for index, references in enumerate(reference_texts) if references]
+
+        def spread(scores: list[float]) -> list[float]:
+            placed = dict(zip(indices, scores, strict=True))
+            return [placed.get(index, math.nan) for index in range(n_texts)]
+
         if not indices:
             return {key: ([math.nan] * n_texts, math.nan) for key in self.keys}
         return {
-            key: (None if scores is None else spread(scores, indices, n_texts), overall)
+            key: (None if scores is None else spread(scores), overall)
             for key, (scores, overall) in self.results(texts.chosen(indices)).items()
         }
 

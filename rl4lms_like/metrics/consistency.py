@@ -18,7 +18,6 @@ from rl4lms_like.scoring.summac import (
     Imager,
     NliLabels,
     Operation,
-    concatenated,
     n_even_bins,
     require_head,
     zero_shot,
@@ -123,12 +122,12 @@ class SummaCConvMetric(ScoreMetric):
     def per_text(self, texts: Texts) -> list[float]:
         """Return the score of each text against its prompt."""
         images = zip(*(imager.images(texts.prompts, texts.responses) for imager in self.imagers), strict=True)
-        return [self.head.score(concatenated(of_pair)) for of_pair in images]
+        return [self.head.score([layer for image in of_pair for layer in image]) for of_pair in images]
 
 
 def _imager(metric: SummaCZSMetric | SummaCConvMetric, model_name: str) -> Imager:
     return Imager(
-        model_name,
+        model_name=model_name,
         granularity=metric.granularity,
         use_cache=metric.use_cache,
         max_doc_sents=metric.max_doc_sents,

@@ -34,6 +34,8 @@ class BLEURTMetric(Bleurt, ScoreMetric):
 
     keys = ("semantic/bleurt",)
 
+    config_name: str | None  # RL4LMs' name of `checkpoint`; config types are read from the annotations of the class
+
     def __init__(
         self,
         config_name: str | None = None,
@@ -42,4 +44,5 @@ class BLEURTMetric(Bleurt, ScoreMetric):
         dtype: Dtype = "float32",
         max_length: Count | None = None,
     ) -> None:
+        self.config_name = config_name
         super().__init__(config_name, batch_size, device, dtype, max_length)

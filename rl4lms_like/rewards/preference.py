@@ -7,18 +7,17 @@ logits of the two words at the first step of the decoder.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from rl4lms_like.core.devices import Device, Dtype, existing_device
+from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
-from rl4lms_like.core.model_names import cannot_load, place_of
+from rl4lms_like.core.model_names import place_of
 from rl4lms_like.core.model_weights import load_complete
 from rl4lms_like.core.numbers import Count, Finite, NonNegative
 from rl4lms_like.rewards.scored import ScoreReward
 from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, Loaded, longest_input, require_finite
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
 from rl4lms_like.scoring.meteor import meteor, require_meteor
 from rl4lms_like.scoring.score import Texts
 
@@ -147,39 +146,31 @@ class PreferenceT5(FrozenModel):
         if self.weights is None:
             super()._check_weights()
 
-    def _load(self) -> Loaded:
-        return super()._load() if self.weights is None else self._from_weights(with_home(self.weights))
-
-    def _from_weights(self, file: Path) -> Loaded:
+    def _load_model(self, dtype: Any) -> Any:
+        if self.weights is None:
+            return super()._load_model(dtype)
         import torch
-        from transformers import AutoConfig, AutoTokenizer, T5ForConditionalGeneration
+        from transformers import AutoConfig, T5ForConditionalGeneration
 
-        place = place_of(self.model_name)
+        file = with_home(self.weights)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                place, truncation_side=self.truncation_side, trust_remote_code=False
-            )
-            config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-        except Exception as error:
-            raise ModelError(cannot_load("base of the preference model", self.model_name, error)) from error
-        try:
+            config = AutoConfig.from_pretrained(place_of(self.model_name), trust_remote_code=False)
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             state = state.get("model_state_dict", state)
             config.vocab_size = len(state["shared.weight"])  # the embeddings were resized in training
-            model = load_complete(
+            return load_complete(
                 T5ForConditionalGeneration,
                 None,
                 role=self.role,
                 model_name=str(file),
                 config=config,
                 state_dict=state,
-                dtype=getattr(torch, self.dtype),
+                dtype=dtype,
             )
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"cannot load {str(file)!r} into {self.model_name!r}: {error}") from error
-        return Loaded(model.to(existing_device(self.device)).eval().requires_grad_(False), tokenizer)
 
 
 def n_missing(text: str, concepts: Sequence[str]) -> int:

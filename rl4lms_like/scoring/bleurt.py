@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.scoring.classifier import classifier
+from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.score import Score, Texts
 
 DEFAULT = "bleurt-base-128"
@@ -55,7 +55,7 @@ class Bleurt(Score):
         if name.startswith("BLEURT-20"):
             raise ValueError(f"{name} is not plain BERT and cannot be loaded; available: {', '.join(CHECKPOINTS)}")
         hub_id, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
-        self.classifier = classifier(
+        self.classifier = Classifier(
             hub_id,
             batch_size=self.batch_size,
             device=self.device,

@@ -21,30 +21,37 @@ from rl4lms_like.scoring.score import Score, Texts
 if TYPE_CHECKING:
     import torch
 
-AUTO_CLASS = "AutoModelForSequenceClassification"
-
 _ONE_AT_A_TIME = Lock()
 """Lock for the batches of all threads, because `_forward` may temporarily set a config's padding token."""
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """Frozen sequence classifier with its batch size and maximum input length.
+class Classifier(FrozenModel):
+    """Sequence classifier; its model and its tokenizer are loaded at first use.
 
     Args:
-        frozen: the checkpoint, of `AutoModelForSequenceClassification`.
+        model_name: hub id or local folder.
         batch_size: texts per forward pass.
         max_length: maximum tokens of an input, truncated on the tokenizer's truncation side; None: the model's limit.
+        settings: further arguments of `FrozenModel`.
     """
 
-    frozen: FrozenModel
-    batch_size: int
-    max_length: int | None = None
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        batch_size: int,
+        max_length: int | None = None,
+        role: str = "classifier",
+        **settings: Any,
+    ) -> None:
+        super().__init__(model_name, "AutoModelForSequenceClassification", role=role, **settings)
+        self.batch_size = batch_size
+        self.max_length = max_length
 
     @property
     def n_labels(self) -> int:
         """Number of logits."""
-        return int(self.frozen.model.config.num_labels)
+        return int(self.model.config.num_labels)
 
     def logits(
         self,
@@ -67,7 +74,7 @@ class Classifier:
         """
         import torch
 
-        model, tokenizer = self.frozen.model, self.frozen.tokenizer
+        model, tokenizer = self.model, self.tokenizer
         if not texts:
             return torch.zeros(0, self.n_labels)
         limit = self._limit()
@@ -86,7 +93,7 @@ class Classifier:
             rows["token_type_ids"] = encoded["token_type_ids"]
         if append_eos:
             for ids, *others in zip(*rows.values(), strict=True):
-                if _end_of_text(tokenizer, self.frozen.model_name) not in ids[-1:]:
+                if _end_of_text(tokenizer, self.model_name) not in ids[-1:]:
                     ids.append(tokenizer.eos_token_id)
                     for values in others:  # the token belongs to the second text
                         values.append(values[-1] if values else 0)
@@ -100,11 +107,11 @@ class Classifier:
                 batch = {name: [values[index] for index in chosen] for name, values in rows.items()}
                 with _ONE_AT_A_TIME:
                     results[chosen] = _forward(model, batch).float().cpu()
-        require_finite(results, self.frozen.role, self.frozen.model_name)
+        require_finite(results, self.role, self.model_name)
         return results
 
     def _limit(self) -> int | None:
-        own = longest_input(self.frozen.model, self.frozen.tokenizer)
+        own = longest_input(self.model, self.tokenizer)
         return min((limit for limit in (own, self.max_length) if limit is not None), default=None)
 
     def label_index(self, label: int | str | None, *, single: bool = True) -> int:
@@ -114,7 +121,7 @@ class Classifier:
             ModelError: the checkpoint has no such label, and the message lists its labels; or it has only one logit
                 and `single` is False.
         """
-        return _index_of(label, self.frozen.model.config, self.frozen.model_name, single=single)
+        return _index_of(label, self.model.config, self.model_name, single=single)
 
     def check_label(self, label: int | str | None, *, single: bool = True) -> None:
         """Raise an error for an unknown label of a local checkpoint, without loading weights.
@@ -126,33 +133,9 @@ class Classifier:
         Raises:
             ModelError: as in `label_index`.
         """
-        config = self.frozen.local_config()
+        config = self.local_config()
         if config is not None:
-            _index_of(label, config, self.frozen.model_name, single=single)
-
-
-def classifier(
-    model_name: str,
-    *,
-    batch_size: int,
-    device: str = "auto",
-    dtype: str = "float32",
-    role: str = "classifier",
-    truncation_side: str = "left",
-    max_length: int | None = None,
-    trust_remote_code: bool = False,
-) -> Classifier:
-    """Return the classifier of a checkpoint; the arguments are those of `FrozenModel` and `Classifier`."""
-    frozen = FrozenModel(
-        model_name,
-        AUTO_CLASS,
-        role=role,
-        device=device,
-        dtype=dtype,
-        truncation_side=truncation_side,
-        trust_remote_code=trust_remote_code,
-    )
-    return Classifier(frozen, batch_size, max_length)
+            _index_of(label, config, self.model_name, single=single)
 
 
 @dataclass(eq=False)
@@ -178,7 +161,7 @@ class LabelProbability(Score):
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        self.classifier = classifier(
+        self.classifier = Classifier(
             self.model_name,
             batch_size=self.batch_size,
             device=self.device,

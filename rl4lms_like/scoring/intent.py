@@ -12,7 +12,7 @@ from typing import Any
 
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.scoring.classifier import classifier
+from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.score import Score, Texts
 
 END_OF_UTTERANCE = "<EOU>"
@@ -38,7 +38,7 @@ class IntentMatch(Score):
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        self.classifier = classifier(
+        self.classifier = Classifier(
             self.model_name,
             role="classifier of intents",
             batch_size=self.batch_size,

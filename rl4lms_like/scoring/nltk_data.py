@@ -57,7 +57,10 @@ def sentences(text: str, needed_by: str = "NLTK's sentence splitter") -> list[st
         MissingExtraError: NLTK is not installed.
         MissingResourceError: `punkt_tab` is not installed.
     """
-    return _split_sentences(text, needed_by)
+    try:
+        return _nltk(needed_by).tokenize.sent_tokenize(text)
+    except LookupError as error:
+        raise _missing(needed_by, "punkt_tab") from error
 
 
 def words(text: str, needed_by: str = "NLTK's word tokenizer") -> list[str]:
@@ -102,7 +105,7 @@ def require_sentences(needed_by: str) -> None:
         MissingExtraError: NLTK is not installed.
         MissingResourceError: `punkt_tab` is not installed.
     """
-    _split_sentences("", needed_by)
+    sentences("", needed_by)
 
 
 def require_wordnet(needed_by: str) -> None:
@@ -143,13 +146,6 @@ def wordnet(needed_by: str = "WordNet's reader") -> Any:
     if _in_nltk_data(needed_by):
         return _nltk(needed_by).corpus.wordnet
     return _read_installed(_installed_folder(needed_by))
-
-
-def _split_sentences(text: str, needed_by: str) -> list[str]:
-    try:
-        return _nltk(needed_by).tokenize.sent_tokenize(text)
-    except LookupError as error:
-        raise _missing(needed_by, "punkt_tab") from error
 
 
 def _missing(needed_by: str, *names: str) -> MissingResourceError:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
-from rl4lms_like.scoring.classifier import classifier
+from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RewardModelScore(Score):
     append_eos: bool | None = None
 
     def __post_init__(self) -> None:
-        self.classifier = classifier(
+        self.classifier = Classifier(
             self.model_name,
             role="reward model",
             batch_size=self.batch_size,
@@ -89,10 +89,10 @@ class RewardModelScore(Score):
         """
         if self.append_eos is not None:
             return self.append_eos
-        recorded = getattr(self.classifier.frozen.model.config, RECORDED, None)
+        recorded = getattr(self.classifier.model.config, RECORDED, None)
         if recorded is not None:
             return bool(recorded)
-        tokenizer, name = self.classifier.frozen.tokenizer, self.classifier.frozen.model_name
+        tokenizer, name = self.classifier.tokenizer, self.classifier.model_name
         # The tokenizer may already end its output with a special token.
         ends_itself = tokenizer("a", verbose=False)["input_ids"][-1] in tokenizer.all_special_ids
         if tokenizer.eos_token is not None and not ends_itself and self.template != "chat":
@@ -130,9 +130,9 @@ class RewardModelScore(Score):
         return self.classifier.logits(texts.to_read(with_prompts=self.template == "text"), append_eos=ends)
 
     def _chat(self, prompt: str, response: str) -> str:
-        tokenizer = self.classifier.frozen.tokenizer
+        tokenizer = self.classifier.tokenizer
         if not getattr(tokenizer, "chat_template", None):
-            name = self.classifier.frozen.model_name
+            name = self.classifier.model_name
             raise ModelError(f"the tokenizer of {name!r} has no chat template; choose another template than 'chat'")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
         return tokenizer.apply_chat_template(messages, tokenize=False)

@@ -24,7 +24,7 @@ from rl4lms_like.scoring.nltk_data import (
     sentences,
     wordnet,
 )
-from rl4lms_like.scoring.rouge import lcs_length, require_rouge
+from rl4lms_like.scoring.rouge import lcs_length, require_rouge, union_of_lines
 from rl4lms_like.scoring.score import Score, Texts, readings
 
 _OTHER = re.compile("[^A-Za-z0-9]")
@@ -96,22 +96,9 @@ def _precision_and_recall(generated: list[list[str]], reference: list[list[str]]
     if len(generated) == len(reference) == 1:
         overlap = lcs_length(reference[0], generated[0])
         return overlap / len(generated[0]), overlap / len(reference[0])
-    score = _united().score(*("\n".join(map(" ".join, lines)) for lines in (reference, generated)))["rougeLsum"]
+    texts = ["\n".join(map(" ".join, lines)) for lines in (generated, reference)]
+    score = union_of_lines(texts[0], texts[1], str.split)
     return float(score.precision), float(score.recall)
-
-
-@cache
-def _united():  # type: ignore[no-untyped-def]
-    """Return rouge-score's scorer of the union over lines, for texts whose words are already stems."""
-    from rouge_score.rouge_scorer import RougeScorer
-
-    class Words:
-        """Tokenizer that splits at white space."""
-
-        def tokenize(self, text: str) -> list[str]:
-            return text.split()
-
-    return RougeScorer(["rougeLsum"], tokenizer=Words())
 
 
 def _lines(text: str, settings: RougeLMax) -> list[list[str]]:

@@ -93,11 +93,6 @@ def require_references(prompt_texts: Sequence[str], references: Sequence[Sequenc
             )
 
 
-def with_references(references: Sequence[Sequence[str]]) -> list[int]:
-    """Return the indices of the samples that have references."""
-    return [index for index, texts in enumerate(references) if texts]
-
-
 def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...]], T]) -> Iterator[T]:
     """Yield `read(references)` for each sample, computed once for equal references and kept only while needed.
 
@@ -113,14 +108,6 @@ def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...
         if left[texts]:
             kept[texts] = reading
         yield reading
-
-
-def spread(scores: Sequence[float], indices: Sequence[int], n: int) -> list[float]:
-    """Return `n` values: `scores` at the positions `indices`, NaN at the others."""
-    placed = [math.nan] * n
-    for index, score in zip(indices, scores, strict=True):
-        placed[index] = score
-    return placed
 
 
 def mean(scores: Sequence[float]) -> float:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
-from rl4lms_like.scoring.classifier import classifier
-from rl4lms_like.scoring.frozen import FrozenModel
+from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.nltk_data import require_sentences, sentences
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ CARDS: Mapping[str, tuple[str, Labels]] = {
 }
 
 
-class NliModel:
+class NliModel(Classifier):
     """NLI checkpoint for pairs of texts; loaded at first use, pickled as its name alone.
 
     Args:
@@ -94,23 +93,18 @@ class NliModel:
         checkpoint = CARDS[name][0] if name in CARDS else name
         self.labels = next((labels for card, labels in CARDS.values() if card == checkpoint), None)
         dtype = "float16" if existing_device(device).startswith("cuda") else "float32"
-        self.classifier = classifier(
+        super().__init__(
             checkpoint,
             batch_size=batch_size,
+            max_length=MAX_LENGTH,
+            role="NLI model",
             device=device,
             dtype=dtype,
-            role="NLI model",
             truncation_side="right",
-            max_length=MAX_LENGTH,
         )
-        config = self.frozen.local_config() if self.labels is None else None
+        config = self.local_config() if self.labels is None else None
         if config is not None:
             self.labels = labels_of(config.id2label, checkpoint)
-
-    @property
-    def frozen(self) -> FrozenModel:
-        """The checkpoint."""
-        return self.classifier.frozen
 
     def probabilities(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return the probabilities of entailment, contradiction and neutral.
@@ -128,11 +122,11 @@ class NliModel:
         """
         import numpy as np
 
-        order = list(self.labels or labels_of(self.frozen.model.config.id2label, self.frozen.model_name))
+        order = list(self.labels or labels_of(self.model.config.id2label, self.model_name))
         found = np.zeros((len(pairs), 3))
         for start in range(0, len(pairs), _TOKENIZED_AT_ONCE):
             premises, hypotheses = zip(*pairs[start : start + _TOKENIZED_AT_ONCE], strict=True)
-            logits = self.classifier.logits(premises, hypotheses)
+            logits = self.logits(premises, hypotheses)
             found[start : start + _TOKENIZED_AT_ONCE] = logits.softmax(dim=1)[:, order].double().numpy()
         return found
 
@@ -156,6 +150,7 @@ def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
     return Labels(entailment[0], contradiction[0], neutral)
 
 
+@dataclass(kw_only=True, eq=False)
 class Imager:
     """NLI model that computes the images of document-summary pairs.
 
@@ -174,26 +169,24 @@ class Imager:
         ModelError: the name can only be a local folder, which does not exist.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        *,
-        granularity: str,
-        use_cache: bool,
-        max_doc_sents: int,
-        device: str,
-        batch_size: int,
-        needed_by: str,
-    ) -> None:
-        units = granularity.split("-")
+    model_name: str
+    granularity: str
+    use_cache: bool
+    max_doc_sents: int
+    device: str
+    batch_size: int
+    needed_by: str
+
+    def __post_init__(self) -> None:
+        units = self.granularity.split("-")
         if len(units) > 2 or not set(units) <= set(UNITS):
-            raise ValueError(f"granularity: expected one or two (document-summary) of {UNITS}, got {granularity!r}")
+            raise ValueError(
+                f"granularity: expected one or two (document-summary) of {UNITS}, got {self.granularity!r}"
+            )
         self.document_unit, self.summary_unit = units[0], units[-1]
         if set(units) & {"sentence", "2sents", "mixed"}:
-            require_sentences(needed_by)
-        self.use_cache = use_cache
-        self.max_doc_sents = max_doc_sents
-        self.nli = NliModel(model_name, device=device, batch_size=batch_size)
+            require_sentences(self.needed_by)
+        self.nli = NliModel(self.model_name, device=self.device, batch_size=self.batch_size)
         self._cache: dict[tuple[str, str], np.ndarray] = {}
 
     def images(self, documents: Sequence[str], summaries: Sequence[str]) -> list[np.ndarray]:
@@ -276,8 +269,11 @@ class Head:
     agg: str
     norm_histo: bool
 
-    def score(self, image: np.ndarray) -> float:
-        """Return SummaC-Conv of an image: the probability of `consistent`, from 0 to 1.
+    def score(self, image: Sequence[np.ndarray]) -> float:
+        """Return SummaC-Conv, the probability of `consistent`, from 0 to 1.
+
+        Args:
+            image: layers, `[3 per model, n_document_chunks, n_summary_chunks]`.
 
         Raises:
             ModelError: the weights in the file do not fit this head.
@@ -285,7 +281,7 @@ class Head:
         import numpy as np
 
         weight, bias, final_weight, final_bias = self._weights
-        rows = self.histogram(image)
+        rows = self.histogram(np.asarray(image))
         n_filled = int(np.count_nonzero(rows.sum(axis=1)))
         values = rows[:n_filled] @ weight[0] + bias[0]
         if not n_filled:
@@ -367,13 +363,6 @@ def require_head(start_file: str | None, needed_by: str) -> str:
         f"{PUBLISHED}, models: [vitc], bins: percentile",
         offline="copy that file here from a machine that has it",
     )
-
-
-def concatenated(images: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack the images of one pair by several models along the first axis."""
-    import numpy as np
-
-    return np.concatenate(images, axis=0)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_without_two_tokens_it_is_not_defined(build, model, texts):
 
 def test_windows_of_a_model_without_positions_have_a_limit(build, tiny_tokenizer):
     t5 = models.make_seq2seq_lm("t5", tiny_tokenizer)
-    with pytest.raises(ValueError, match="decoder-only models, not of T5"):
+    with pytest.raises(ValueError, match="decoder-only models, not T5"):
         build().compute(["p"], [""], [["x"]], None, t5, "val")
     from transformers import AutoConfig
     from transformers import AutoModelForCausalLM as Auto

@@ -67,9 +67,9 @@ def test_published_names_are_those_of_the_hub():
     assert CHECKPOINTS["bleurt-base-128"] == ("Elron/bleurt-base-128", 128)
     assert len(CHECKPOINTS) == 6
     default = Bleurt(**OPTIONS).classifier
-    assert (default.frozen.model_name, default.max_length) == ("Elron/bleurt-base-128", 128)
-    assert Bleurt("bleurt-tiny-512", **OPTIONS).classifier.frozen.model_name == "Elron/bleurt-tiny-512"
-    assert Bleurt("someone/a-bleurt", **OPTIONS).classifier.frozen.model_name == "someone/a-bleurt"
+    assert (default.model_name, default.max_length) == ("Elron/bleurt-base-128", 128)
+    assert Bleurt("bleurt-tiny-512", **OPTIONS).classifier.model_name == "Elron/bleurt-tiny-512"
+    assert Bleurt("someone/a-bleurt", **OPTIONS).classifier.model_name == "someone/a-bleurt"
 
 
 def test_a_copy_of_a_published_checkpoint_cuts_pairs_where_it_does(folder):

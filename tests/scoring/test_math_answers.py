@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4lms_like.scoring.math_answers import MathEqual, answer_of_reference, answer_of_response, last_number, number
-from rl4lms_like.scoring.math_numbers import NotANumber
+from rl4lms_like.scoring.math_answers import (
+    MathEqual,
+    NotANumber,
+    answer_of_reference,
+    answer_of_response,
+    last_number,
+    number,
+)
 from tests.texts import texts
 
 

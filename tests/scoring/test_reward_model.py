@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.classifier import classifier
+from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.reward_model import RewardModelScore
 from rl4lms_like.testing.models import make_word_tokenizer, save_model
 from tests.local_models import LOCAL_MODELS
@@ -40,7 +40,7 @@ def scorer(folder, **options):
 
 
 def test_one_logit_is_the_reward_as_it_is(regressor):
-    logits = classifier(regressor, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
+    logits = Classifier(regressor, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
     assert scorer(regressor).per_text(TEXTS) == pytest.approx(logits[:, 0].tolist(), abs=1e-5)
     chances = scorer(regressor, value="probability").per_text(TEXTS)
     assert chances == pytest.approx(logits[:, 0].sigmoid().tolist(), abs=1e-5)
@@ -56,7 +56,7 @@ def test_it_is_scaled_before_it_is_clipped(regressor):
 
 @pytest.mark.parametrize("label", [2, "CONTRADICTION"])
 def test_one_label_of_several(nli, label):
-    logits = classifier(nli, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
+    logits = Classifier(nli, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
     assert scorer(nli, label=label).per_text(TEXTS) == pytest.approx(logits[:, 2].tolist(), abs=1e-5)
     chances = scorer(nli, label=label, value="probability").per_text(TEXTS)
     assert chances == pytest.approx(logits.softmax(1)[:, 2].tolist(), abs=1e-5)
@@ -68,7 +68,7 @@ def test_several_labels_need_a_choice(nli):
 
 
 def test_templates(regressor):
-    model = classifier(regressor, batch_size=8)
+    model = Classifier(regressor, batch_size=8)
     pairs = model.logits(PROMPTS, RESPONSES)[:, 0].tolist()
     assert scorer(regressor, template="pair").per_text(TEXTS) == pytest.approx(pairs, abs=1e-5)
     responses = model.logits(RESPONSES)[:, 0].tolist()
@@ -88,7 +88,7 @@ def test_a_chat_is_put_as_the_tokenizer_of_the_model_says(tmp_path):
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
         ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)
         with torch.no_grad():
-            expected = model.classifier.frozen.model(ids["input_ids"], ids["attention_mask"]).logits
+            expected = model.classifier.model(ids["input_ids"], ids["attention_mask"]).logits
         assert value == pytest.approx(float(expected), abs=1e-5)
 
 
@@ -168,10 +168,10 @@ def test_the_end_token_is_written_once_and_survives_the_cut(tmp_path):
     LOCAL_MODELS["causal_regressor"](tmp_path)
     (text,) = RESPONSES[2:]
     for max_length in (None, 6):
-        model = classifier(str(tmp_path), batch_size=2, max_length=max_length)
-        ended = text + model.frozen.tokenizer.eos_token
+        model = Classifier(str(tmp_path), batch_size=2, max_length=max_length)
+        ended = text + model.tokenizer.eos_token
         assert torch.equal(model.logits([text], append_eos=True), model.logits([ended]))
-    whole = classifier(str(tmp_path), batch_size=2)
+    whole = Classifier(str(tmp_path), batch_size=2)
     assert torch.equal(whole.logits([ended], append_eos=True), whole.logits([ended]))
 
 

@@ -67,7 +67,7 @@ def test_labels_are_read_from_the_names_of_a_checkpoint():
 def test_cards_go_by_name_and_by_hub_id():
     assert {*CARDS} == {"snli-base", "snli-large", "mnli-base", "mnli", "anli", "vitc-base", "vitc", "vitc-only"}
     assert NliModel("vitc").labels == NliModel("tals/albert-xlarge-vitaminc-mnli").labels == Labels(0, 1, 2)
-    assert NliModel("mnli").frozen.model_name == "roberta-large-mnli"
+    assert NliModel("mnli").model_name == "roberta-large-mnli"
     assert NliModel("mnli").labels == Labels(2, 0, 1)
     assert NliModel("someone/else").labels is None
 
@@ -176,7 +176,7 @@ def test_a_model_that_breaks_down_is_an_error_and_no_score(tmp_path):
     """A histogram leaves NaN out without a word."""
     model = NliModel(str(make_nli(tmp_path)), device="cpu")
     with torch.no_grad():
-        model.frozen.model.classifier.bias.fill_(float("nan"))
+        model.model.classifier.bias.fill_(float("nan"))
     with pytest.raises(ModelError, match=r"the NLI model .* returned nan"):
         model.probabilities([(DOCUMENTS[0], SUMMARIES[0])])
 
