@@ -5,8 +5,7 @@ from __future__ import annotations
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.metrics.base import ScoreMetric
-from rl4lms_like.scoring.classifier import LabelProbability
-from rl4lms_like.scoring.reward_model import RewardModelScore
+from rl4lms_like.scoring.classifier import LabelProbability, RewardModelScore
 
 
 class LearnedRewardMetric(LabelProbability, ScoreMetric):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,57 +48,31 @@ class NoveltyMetric(TextsMetric):
             )
 
     def results(self, texts: Texts) -> MetricResults:
-        """Compute `diversity_metrics/novelty-N` of each text and over all n-grams, and `.../novel_texts`, 0 or 1."""
-        found = novelty(texts.responses, read_texts(self.path, self.field), self.max_n)
+        """Compute `diversity_metrics/novelty-N` of each text and over all n-grams, and `.../novel_texts`, 0 or 1.
+
+        A text without n-grams of an order is NaN. A text is not novel if it equals a training text, ignoring case and
+        white space.
+        """
+        read = [tokens(text) for text in texts.responses]
+        grams = {order: [list(ngrams(text, order)) for text in read] for order in range(1, self.max_n + 1)}
+        wanted = {order: set(chain.from_iterable(each)) for order, each in grams.items()}
+        known: dict[int, set[tuple[str, ...]]] = {order: set() for order in grams}
+        whole, copied = {tuple(text) for text in read}, set()
+        for training_text in read_texts(self.path, self.field):
+            its_tokens = tokens(training_text)
+            if tuple(its_tokens) in whole:
+                copied.add(tuple(its_tokens))
+            for order, found in known.items():
+                found.update(wanted[order].intersection(ngrams(its_tokens, order)))
         results: MetricResults = {
-            f"diversity_metrics/novelty-{order}": (scores, found.overall[order])
-            for order, scores in found.of_ngrams.items()
+            f"diversity_metrics/novelty-{order}": (
+                [_share_of_new(text, known[order]) for text in each],
+                _share_of_new(list(chain.from_iterable(each)), known[order]),
+            )
+            for order, each in grams.items()
         }
-        return results | {"diversity_metrics/novel_texts": (found.of_texts, fmean(found.of_texts))}
-
-
-@dataclass(frozen=True)
-class Novelty:
-    """Fractions of new n-grams and texts, from 0 to 1; NaN for a text without n-grams of that order.
-
-    Args:
-        of_ngrams: order -> for each text the fraction of its n-grams that occur in no training text.
-        overall: order -> the same fraction over the n-grams of all texts.
-        of_texts: for each text 1 if no training text equals it (ignoring case and spaces), else 0.
-    """
-
-    of_ngrams: dict[int, list[float]]
-    overall: dict[int, float]
-    of_texts: list[float]
-
-
-def novelty(generated_texts: Sequence[str], training_texts: Iterable[str], max_n: int) -> Novelty:
-    """Compare generated texts with training texts.
-
-    Args:
-        generated_texts: `n` texts.
-        training_texts: the training texts; iterated once.
-        max_n: n-grams of orders 1 to `max_n` are counted.
-    """
-    read = [tokens(text) for text in generated_texts]
-    grams = {order: [list(ngrams(text, order)) for text in read] for order in range(1, max_n + 1)}
-    wanted = {order: {gram for text in texts for gram in text} for order, texts in grams.items()}
-    known: dict[int, set[tuple[str, ...]]] = {order: set() for order in grams}
-    whole, copied = {tuple(text) for text in read}, set()
-    for training_text in training_texts:
-        its_tokens = tokens(training_text)
-        if tuple(its_tokens) in whole:
-            copied.add(tuple(its_tokens))
-        for order, found in known.items():
-            found.update(wanted[order].intersection(ngrams(its_tokens, order)))
-    return Novelty(
-        {order: [_share_of_new(text, known[order]) for text in texts] for order, texts in grams.items()},
-        {
-            order: _share_of_new([gram for text in texts for gram in text], known[order])
-            for order, texts in grams.items()
-        },
-        [float(tuple(text) not in copied) for text in read],
-    )
+        novel = [float(tuple(text) not in copied) for text in read]
+        return results | {"diversity_metrics/novel_texts": (novel, fmean(novel))}
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:

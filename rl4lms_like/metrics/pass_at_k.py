@@ -21,7 +21,7 @@ class PassAtK(TextsMetric):
 
     Texts with equal prompts are samples of one prompt. Let the data pool repeat each prompt at least k times, and
     enable sampling in evaluations (`train_evaluation.generation_kwargs.do_sample`). The estimator is eq. 1 of the
-    paper. Without a scorer, prompts without references are excluded.
+    paper. If the scorer needs references, prompts without any are excluded.
 
     Args:
         k: numbers of attempts, a list.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rl4lms_like.rewards.scored import ScoreReward
-from rl4lms_like.scoring.classifier import LabelProbability
-from rl4lms_like.scoring.reward_model import RewardModelScore
+from rl4lms_like.scoring.classifier import LabelProbability, RewardModelScore
 
 
 class LearnedBatchedRewardFunction(LabelProbability, ScoreReward):

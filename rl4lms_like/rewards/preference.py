@@ -107,14 +107,7 @@ class CommonGenPrefRM(ScoreReward):
 
 
 class PreferenceT5(FrozenModel):
-    """Preference model: a whole checkpoint, or a file of weights for a base model.
-
-    Args:
-        model_name: hub id or local folder; None: `google-t5/t5-11b`, which needs `weights`.
-        weights: a `.pt` file of weights, as published by RL4LMs; config and tokenizer are then those of `model_name`.
-        device: `auto`, `cpu`, `cuda:1` ...
-        dtype: dtype of the weights.
-        needed_by: name of the component, for error messages.
+    """Preference model: a whole checkpoint, or a file of weights for a base model; arguments as in `CommonGenPrefRM`.
 
     Raises:
         MissingResourceError: neither is given; the message has the command that downloads the published weights.

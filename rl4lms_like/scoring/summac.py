@@ -152,16 +152,7 @@ def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
 
 @dataclass(kw_only=True, eq=False)
 class Imager:
-    """NLI model that computes the images of document-summary pairs.
-
-    Args:
-        model_name: a key of `nli.CARDS`, a hub id, or a local folder.
-        granularity: unit of the chunks, such as `paragraph`, or of documents and summaries: `paragraph-sentence`.
-        use_cache: keep images, so that a pair that is scored again costs nothing.
-        max_doc_sents: maximum number of chunks per document.
-        device: device of the model.
-        batch_size: pairs of chunks per forward pass.
-        needed_by: name of the component, for error messages.
+    """NLI model that computes the images of document-summary pairs; the arguments are those of `SummaCZSMetric`.
 
     Raises:
         ValueError: unknown granularity or device.
@@ -251,16 +242,7 @@ def _long_enough(parts: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Head:
-    """Trained head and the settings of its histograms; the weights are loaded at first use.
-
-    Args:
-        start_file: file of the weights, `.safetensors` or PyTorch's own format, with SummaC's names.
-        n_models: number of NLI models whose images are stacked.
-        bins: `percentile`, or `even` and the number of bins of equal width, as in `even50`.
-        nli_labels: labels that are used: `e` entailment, `c` contradiction, `n` neutral.
-        agg: reduction over the rows.
-        norm_histo: densities instead of counts, preceded by the numbers of document and summary chunks.
-    """
+    """Trained head and the settings of its histograms, as in `SummaCConvMetric`; loaded at first use."""
 
     start_file: str
     n_models: int

@@ -44,18 +44,9 @@ _CLOSING = frozenset(",.?!:;\\%}])")
 _OPENING = frozenset("([{¿¡")
 _QUOTES = frozenset("'\"„“`")
 _CURLY = frozenset("„“”")
-_CJK = tuple(
-    (int(first, 16), int(last, 16))
-    for first, last in (
-        ("2E80", "A4CF"),
-        ("A840", "A87F"),
-        ("AC00", "D7AF"),
-        ("F900", "FAFF"),
-        ("FE30", "FE4F"),
-        ("FF65", "FFDC"),
-        ("1100", "11FF"),
-        ("20000", "2FFFF"),
-    )
+_CJK = (
+    *((0x2E80, 0xA4CF), (0xA840, 0xA87F), (0xAC00, 0xD7AF), (0xF900, 0xFAFF)),
+    *((0xFE30, 0xFE4F), (0xFF65, 0xFFDC), (0x1100, 0x11FF), (0x20000, 0x2FFFF)),
 )
 _LINE_BREAKS = re.compile("[\r\n]")
 _SEPARATORS = re.compile("[\t\r\n]")
