@@ -156,7 +156,7 @@ def held_out_reward(model_folder: Path, tokenizer_folder: Path) -> float:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from rl4lms_like.data_pools.film_opinions import FilmOpinions
-    from rl4lms_like.scoring.sentiment import sentiments
+    from rl4lms_like.scoring.sentiment import sentiment
 
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
@@ -174,7 +174,7 @@ def held_out_reward(model_folder: Path, tokenizer_folder: Path) -> float:
         pad_token_id=tokenizer.pad_token_id,
     )
     responses = tokenizer.batch_decode(sequences[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
-    return statistics.fmean(sentiments(prompts, responses, include_prompt=True))
+    return statistics.fmean(sentiment(prompt + text) for prompt, text in zip(prompts, responses, strict=True))
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,17 @@
-"""Base class of metrics."""
+"""Base classes of metrics.
+
+BaseMetric     any metric; the class that users derive from
+TextsMetric    from prompts, responses, references and `meta_data`; NaN for texts without the references it needs
+ScoreMetric    adapter that makes a metric from a score (`scoring.score`)
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
+
+from rl4lms_like.scoring.score import Score, Texts
 
 MetricResults: TypeAlias = "dict[str, tuple[list[float] | None, float]]"
 
@@ -41,3 +49,53 @@ class BaseMetric(ABC):
         Returns:
             Key -> (one score per generation or None, one score for the split). Keys are `family/name`.
         """
+
+
+class TextsMetric(BaseMetric):
+    """Metric of the texts alone. If it needs references, texts without any are NaN and excluded.
+
+    Attributes:
+        keys: keys of its results, which are NaN if it needs references and no text has any.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def results(self, texts: Texts) -> MetricResults:
+        """Compute the results; each text has a reference if `needs_references` is True."""
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        n_texts = len(generated_texts)
+        texts = Texts(prompt_texts, generated_texts, reference_texts, meta_infos or [None for _ in range(n_texts)])
+        if not self.needs_references:
+            return self.results(texts)
+        indices = [index for index, references in enumerate(reference_texts) if references]
+
+        def spread(scores: list[float]) -> list[float]:
+            placed = dict(zip(indices, scores, strict=True))
+            return [placed.get(index, math.nan) for index in range(n_texts)]
+
+        if not indices:
+            return {key: ([math.nan] * n_texts, math.nan) for key in self.keys}
+        return {
+            key: (None if scores is None else spread(scores), overall)
+            for key, (scores, overall) in self.results(texts.chosen(indices)).items()
+        }
+
+
+class ScoreMetric(TextsMetric, Score):
+    """Metric that reports a score of each text and of all texts together, under the only one of its `keys`."""
+
+    kind = "metric"
+
+    def results(self, texts: Texts) -> MetricResults:
+        (key,) = self.keys
+        return {key: self.with_overall(texts)}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from rl4lms_like.core.numbers import Positive
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
+from rl4lms_like.metrics.base import ScoreMetric
 from rl4lms_like.scoring.cider import cider, existing_file, frequencies_of_file, require_cider
+from rl4lms_like.scoring.score import Texts
 from rl4lms_like.scoring.spice import require_spice, spice
 
 
-class CIDERMetric(BaseMetric):
+@dataclass(eq=False)
+class CIDERMetric(ScoreMetric):
     """CIDEr-D of each text against all its references, from 0 to 10.
 
     Args:
@@ -21,30 +21,24 @@ class CIDERMetric(BaseMetric):
             split of one text scores 0.
     """
 
+    id = "cider"
     needs_references = True
+    keys = ("lexical/cider",)
 
-    def __init__(self, references_file: str | None = None) -> None:
-        self.references_file = references_file
-        require_cider("the metric 'cider'")
-        if references_file is not None:
-            existing_file(references_file)
+    references_file: str | None = None
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `lexical/cider` of each text, and the mean; texts without references are NaN and excluded."""
+    def __post_init__(self) -> None:
+        require_cider(self.needed_by)
+        if self.references_file is not None:
+            existing_file(self.references_file)
+
+    def per_text(self, texts: Texts) -> list[float]:
         frequencies = None if self.references_file is None else frequencies_of_file(self.references_file)
-        scores = cider(generated_texts, reference_texts, frequencies)
-        return {"lexical/cider": (scores, _mean(scores))}
+        return cider(texts.responses, texts.references, frequencies)
 
 
-class SpiceMetric(BaseMetric):
+@dataclass(eq=False)
+class SpiceMetric(ScoreMetric):
     """SPICE's F of each text against all its references, from 0 to 1, by the authors' Java program.
 
     Args:
@@ -52,27 +46,15 @@ class SpiceMetric(BaseMetric):
         timeout: seconds after which a SPICE run is stopped.
     """
 
+    id = "spice"
     needs_references = True
+    keys = ("lexical/spice",)
 
-    def __init__(self, java_memory: str = "8G", timeout: Positive = 1800.0) -> None:
-        self.java_memory = java_memory
-        self.timeout = timeout
-        require_spice("the metric 'spice'")
+    java_memory: str = "8G"
+    timeout: Positive = 1800.0
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `lexical/spice` of each text, and the mean; texts without references are NaN and excluded."""
-        scores = spice(generated_texts, reference_texts, java_memory=self.java_memory, timeout=self.timeout)
-        return {"lexical/spice": (scores, _mean(scores))}
+    def __post_init__(self) -> None:
+        require_spice(self.needed_by)
 
-
-def _mean(scores: Sequence[float]) -> float:
-    known = [score for score in scores if not math.isnan(score)]
-    return sum(known) / len(known) if known else math.nan
+    def per_text(self, texts: Texts) -> list[float]:
+        return spice(texts.responses, texts.references, java_memory=self.java_memory, timeout=self.timeout)

@@ -6,17 +6,26 @@ The document is the whole prompt, including its prefix and suffix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
-from typing import Any
+from dataclasses import dataclass
 
 from rl4lms_like.core.devices import Device
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.scoring.summac import Imager, Operation, zero_shot
-from rl4lms_like.scoring.summac_head import Aggregation, Head, NliLabels, concatenated, n_even_bins, require_head
+from rl4lms_like.metrics.base import ScoreMetric
+from rl4lms_like.scoring.score import Texts
+from rl4lms_like.scoring.summac import (
+    Aggregation,
+    Head,
+    Imager,
+    NliLabels,
+    Operation,
+    n_even_bins,
+    require_head,
+    zero_shot,
+)
 
 
-class SummaCZSMetric(BaseMetric):
+@dataclass(eq=False)
+class SummaCZSMetric(ScoreMetric):
     """SummaC-ZS: entailment minus contradiction of the summary's chunks by the document's, from -1 to 1.
 
     Args:
@@ -35,57 +44,39 @@ class SummaCZSMetric(BaseMetric):
         batch_size: pairs of chunks per forward pass.
     """
 
-    def __init__(
-        self,
-        model_name: str = "mnli",
-        granularity: str = "paragraph",
-        op1: Operation = "max",
-        op2: Operation = "mean",
-        use_ent: bool = True,
-        use_con: bool = True,
-        imager_load_cache: bool = True,
-        use_cache: bool = True,
-        max_doc_sents: Count = 100,
-        device: Device = "auto",
-        batch_size: Count = 20,
-    ) -> None:
-        if not use_ent and not use_con:
-            raise ValueError("use_ent and use_con are both false: set at least one of them to true")
-        self.op1: Operation = op1
-        self.op2: Operation = op2
-        self.use_ent = use_ent
-        self.use_con = use_con
-        self.imager = Imager(
-            model_name,
-            granularity=granularity,
-            use_cache=use_cache,
-            max_doc_sents=max_doc_sents,
-            device=device,
-            batch_size=batch_size,
-            needed_by="the metric 'summaCZS'",
-        )
+    id = "summaCZS"
+    keys = ("consistency/summaczs",)
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `consistency/summaczs` of each text against its prompt, and the mean.
+    model_name: str = "mnli"
+    granularity: str = "paragraph"
+    op1: Operation = "max"
+    op2: Operation = "mean"
+    use_ent: bool = True
+    use_con: bool = True
+    imager_load_cache: bool = True
+    use_cache: bool = True
+    max_doc_sents: Count = 100
+    device: Device = "auto"
+    batch_size: Count = 20
+
+    def __post_init__(self) -> None:
+        if not self.use_ent and not self.use_con:
+            raise ValueError("use_ent and use_con are both false: set at least one of them to true")
+        self.imager = _imager(self, self.model_name)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        """Return the score of each text against its prompt.
 
         A text without a chunk, such as an empty one, scores 0, or 1 if only `use_con` is set.
         """
-        scores = [
+        return [
             zero_shot(image, op1=self.op1, op2=self.op2, use_ent=self.use_ent, use_con=self.use_con)
-            for image in self.imager.images(prompt_texts, generated_texts)
+            for image in self.imager.images(texts.prompts, texts.responses)
         ]
-        return {"consistency/summaczs": (scores, fmean(scores))}
 
 
-class SummaCConvMetric(BaseMetric):
+@dataclass(eq=False)
+class SummaCConvMetric(ScoreMetric):
     """SummaC-Conv: consistency of the summary with its document according to a trained head, from 0 to 1.
 
     Args:
@@ -103,50 +94,44 @@ class SummaCConvMetric(BaseMetric):
         batch_size: pairs of chunks per forward pass.
     """
 
-    def __init__(
-        self,
-        models: Sequence[str] = ("mnli", "anli", "vitc"),
-        bins: str = "even50",
-        granularity: str = "sentence",
-        nli_labels: NliLabels = "e",
-        device: Device = "auto",
-        start_file: str | None = None,
-        imager_load_cache: bool = True,
-        agg: Aggregation = "mean",
-        norm_histo: bool = False,
-        use_cache: bool = True,
-        max_doc_sents: Count = 100,
-        batch_size: Count = 20,
-    ) -> None:
-        if not models:
-            raise ValueError("models: expected at least one NLI model")
-        if bins != "percentile":
-            n_even_bins(bins)
-        start_file = require_head(start_file, "the metric 'summaCConv'")
-        self.head = Head(start_file, len(models), bins, nli_labels, agg, norm_histo)
-        self.imagers = [
-            Imager(
-                name,
-                granularity=granularity,
-                use_cache=use_cache,
-                max_doc_sents=max_doc_sents,
-                device=device,
-                batch_size=batch_size,
-                needed_by="the metric 'summaCConv'",
-            )
-            for name in models
-        ]
+    id = "summaCConv"
+    keys = ("consistency/summacconv",)
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `consistency/summacconv` of each text against its prompt, and the mean."""
-        images = zip(*(imager.images(prompt_texts, generated_texts) for imager in self.imagers), strict=True)
-        scores = [self.head.score(concatenated(of_pair)) for of_pair in images]
-        return {"consistency/summacconv": (scores, fmean(scores))}
+    models: Sequence[str] = ("mnli", "anli", "vitc")
+    bins: str = "even50"
+    granularity: str = "sentence"
+    nli_labels: NliLabels = "e"
+    device: Device = "auto"
+    start_file: str | None = None
+    imager_load_cache: bool = True
+    agg: Aggregation = "mean"
+    norm_histo: bool = False
+    use_cache: bool = True
+    max_doc_sents: Count = 100
+    batch_size: Count = 20
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("models: expected at least one NLI model")
+        if self.bins != "percentile":
+            n_even_bins(self.bins)
+        start_file = require_head(self.start_file, self.needed_by)
+        self.head = Head(start_file, len(self.models), self.bins, self.nli_labels, self.agg, self.norm_histo)
+        self.imagers = [_imager(self, name) for name in self.models]
+
+    def per_text(self, texts: Texts) -> list[float]:
+        """Return the score of each text against its prompt."""
+        images = zip(*(imager.images(texts.prompts, texts.responses) for imager in self.imagers), strict=True)
+        return [self.head.score([layer for image in of_pair for layer in image]) for of_pair in images]
+
+
+def _imager(metric: SummaCZSMetric | SummaCConvMetric, model_name: str) -> Imager:
+    return Imager(
+        model_name=model_name,
+        granularity=metric.granularity,
+        use_cache=metric.use_cache,
+        max_doc_sents=metric.max_doc_sents,
+        device=metric.device,
+        batch_size=metric.batch_size,
+        needed_by=metric.needed_by,
+    )

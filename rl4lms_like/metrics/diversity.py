@@ -1,18 +1,37 @@
-"""Metrics of repetition: n-grams, frequent sentences, equal texts, lengths."""
+"""Metrics of repetition: n-grams, frequent sentences, equal texts, lengths.
+
+`distinct_n`    of lower-cased words and single punctuation marks, and of sentences
+`diversity`     GEM-metrics' statistics of NLTK's words in lower case; names in `-nopunct` are without punctuation
+
+Sentences end in `.`, `!` or `?` and contain a letter or digit; differences in white space and case are ignored.
+Entropies are in bits. A conditional entropy is that of an n-gram's last word given the others.
+"""
 
 from __future__ import annotations
 
-from statistics import fmean
-from typing import Any
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from statistics import fmean, median
 
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.scoring.diversity import distinct_n, top_sentence_share, unique_share
-from rl4lms_like.scoring.ngram_statistics import diversity
-from rl4lms_like.scoring.nltk_data import require_sentences
+from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
+from rl4lms_like.scoring.bleu import ngrams
+from rl4lms_like.scoring.nltk_data import require_sentences, words
+from rl4lms_like.scoring.score import Texts
+
+_TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+_LETTER_OR_DIGIT = re.compile(r"\w")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_ORDERS = (1, 2, 3)
+_PUNCTUATION = frozenset(string.punctuation)
+_Grams = Counter[tuple[str, ...]]
 
 
-class DiversityMetrics(BaseMetric):
+class DiversityMetrics(TextsMetric):
     """GEM-metrics' word statistics: type-token ratios, lengths, distinct n-grams, entropies.
 
     Args:
@@ -23,57 +42,143 @@ class DiversityMetrics(BaseMetric):
         require_sentences("the metric 'diversity'")
         self.window_size = window_size
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
+    def results(self, texts: Texts) -> MetricResults:
         """Compute `diversity_metrics/` + GEM-metrics' names."""
-        statistics = diversity(generated_texts, self.window_size)
+        statistics = diversity(texts.responses, self.window_size)
         return {f"diversity_metrics/{name}": (None, value) for name, value in statistics.items()}
 
 
-class DistinctN(BaseMetric):
+class DistinctN(TextsMetric):
     """Distinct 1-grams and 2-grams, the most frequent sentence, unique texts.
 
     All four depend on the number and length of the texts, so compare splits of equal size. A text that is too short for
     a 2-gram counts as one, so that collapsed texts score low however short they are.
     """
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
+    def results(self, texts: Texts) -> MetricResults:
         """Compute `diversity_metrics/` + `distinct-1`, `distinct-2`, `top_sentence_share`, `unique_texts`, 0 to 1."""
+        responses = texts.responses
         return {
-            "diversity_metrics/distinct-1": (None, distinct_n(generated_texts, 1)),
-            "diversity_metrics/distinct-2": (None, distinct_n(generated_texts, 2)),
-            "diversity_metrics/top_sentence_share": (None, top_sentence_share(generated_texts)),
-            "diversity_metrics/unique_texts": (None, unique_share(generated_texts)),
+            "diversity_metrics/distinct-1": (None, distinct_n(responses, 1)),
+            "diversity_metrics/distinct-2": (None, distinct_n(responses, 2)),
+            "diversity_metrics/top_sentence_share": (None, top_sentence_share(responses)),
+            "diversity_metrics/unique_texts": (None, len(set(responses)) / len(responses)),
         }
 
 
-class Length(BaseMetric):
+class Length(ScoreMetric):
     """Mean number of words per response."""
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `length/words`: whitespace-separated words of each response, and their mean."""
-        words = [float(len(text.split())) for text in generated_texts]
-        return {"length/words": (words, fmean(words))}
+    keys = ("length/words",)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        return [float(len(text.split())) for text in texts.responses]
+
+
+def tokens(text: str) -> list[str]:
+    """Return the lower-cased words and single punctuation marks of a text."""
+    return _TOKEN.findall(text.lower())
+
+
+def distinct_n(texts: Sequence[str], n: int) -> float:
+    """Return the number of distinct n-grams divided by the number of n-grams of all texts (Li et al., 2016).
+
+    A text with fewer than `n` tokens counts as one n-gram made of its tokens. If such texts were left out, the ratio
+    would depend only on the few texts that are long enough: it would be 1 for a single one of them.
+    """
+    grams = [gram for text in texts for gram in _ngrams_or_all(tokens(text), n)]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def top_sentence_share(texts: Sequence[str]) -> float:
+    """Return the fraction of texts that contain the most frequent sentence.
+
+    It is 1/n if no sentence occurs in two of the `n` texts, and 0 if no text has a sentence.
+    """
+    counts = Counter(sentence for text in texts for sentence in set(_sentences(text)))
+    return max(counts.values(), default=0) / len(texts)
+
+
+def _ngrams_or_all(tokens: list[str], n: int) -> list[tuple[str, ...]]:
+    return list(ngrams(tokens, n)) or [tuple(tokens)]
+
+
+def _sentences(text: str) -> list[str]:
+    parts = _SENTENCE_END.split(text)
+    return [" ".join(part.lower().split()) for part in parts if _LETTER_OR_DIGIT.search(part)]
+
+
+def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
+    """Return all statistics by GEM-metrics' names.
+
+    `msttr-W` is the mean fraction of distinct tokens in windows of `W` tokens over the concatenated texts (Johnson,
+    1944), rounded to 5 decimals and NaN with fewer than `W` tokens. `vocab_size-N` is the number of distinct n-grams,
+    `distinct-N` that number divided by the number of n-grams, `unique-N` the number of n-grams that occur once; all are
+    0 without n-grams.
+
+    Args:
+        texts: at least one.
+        window_size: window of the mean segmental type-token ratio, in tokens.
+
+    Raises:
+        MissingExtraError: NLTK is not installed.
+        MissingResourceError: `punkt_tab` is not installed.
+    """
+    tokens = [[token.lower() for token in words(text, "the metric 'diversity'")] for text in texts]
+    plain = [[token for token in text if token not in _PUNCTUATION] for text in tokens]
+    results = {
+        f"msttr-{window_size}": round(_msttr(tokens, window_size), 5),
+        f"msttr-{window_size}_nopunct": round(_msttr(plain, window_size), 5),
+    }
+    for suffix, kind in (("", tokens), ("-nopunct", plain)):
+        results |= {f"{name}{suffix}": value for name, value in (_lengths(kind) | _of_ngrams(kind)).items()}
+    return results
+
+
+def _msttr(texts: list[list[str]], window_size: int) -> float:
+    tokens = list(chain.from_iterable(texts))
+    starts = range(0, len(tokens) - window_size + 1, window_size)
+    shares = [len(set(tokens[start : start + window_size])) / window_size for start in starts]
+    return fmean(shares) if shares else math.nan
+
+
+def _lengths(texts: list[list[str]]) -> dict[str, float]:
+    lengths = [len(text) for text in texts]
+    mean = fmean(lengths)
+    return {
+        "total_length": float(sum(lengths)),
+        "mean_pred_length": mean,
+        "std_pred_length": math.sqrt(fmean((length - mean) ** 2 for length in lengths)),
+        "median_pred_length": float(median(lengths)),
+        "min_pred_length": float(min(lengths)),
+        "max_pred_length": float(max(lengths)),
+    }
+
+
+def _of_ngrams(texts: list[list[str]]) -> dict[str, float]:
+    results: dict[str, float] = {}
+    shorter: _Grams = Counter()
+    for order in _ORDERS:
+        counts: _Grams = Counter(chain.from_iterable(ngrams(text, order) for text in texts))
+        results[f"distinct-{order}"] = len(counts) / counts.total() if counts else 0.0
+        results[f"vocab_size-{order}"] = float(len(counts))
+        results[f"unique-{order}"] = float(sum(count == 1 for count in counts.values()))
+        results[f"entropy-{order}"] = _entropy(counts)
+        if order > 1:
+            results[f"cond_entropy-{order}"] = _conditional_entropy(counts, shorter)
+        shorter = counts
+    return results
+
+
+def _entropy(counts: _Grams) -> float:
+    total = counts.total()
+    return math.fsum(count / total * math.log2(total / count) for count in counts.values())
+
+
+def _conditional_entropy(counts: _Grams, shorter: _Grams) -> float:
+    """Return `-sum p(gram) log2(p(gram) / p(gram without its last word))`."""
+    total, total_shorter = counts.total(), shorter.total()
+    return math.fsum(
+        count / total * math.log2((shorter[gram[:-1]] / total_shorter) / (count / total))
+        for gram, count in counts.items()
+    )

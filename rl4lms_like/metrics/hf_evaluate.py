@@ -6,22 +6,22 @@ prompt_texts, generated_texts, reference_texts, first_reference
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, import_extra
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.scoring.references import mean, spread, with_references
+from rl4lms_like.metrics.base import MetricResults, TextsMetric
+from rl4lms_like.scoring.score import Texts
 
-Texts: TypeAlias = Literal["prompt_texts", "generated_texts", "reference_texts", "first_reference"]
+Column: TypeAlias = Literal["prompt_texts", "generated_texts", "reference_texts", "first_reference"]
 
-_INPUTS: dict[str, Texts] = {"predictions": "generated_texts", "references": "reference_texts"}
+_INPUTS: dict[str, Column] = {"predictions": "generated_texts", "references": "reference_texts"}
 
 
-class EvaluateMetric(BaseMetric):
+class EvaluateMetric(TextsMetric):
     """Metric of the library `evaluate`; its numbers are reported as `evaluate/<name>/<key>`.
 
     It is a Python script that is run here, and downloaded first if it is on the hub. Use only scripts that you trust.
@@ -40,7 +40,7 @@ class EvaluateMetric(BaseMetric):
         self,
         path: str,
         config_name: str | None = None,
-        inputs: dict[str, Texts] | None = None,
+        inputs: dict[str, Column] | None = None,
         compute_args: dict[str, Any] | None = None,
         result_keys: list[str] | None = None,
         trust_remote_code: bool = False,
@@ -55,32 +55,23 @@ class EvaluateMetric(BaseMetric):
         self._metric = _loaded(path, config_name)
         _check_inputs(self._metric, self.inputs)
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `evaluate/<name>/<key>`; if it uses references, texts without any are NaN and excluded."""
-        n_texts = len(generated_texts)
-        indices = with_references(reference_texts) if self.needs_references else list(range(n_texts))
-        if not indices:
-            return {f"evaluate/{self.name}/{key}": (None, math.nan) for key in self.result_keys or ()}
-        texts: dict[Texts, list[Any]] = {
-            "prompt_texts": [prompt_texts[index] for index in indices],
-            "generated_texts": [generated_texts[index] for index in indices],
-            "reference_texts": [list(reference_texts[index]) for index in indices],
-            "first_reference": [reference_texts[index][0] for index in indices] if self.needs_references else [],
+    @property
+    def keys(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Keys of the results, as far as the arguments list them."""
+        return tuple(f"evaluate/{self.name}/{key}" for key in self.result_keys or ())
+
+    def results(self, texts: Texts) -> MetricResults:
+        """Compute `evaluate/<name>/<key>`."""
+        columns: dict[Column, list[Any]] = {
+            "prompt_texts": texts.prompts,
+            "generated_texts": texts.responses,
+            "reference_texts": texts.references,
+            "first_reference": [each[0] for each in texts.references] if self.needs_references else [],
         }
-        given = {name: texts[kind] for name, kind in self.inputs.items()}
+        given = {name: columns[kind] for name, kind in self.inputs.items()}
         results = self._metric.compute(**given, **self.compute_args)
-        return {
-            f"evaluate/{self.name}/{key}": (None if scores is None else spread(scores, indices, n_texts), overall)
-            for key, (scores, overall) in self._numbers(results, len(indices)).items()
-        }
+        found = self._numbers(results, len(texts.responses))
+        return {f"evaluate/{self.name}/{key}": value for key, value in found.items()}
 
     def _numbers(self, results: Any, n_texts: int) -> MetricResults:
         if not isinstance(results, Mapping):
@@ -105,7 +96,7 @@ def _number_or_list(value: Any, n_texts: int) -> tuple[list[float] | None, float
     if not is_list or len(plain) != n_texts:
         return None
     scores = [float(each) for each in plain]
-    return scores, mean(scores)
+    return scores, fmean(scores)
 
 
 def _loaded(path: str, config_name: str | None) -> Any:
@@ -122,7 +113,7 @@ def _loaded(path: str, config_name: str | None) -> Any:
         ) from error
 
 
-def _check_inputs(metric: Any, inputs: Mapping[str, Texts]) -> None:
+def _check_inputs(metric: Any, inputs: Mapping[str, Column]) -> None:
     """Raise an error for unknown input names, and for lists of references where the metric takes one text.
 
     Without this check such a list would be compared as the text `['first reference', 'second reference']`.

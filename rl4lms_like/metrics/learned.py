@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-from typing import Any
-
 from rl4lms_like.core.devices import Device, Dtype
-from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.scoring.classifier import classifier, label_probabilities
-from rl4lms_like.scoring.reward_model import RewardModelScorer, Template, Value
+from rl4lms_like.core.numbers import Count, Whole
+from rl4lms_like.metrics.base import ScoreMetric
+from rl4lms_like.scoring.classifier import LabelProbability, RewardModelScore
 
 
-class LearnedRewardMetric(BaseMetric):
-    """Probability of one label under a classifier, with prompt and response concatenated to one text.
+class LearnedRewardMetric(LabelProbability, ScoreMetric):
+    """Probability of one label under a classifier, with prompt and response concatenated to one text."""
 
-    Args:
-        model_name: hub id or local folder of a sequence classifier.
-        label_ix: index of the label.
-        batch_size: texts per forward pass.
-        include_prompt_for_eval: prepend the prompt to the response; False: score the response alone.
-        device: device of the classifier; `auto` uses a GPU if available.
-        dtype: data type of its weights.
-        trust_remote_code: run code shipped with the checkpoint.
-    """
+    keys = ("semantic/learned_automodel_metric",)
 
-    def __init__(
+    def __init__(  # the order of arguments is RL4LMs', which differs from that of the reward
         self,
         model_name: str,
         label_ix: Whole,
@@ -35,86 +23,10 @@ class LearnedRewardMetric(BaseMetric):
         dtype: Dtype = "float32",
         trust_remote_code: bool = False,
     ) -> None:
-        self.label_ix = label_ix
-        self.include_prompt_for_eval = include_prompt_for_eval
-        self.classifier = classifier(
-            model_name, batch_size=batch_size, device=device, dtype=dtype, trust_remote_code=trust_remote_code
-        )
-        self.classifier.check_label(label_ix, single=False)
-
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `semantic/learned_automodel_metric`: the probability for each text, and the mean."""
-        scores = label_probabilities(
-            self.classifier,
-            prompt_texts,
-            generated_texts,
-            label_ix=self.label_ix,
-            include_prompt=self.include_prompt_for_eval,
-        )
-        return {"semantic/learned_automodel_metric": (scores, fmean(scores))}
+        super().__init__(model_name, label_ix, include_prompt_for_eval, batch_size, device, dtype, trust_remote_code)
 
 
-class RewardModelMetric(BaseMetric):
-    """Output of a reward model for the responses: the logit of a sequence classifier, or a label's probability.
+class RewardModelMetric(RewardModelScore, ScoreMetric):
+    """Output of a reward model for the responses: the logit of a sequence classifier, or a label's probability."""
 
-    Args:
-        model_name: hub id or local folder of a sequence classifier.
-        template: model input: `text` prompt + response, `response` the response alone, `pair` a pair of texts, `chat` a
-            user and an assistant message in the tokenizer's chat template.
-        label: index or name of the label to use; may be omitted if the model has one logit.
-        value: `logit`, or `probability`: sigmoid of a single logit, softmax over several.
-        scale: factor of the value.
-        clip: maximum absolute value of the score, after scaling.
-        batch_size: texts per forward pass.
-        device: device of the model; `auto` uses a GPU if available.
-        dtype: data type of its weights.
-        trust_remote_code: run code shipped with the checkpoint.
-        append_eos: append the end-of-text token to the input, as in the training of many reward models; null: use
-            `append_eos` of the model's config.json, else false with a warning.
-    """
-
-    def __init__(
-        self,
-        model_name: str,
-        template: Template = "text",
-        label: Whole | str | None = None,
-        value: Value = "logit",
-        scale: Finite = 1.0,
-        clip: NonNegative | None = None,
-        batch_size: Count = 32,
-        device: Device = "auto",
-        dtype: Dtype = "float32",
-        trust_remote_code: bool = False,
-        append_eos: bool | None = None,
-    ) -> None:
-        reward_model = classifier(
-            model_name,
-            role="reward model",
-            batch_size=batch_size,
-            device=device,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-        )
-        reward_model.check_label(label)
-        self.scorer = RewardModelScorer(reward_model, template, label, value, scale, clip, append_eos)
-
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `semantic/reward_model`: the score of each text, and the mean."""
-        scores = self.scorer.scores(prompt_texts, generated_texts)
-        return {"semantic/reward_model": (scores, fmean(scores))}
+    keys = ("semantic/reward_model",)

@@ -1,18 +1,32 @@
-"""Metric of novelty with respect to training texts."""
+"""Metric of novelty: fraction of the generated n-grams and texts that do not occur in the training texts.
+
+    generated    the cat sat on my roof
+    trained on   the cat sat | on my way       2-grams: 3 of 5 known (the cat, cat sat, on my), novelty 2/5
+
+Tokens are lower-cased words and punctuation marks. The training texts are read once, line by line; only the n-grams of
+the generated texts are kept in memory.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.scoring.novelty import novelty, read_texts
+from rl4lms_like.metrics.base import MetricResults, TextsMetric
+from rl4lms_like.metrics.diversity import tokens
+from rl4lms_like.scoring.bleu import ngrams
+from rl4lms_like.scoring.score import Texts
 
 
-class NoveltyMetric(BaseMetric):
+class NoveltyMetric(TextsMetric):
     """Fraction of n-grams, and of whole texts, that do not occur in a file of training texts.
 
     Args:
@@ -33,19 +47,63 @@ class NoveltyMetric(BaseMetric):
                 offline="the same",
             )
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `diversity_metrics/novelty-N` of each text and over all n-grams, and `.../novel_texts`, 0 or 1."""
-        found = novelty(generated_texts, read_texts(self.path, self.field), self.max_n)
+    def results(self, texts: Texts) -> MetricResults:
+        """Compute `diversity_metrics/novelty-N` of each text and over all n-grams, and `.../novel_texts`, 0 or 1.
+
+        A text without n-grams of an order is NaN. A text is not novel if it equals a training text, ignoring case and
+        white space.
+        """
+        read = [tokens(text) for text in texts.responses]
+        grams = {order: [list(ngrams(text, order)) for text in read] for order in range(1, self.max_n + 1)}
+        wanted = {order: set(chain.from_iterable(each)) for order, each in grams.items()}
+        known: dict[int, set[tuple[str, ...]]] = {order: set() for order in grams}
+        whole, copied = {tuple(text) for text in read}, set()
+        for training_text in read_texts(self.path, self.field):
+            its_tokens = tokens(training_text)
+            if tuple(its_tokens) in whole:
+                copied.add(tuple(its_tokens))
+            for order, found in known.items():
+                found.update(wanted[order].intersection(ngrams(its_tokens, order)))
         results: MetricResults = {
-            f"diversity_metrics/novelty-{order}": (scores, found.overall[order])
-            for order, scores in found.of_ngrams.items()
+            f"diversity_metrics/novelty-{order}": (
+                [_share_of_new(text, known[order]) for text in each],
+                _share_of_new(list(chain.from_iterable(each)), known[order]),
+            )
+            for order, each in grams.items()
         }
-        return results | {"diversity_metrics/novel_texts": (found.of_texts, fmean(found.of_texts))}
+        novel = [float(tuple(text) not in copied) for text in read]
+        return results | {"diversity_metrics/novel_texts": (novel, fmean(novel))}
+
+
+def read_texts(path: Path, field: str = "text") -> Iterator[str]:
+    """Yield the texts of a file, one per line.
+
+    Args:
+        path: in a `.jsonl` file each line is an object with `field`, a text or a list of texts; else it is a text.
+        field: key of the texts.
+
+    Raises:
+        ValueError: a line of a `.jsonl` file has no such texts; the message names the line.
+    """
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if path.suffix != ".jsonl":
+                yield line.rstrip("\n")
+            elif line.strip():
+                yield from _texts_of(line, field, f"{path}, line {number}")
+
+
+def _texts_of(line: str, field: str, where: str) -> list[str]:
+    try:
+        row: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
+    value = row.get(field) if isinstance(row, dict) else None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{where}: {field!r} is neither a text nor a list of texts")
+    return texts
+
+
+def _share_of_new(grams: list[tuple[str, ...]], known: set[tuple[str, ...]]) -> float:
+    return sum(gram not in known for gram in grams) / len(grams) if grams else math.nan

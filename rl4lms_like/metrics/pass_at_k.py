@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Annotated, Any
 
 from rl4lms_like.core.numbers import Count, Finite
 from rl4lms_like.core.schema import ComponentOf
 from rl4lms_like.core.wording import InWords
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.scoring.answers import Normalisation, exact_matches
-from rl4lms_like.scoring.pass_at_k import groups_of, pass_at_k
+from rl4lms_like.metrics.base import MetricResults, TextsMetric
+from rl4lms_like.scoring.answers import ExactMatch
+from rl4lms_like.scoring.score import Texts, mean
 
 _SCORER = InWords("the id of a batched reward, or its id and args")
 
 
-class PassAtK(BaseMetric):
+class PassAtK(TextsMetric):
     """pass@k: unbiased estimate of the probability that one of k samples of a prompt is right (arXiv 2107.03374).
 
     Texts with equal prompts are samples of one prompt. Let the data pool repeat each prompt at least k times, and
     enable sampling in evaluations (`train_evaluation.generation_kwargs.do_sample`). The estimator is eq. 1 of the
-    paper. Without a scorer, prompts without references are excluded.
+    paper. If the scorer needs references, prompts without any are excluded.
 
     Args:
         k: numbers of attempts, a list.
@@ -44,38 +43,31 @@ class PassAtK(BaseMetric):
         self.needs_references = scorer is None or getattr(scorer, "needs_references", False)
         self.correct_from = correct_from
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
+    @property
+    def keys(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Keys of the results."""
+        return tuple(f"answers/pass@{k}" for k in self.k)
+
+    def results(self, texts: Texts) -> MetricResults:
         """Compute `answers/pass@<k>` for each k: each text has that of its prompt, the split the mean over prompts."""
-        right = self._right(prompt_texts, generated_texts, reference_texts, meta_infos)
-        groups = groups_of(prompt_texts)
+        right = self._right(texts)
+        groups = groups_of(texts.prompts)
         self._check_samples(groups)
         results: MetricResults = {}
-        for k in self.k:
-            passed = {prompt: _passed([right[place] for place in places], k) for prompt, places in groups.items()}
-            told = [share for share in passed.values() if not math.isnan(share)]
-            overall = fmean(told) if told else math.nan
-            results[f"answers/pass@{k}"] = ([passed[prompt] for prompt in prompt_texts], overall)
+        for k, key in zip(self.k, self.keys, strict=True):
+            passed = {
+                prompt: pass_at_k(len(places), sum(right[place] for place in places), k)
+                for prompt, places in groups.items()
+            }
+            results[key] = ([passed[prompt] for prompt in texts.prompts], mean(list(passed.values())))
         return results
 
-    def _right(
-        self,
-        prompts: list[str],
-        responses: list[str],
-        references: list[list[str]],
-        metas: list[dict[str, Any] | None] | None,
-    ) -> Sequence[bool | None]:
-        """Return whether each text is right; None if it has no references."""
+    def _right(self, texts: Texts) -> list[bool]:
+        """Return whether each response is right."""
         if self.scorer is None:
-            return exact_matches(responses, references, Normalisation())
-        scores = self.scorer(prompts, responses, references, [True] * len(responses), metas or [None] * len(responses))
+            return list(map(bool, ExactMatch().per_text(texts)))
+        prompts, responses, references, metas = texts
+        scores = self.scorer(prompts, responses, references, [True] * len(responses), metas)
         if len(scores) != len(responses):
             raise ValueError(f"{type(self.scorer).__name__} returned {len(scores)} scores for {len(responses)} texts")
         numbers = [float(score) for score in scores]
@@ -94,6 +86,30 @@ class PassAtK(BaseMetric):
             )
 
 
-def _passed(right: Sequence[bool | None], k: int) -> float:
-    """Return pass@k of one prompt's samples; NaN if they have no references."""
-    return math.nan if None in right else pass_at_k(len(right), sum(map(bool, right)), k)
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return 1 - C(n - c, k) / C(n, k), their eq. 1, as a product that does not overflow for large n.
+
+    Args:
+        n: number of samples of one prompt.
+        c: number of right samples among them.
+        k: number of attempts.
+
+    Raises:
+        ValueError: there are fewer than k samples.
+    """
+    if n < k:
+        raise ValueError(f"pass@{k} needs at least {k} samples of a prompt, got {n}")
+    if n - c < k:
+        return 1.0
+    all_wrong = 1.0
+    for i in range(n - c + 1, n + 1):
+        all_wrong *= 1 - k / i
+    return 1.0 - all_wrong
+
+
+def groups_of(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indices at which each text occurs."""
+    groups: dict[str, list[int]] = {}
+    for place, text in enumerate(texts):
+        groups.setdefault(text, []).append(place)
+    return groups

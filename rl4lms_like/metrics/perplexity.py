@@ -1,26 +1,37 @@
 """Perplexity of the responses under a frozen model, and of the references under the trained model.
 
 reference_perplexity   fluency of the responses under a frozen model, for example the initial model
+    ids      [bos?] prompt tokens | response tokens        encoded separately, as in rollouts
+    score             not counted | -log p(token | all before)
+
 causal_perplexity      RL4LMs' perplexity of human-written texts under the trained model; ignores the responses
+    window   context, not counted | the next `stride` tokens        of one long text, in overlapping windows
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rl4lms_like.core.devices import Device
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
+from rl4lms_like.metrics.base import BaseMetric, MetricResults, ScoreMetric
 from rl4lms_like.scoring.frozen import FrozenModel, n_positions
-from rl4lms_like.scoring.perplexity import perplexity, response_surprisals, strided_perplexity
+from rl4lms_like.scoring.score import Texts
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LONGEST_WINDOW = 2048
 
 
-class ReferencePerplexity(BaseMetric):
+class ReferencePerplexity(ScoreMetric):
     """Perplexity of the responses, given their prompts, under a frozen causal language model.
 
     Low values mean fluent texts according to that model; a policy that only writes generic phrases also scores low.
@@ -31,29 +42,22 @@ class ReferencePerplexity(BaseMetric):
         device: device of the model; `auto` uses a GPU if available.
     """
 
+    keys = ("fluency_metrics/reference_perplexity",)
+
     def __init__(self, model_name: str, batch_size: Count = 32, device: Device = "auto") -> None:
         self.batch_size = batch_size
         self.reference = FrozenModel(model_name, "AutoModelForCausalLM", role="reference model", device=device)
 
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        """Compute `fluency_metrics/reference_perplexity` of each text, and `exp` of the mean over all their tokens.
+    def per_text(self, texts: Texts) -> list[float]:
+        return self.with_overall(texts)[0]
 
-        A text without tokens is NaN and excluded.
-        """
+    def with_overall(self, texts: Texts) -> tuple[list[float], float]:
+        """Return the perplexity of each text, and `exp` of the mean over all tokens; NaN for a text without tokens."""
         surprisals = response_surprisals(
-            self.reference.model, self.reference.tokenizer, prompt_texts, generated_texts, batch_size=self.batch_size
+            self.reference.model, self.reference.tokenizer, texts.prompts, texts.responses, batch_size=self.batch_size
         )
         scores = [perplexity(total, n_tokens) for total, n_tokens in surprisals]
-        overall = perplexity(sum(total for total, _ in surprisals), sum(n_tokens for _, n_tokens in surprisals))
-        return {"fluency_metrics/reference_perplexity": (scores, overall)}
+        return scores, perplexity(sum(total for total, _ in surprisals), sum(n_tokens for _, n_tokens in surprisals))
 
 
 class Perplexity(BaseMetric):
@@ -131,3 +135,112 @@ class Perplexity(BaseMetric):
             return AutoTokenizer.from_pretrained(place_of(self.tokenizer_id), trust_remote_code=False)
         except Exception as error:
             raise ModelError(cannot_load("tokenizer of causal_perplexity", self.tokenizer_id, error)) from error
+
+
+def response_surprisals(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_texts: Sequence[str],
+    generated_texts: Sequence[str],
+    *,
+    batch_size: int,
+) -> list[tuple[float, int]]:
+    """Return for each response the sum of its tokens' negative log-probs, in nats, and the number of scored tokens.
+
+    A token without a preceding token (no prompt, no BOS) cannot be scored. If a text has more tokens than the model has
+    positions, the beginning of its prompt is cut.
+
+    Args:
+        model: causal model in evaluation mode.
+        tokenizer: the model's own tokenizer.
+        prompt_texts: `n` texts.
+        generated_texts: `n` texts, without special tokens.
+        batch_size: texts per forward pass; batches have texts of similar length.
+    """
+    import torch
+
+    limit = getattr(model.config, "max_position_embeddings", None)
+    rows = []
+    for prompt, generated in zip(prompt_texts, generated_texts, strict=True):
+        response_ids = tokenizer(generated, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = [*tokenizer(prompt, verbose=False)["input_ids"], *response_ids][-limit if limit else None :]
+        rows.append((ids, min(len(response_ids), len(ids) - 1)))
+    results = [(0.0, 0)] * len(rows)
+    scorable = [index for index, (_, n_scored) in enumerate(rows) if n_scored > 0]
+    order = sorted(scorable, key=lambda index: len(rows[index][0]))
+    with torch.inference_mode():
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = [torch.tensor(rows[index][0]) for index in chosen]
+            counts = [rows[index][1] for index in chosen]
+            for index, total, n_scored in zip(chosen, _totals(model, batch, counts), counts, strict=True):
+                results[index] = (total, n_scored)
+    return results
+
+
+def strided_perplexity(model: PreTrainedModel, ids: Sequence[int], *, stride: int, window: int) -> float:
+    """Return the perplexity of one long text in windows, as in transformers' documentation and RL4LMs.
+
+    The step at position `i` reads up to `window` tokens that end at `i + stride`, and scores the last `stride` of them:
+    their mean negative log-prob, times their number. The result is `exp` of the sum over all steps divided by the
+    number of tokens. The first token of the text has no context; it gets the mean of the others of its step.
+
+    Args:
+        model: causal model; its mode is restored afterwards.
+        ids: token ids of the text.
+        stride: tokens that are scored per step; at most `window`.
+        window: maximum number of tokens that are read per step.
+
+    Returns:
+        The perplexity; NaN for fewer than two tokens, infinity beyond the range of a float.
+    """
+    import torch
+
+    text = torch.tensor(ids, device=next(model.parameters()).device)
+    stride = min(stride, window)
+    total, n_counted = 0.0, 0
+    with _evaluating(model), torch.no_grad():
+        for start in range(0, len(ids), stride):
+            end = min(start + stride, len(ids))
+            begin = max(start + stride - window, 0)
+            first = max(start, begin + 1)  # the first token of a window cannot be predicted
+            if first >= end:
+                continue
+            logits = model(input_ids=text[None, begin:end]).logits[0, first - begin - 1 : end - begin - 1].float()
+            mean = torch.nn.functional.cross_entropy(logits, text[first:end])
+            total, n_counted = total + float(mean) * (end - start), n_counted + end - start
+    return perplexity(total, n_counted)
+
+
+def perplexity(total: float, n_tokens: int) -> float:
+    """Return `exp` of the mean of `n_tokens` negative log-probs; infinity beyond a float, NaN for NaN or no tokens."""
+    if not n_tokens:
+        return math.nan
+    mean = total / n_tokens
+    return math.inf if mean >= 700 else math.exp(mean)
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Set the model to evaluation mode, and restore the mode of each module afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _totals(model: PreTrainedModel, rows: list[torch.Tensor], counts: list[int]) -> list[float]:
+    """Return the summed negative log-probs of the last `counts[i]` tokens of each row, padded on the right."""
+    import torch
+
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
+    lengths = torch.tensor([len(row) for row in rows], device=model.device)
+    positions = torch.arange(ids.shape[1], device=model.device)
+    logits = model(input_ids=ids, attention_mask=(positions < lengths[:, None]).long()).logits[:, :-1].float()
+    surprisals = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    first = (lengths - torch.tensor(counts, device=model.device))[:, None]
+    counted = (positions[1:] >= first) & (positions[1:] < lengths[:, None])
+    return torch.where(counted, surprisals, 0.0).double().sum(dim=1).tolist()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from rl4lms_like.core.numbers import Finite, Positive
-from rl4lms_like.rewards.text import TextReward
+from rl4lms_like.rewards.scored import ScoreReward
 from rl4lms_like.scoring.cider import cider, existing_file, frequencies_of_file, require_cider
+from rl4lms_like.scoring.score import Texts
 from rl4lms_like.scoring.spice import require_spice, spice
 
 
-class SpiderRewardFunction(TextReward):
+@dataclass(eq=False)
+class SpiderRewardFunction(ScoreReward):
     """Weighted sum of SPICE and CIDEr-D against all references: `spice_coeff * SPICE + cider_coeff * CIDEr`.
 
     A part whose coefficient is 0 is not computed, and its packages are not needed. CIDEr weights words by document
@@ -28,55 +30,40 @@ class SpiderRewardFunction(TextReward):
         timeout: seconds after which a SPICE run is stopped.
     """
 
+    id = "spider"
     needs_references = True
 
-    def __init__(
-        self,
-        spice_coeff: Finite,
-        cider_coeff: Finite,
-        references_file: str | None = None,
-        java_memory: str = "8G",
-        timeout: Positive = 1800.0,
-    ) -> None:
-        self.spice_coeff = spice_coeff
-        self.cider_coeff = cider_coeff
-        self.references_file = references_file
-        self.java_memory = java_memory
-        self.timeout = timeout
-        if spice_coeff:
-            require_spice("the reward 'spider'")
-        if cider_coeff:
-            require_cider("the reward 'spider'")
-        if references_file is not None:
-            existing_file(references_file)
+    spice_coeff: Finite
+    cider_coeff: Finite
+    references_file: str | None = None
+    java_memory: str = "8G"
+    timeout: Positive = 1800.0
 
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> list[float]:
-        for prompt, references in zip(prompt_texts, ref_texts, strict=True):
-            if not references:
-                raise ValueError(f"the sample with the prompt {prompt[:60]!r} has no reference")
-        rewards = [0.0] * len(gen_texts)
+    def __post_init__(self) -> None:
+        if self.spice_coeff:
+            require_spice(self.needed_by)
+        if self.cider_coeff:
+            require_cider(self.needed_by)
+        if self.references_file is not None:
+            existing_file(self.references_file)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        rewards = [0.0] * len(texts.responses)
         for coefficient, score in ((self.cider_coeff, self._cider), (self.spice_coeff, self._spice)):
             if coefficient:
-                parts = score(gen_texts, ref_texts)
-                rewards = [reward + coefficient * part for reward, part in zip(rewards, parts, strict=True)]
+                rewards = [reward + coefficient * part for reward, part in zip(rewards, score(texts), strict=True)]
         return rewards
 
-    def _cider(self, gen_texts: list[str], ref_texts: list[list[str]]) -> list[float]:
+    def _cider(self, texts: Texts) -> list[float]:
         if self.references_file is not None:
-            return cider(gen_texts, ref_texts, frequencies_of_file(self.references_file))
-        if len(gen_texts) == 1:
+            return cider(texts.responses, texts.references, frequencies_of_file(self.references_file))
+        if len(texts.responses) == 1:
             raise ValueError(
                 "CIDEr of a single text is always 0, because the document frequencies then come from its own "
                 "references only; set `references_file`, or score several texts together "
                 "(env.n_envs above 1, env.reward_workers 0)"
             )
-        return cider(gen_texts, ref_texts)
+        return cider(texts.responses, texts.references)
 
-    def _spice(self, gen_texts: list[str], ref_texts: list[list[str]]) -> list[float]:
-        return spice(gen_texts, ref_texts, java_memory=self.java_memory, timeout=self.timeout)
+    def _spice(self, texts: Texts) -> list[float]:
+        return spice(texts.responses, texts.references, java_memory=self.java_memory, timeout=self.timeout)

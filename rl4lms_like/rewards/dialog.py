@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count, Finite
-from rl4lms_like.rewards.text import TextReward
-from rl4lms_like.scoring.classifier import classifier
-from rl4lms_like.scoring.intent import DEFAULT_CLASSIFIER, intent_matches
+from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.scoring.intent import DEFAULT_CLASSIFIER, IntentMatch
 from rl4lms_like.scoring.meteor import meteor, require_meteor
-from rl4lms_like.scoring.references import require_references
+from rl4lms_like.scoring.score import Texts
 
 
-class IntentAccuracy(TextReward):
+class IntentAccuracy(ScoreReward):
     """Match of the response's intent with the requested intent, plus METEOR of the response.
 
     `intent_coeff` * [predicted intent = `meta_data["intent"][0]`] + `auto_coeff` * METEOR; METEOR only if `shape`.
@@ -28,7 +25,7 @@ class IntentAccuracy(TextReward):
         dtype: data type of its weights.
     """
 
-    needs_references = True
+    id = "intent_accuracy"
 
     def __init__(
         self,
@@ -40,26 +37,15 @@ class IntentAccuracy(TextReward):
         device: Device = "auto",
         dtype: Dtype = "float32",
     ) -> None:
-        self.shape = shape
-        self.intent_coeff = intent_coeff
-        self.auto_coeff = auto_coeff
-        self.classifier = classifier(
-            model_name, role="classifier of intents", batch_size=batch_size, device=device, dtype=dtype
-        )
+        self.needs_references = shape
+        self.intent_coeff, self.auto_coeff = intent_coeff, auto_coeff
+        self.intent = IntentMatch(model_name, batch_size, device, dtype)
         if shape:
-            require_meteor("the reward 'intent_accuracy'")
+            require_meteor(self.needed_by)
 
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> list[float]:
-        matches = intent_matches(self.classifier, prompt_texts, gen_texts, meta_infos)
-        rewards = [self.intent_coeff * match for match in matches]
-        if not self.shape:
+    def per_text(self, texts: Texts) -> list[float]:
+        rewards = [self.intent_coeff * match for match in self.intent.per_text(texts)]
+        if not self.needs_references:
             return rewards
-        require_references(prompt_texts, ref_texts)
-        shaping = meteor(gen_texts, ref_texts)
+        shaping = meteor(texts.responses, texts.references)
         return [reward + self.auto_coeff * score for reward, score in zip(rewards, shaping, strict=True)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from annotated_types import Le
 
 from rl4lms_like.core.numbers import Count, NonNegative, Whole
 from rl4lms_like.core.observation import Observation
-from rl4lms_like.rewards.base import RewardFunction
-from rl4lms_like.rewards.text import TextReward
-from rl4lms_like.scoring.lengths import Unit, length_of, length_penalty, repetition_penalty, soft_overlong
+from rl4lms_like.rewards.scored import LastTokenReward, ScoreReward
+from rl4lms_like.scoring.bleu import ngrams
+from rl4lms_like.scoring.score import Texts
 
 
-class LengthPenalty(RewardFunction):
+@dataclass(eq=False)
+class LengthPenalty(LastTokenReward):
     """Penalty for every unit by which the finished response exceeds `max_length`.
 
     Args:
@@ -23,35 +25,23 @@ class LengthPenalty(RewardFunction):
         min_reward: lower bound of the reward.
     """
 
-    terminal = True
+    max_length: Whole
+    unit: Literal["tokens", "words", "characters"] = "words"
+    penalty: NonNegative = 0.01
+    min_reward: Annotated[float, Le(0)] = -1.0
 
-    def __init__(
-        self,
-        max_length: Whole,
-        unit: Unit = "words",
-        penalty: NonNegative = 0.01,
-        min_reward: Annotated[float, Le(0)] = -1.0,
-    ) -> None:
-        self.max_length, self.unit = max_length, unit
-        self.penalty, self.min_reward = penalty, min_reward
+    def score(self, observation: Observation) -> float:
+        if self.unit == "tokens":
+            return self.of_length(observation.n_actions)
+        text = observation.context_text
+        return self.of_length(len(text.split()) if self.unit == "words" else len(text))
 
-    def __call__(
-        self,
-        prev_observation: Observation,
-        action: int,
-        current_observation: Observation,
-        done: bool,
-        meta_info: dict[str, Any] | None = None,
-    ) -> float:
-        """Return the reward at the last token, 0 before."""
-        if not done:
-            return 0.0
-        seen = current_observation
-        length = seen.n_actions if self.unit == "tokens" else length_of(seen.context_text, self.unit)
-        return length_penalty(length, max_length=self.max_length, penalty=self.penalty, min_reward=self.min_reward)
+    def of_length(self, length: int) -> float:
+        """Return the reward of a response of that length."""
+        return max(self.min_reward, 0.0 - self.penalty * max(0, length - self.max_length))
 
 
-class SoftOverlong(RewardFunction):
+class SoftOverlong(LastTokenReward):
     """0 for short responses, then linear down to -1 at the length limit (DAPO, arXiv 2503.14476, eq. 13).
 
     Args:
@@ -59,45 +49,36 @@ class SoftOverlong(RewardFunction):
         cache: number of tokens before `max_length` over which the penalty grows from 0 to 1.
     """
 
-    terminal = True
-
     def __init__(self, max_length: Count, cache: Count) -> None:
         if cache > max_length:
             raise ValueError(f"cache is {cache}, which exceeds max_length, {max_length}")
         self.max_length, self.cache = max_length, cache
 
-    def __call__(
-        self,
-        prev_observation: Observation,
-        action: int,
-        current_observation: Observation,
-        done: bool,
-        meta_info: dict[str, Any] | None = None,
-    ) -> float:
-        """Return the reward at the last token, 0 before."""
-        if not done:
+    def score(self, observation: Observation) -> float:
+        return self.of_length(observation.n_actions)
+
+    def of_length(self, length: int) -> float:
+        """Return 0 up to L_max - L_cache, ((L_max - L_cache) - L) / L_cache up to L_max, else -1."""
+        free = self.max_length - self.cache
+        if length <= free:
             return 0.0
-        return soft_overlong(current_observation.n_actions, max_length=self.max_length, cache=self.cache)
+        return (free - length) / self.cache if length <= self.max_length else -1.0
 
 
-class RepetitionPenalty(TextReward):
-    """Penalty of `max_penalty` times the fraction of the response's n-grams that repeat an earlier one.
+@dataclass(eq=False)
+class RepetitionPenalty(ScoreReward):
+    """Penalty of `max_penalty` times the fraction of the response's n-grams that repeat an earlier one, as in open-r1.
+
+    Words are separated by white space and lower-cased.
 
     Args:
         ngram_size: words per n-gram; shorter responses get 0.
         max_penalty: reward in the limit of a response that consists of repetitions only.
     """
 
-    def __init__(self, ngram_size: Count = 3, max_penalty: Annotated[float, Le(0)] = -1.0) -> None:
-        self.ngram_size, self.max_penalty = ngram_size, max_penalty
+    ngram_size: Count = 3
+    max_penalty: Annotated[float, Le(0)] = -1.0
 
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> list[float]:
-        return [
-            repetition_penalty(text, ngram_size=self.ngram_size, max_penalty=self.max_penalty) for text in gen_texts
-        ]
+    def per_text(self, texts: Texts) -> list[float]:
+        found = (list(ngrams(text.lower().split(), self.ngram_size)) for text in texts.responses)
+        return [(1 - len(set(each)) / len(each)) * self.max_penalty + 0.0 if each else 0.0 for each in found]

@@ -1,19 +1,34 @@
-"""Reward from a model of human preferences, for sentences made of given concepts (CommonGen)."""
+"""Reward from a model of human preferences, for sentences made of given concepts (CommonGen).
+
+The model is a T5 that was tuned to answer `good` or `bad`. P(good) = exp(g) / (exp(g) + exp(b)), where g and b are the
+logits of the two words at the first step of the decoder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rl4lms_like.core.devices import Device, Dtype
+from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.errors import MissingResourceError, ModelError
+from rl4lms_like.core.model_names import place_of
+from rl4lms_like.core.model_weights import load_complete
 from rl4lms_like.core.numbers import Count, Finite, NonNegative
-from rl4lms_like.rewards.text import TextReward
+from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.scoring.classifier import batches_by_length
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
 from rl4lms_like.scoring.meteor import meteor, require_meteor
-from rl4lms_like.scoring.preference import PreferenceScorer, PreferenceT5, preference_rewards
-from rl4lms_like.scoring.references import require_references
+from rl4lms_like.scoring.score import Texts
+
+BASE = "google-t5/t5-11b"
+"""Model from which the published weights were tuned; it provides config and tokenizer."""
+
+WEIGHTS_FILE = "t5-11b~commongen_prefs.pt"
+_WEIGHTS_URL = f"https://storage.googleapis.com/ai2-jack-public/rl4lms_preference_models/{WEIGHTS_FILE}"
 
 
-class CommonGenPrefRM(TextReward):
+class CommonGenPrefRM(ScoreReward):
     """Probability that people prefer the response, from RL4LMs' T5 that outputs `good` or `bad`.
 
     P(good) / (1 + `concept_penalty_coeff` x missing concepts) + `meteor_coeff` METEOR. The T5 reads the response alone.
@@ -31,7 +46,7 @@ class CommonGenPrefRM(TextReward):
         dtype: data type of the weights.
     """
 
-    needs_references = True
+    id = "common_gen_preference_model"
 
     def __init__(
         self,
@@ -44,31 +59,130 @@ class CommonGenPrefRM(TextReward):
         weights: str | None = None,
         dtype: Dtype = "float32",
     ) -> None:
-        name = "the reward 'common_gen_preference_model'"
+        self.batch_size = batch_size
         self.concept_penalty_coeff = concept_penalty_coeff
         self.meteor_coeff = meteor_coeff
+        self.needs_references = bool(meteor_coeff)
         if meteor_coeff:
-            require_meteor(name)
-        model = PreferenceT5(model_name, weights, device=device, dtype=dtype, needed_by=name)
-        self.scorer = PreferenceScorer(model, batch_size)
+            require_meteor(self.needed_by)
+        self.model = PreferenceT5(model_name, weights, device=device, dtype=dtype, needed_by=self.needed_by)
 
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> list[float]:
-        concepts = [
-            _concepts(meta, prompt) if self.concept_penalty_coeff else []
-            for meta, prompt in zip(meta_infos, prompt_texts, strict=True)
-        ]
-        rewards = preference_rewards(self.scorer, gen_texts, concepts, concept_penalty_coeff=self.concept_penalty_coeff)
+    def per_text(self, texts: Texts) -> list[float]:
+        rewards = self.probabilities(texts.responses)
+        if self.concept_penalty_coeff:
+            samples = zip(rewards, texts.metas, texts.prompts, texts.responses, strict=True)
+            rewards = [
+                chance / (1 + self.concept_penalty_coeff * n_missing(response, _concepts(meta, prompt)))
+                for chance, meta, prompt, response in samples
+            ]
         if not self.meteor_coeff:
             return rewards
-        require_references(prompt_texts, ref_texts)
-        shaping = meteor(gen_texts, ref_texts)
+        shaping = meteor(texts.responses, texts.references)
         return [reward + self.meteor_coeff * score for reward, score in zip(rewards, shaping, strict=True)]
+
+    def probabilities(self, texts: Sequence[str]) -> list[float]:
+        """Return P(good) of each text, from 0 to 1.
+
+        Raises:
+            ModelError: the model cannot be loaded or returns NaN, or its tokenizer does not distinguish the two words.
+        """
+        import torch
+
+        model, tokenizer = self.model.model, self.model.tokenizer
+        good, bad = (tokenizer(word)["input_ids"][0] for word in ("good", "bad"))
+        if good == bad:
+            raise ModelError(f"the tokenizer of {self.model.model_name!r} starts 'good' and 'bad' with the same token")
+        if not texts:
+            return []
+        limit = longest_input(model, tokenizer)
+        rows = tokenizer(list(texts), truncation=limit is not None, max_length=limit, verbose=False)["input_ids"]
+        rows = [row or [tokenizer.eos_token_id] for row in rows]
+        results = torch.zeros(len(texts))
+        with torch.inference_mode():
+            for chosen in batches_by_length(rows, self.batch_size):
+                logits = _first_step(model, [rows[index] for index in chosen])
+                results[chosen] = (logits[:, good] - logits[:, bad]).sigmoid().cpu()
+        require_finite(results, self.model.role, self.model.model_name)
+        return results.tolist()
+
+
+class PreferenceT5(FrozenModel):
+    """Preference model: a whole checkpoint, or a file of weights for a base model; arguments as in `CommonGenPrefRM`.
+
+    Raises:
+        MissingResourceError: neither is given; the message has the command that downloads the published weights.
+        ModelError: the folder or the file does not exist.
+    """
+
+    def __init__(self, model_name: str | None, weights: str | None, *, device: str, dtype: str, needed_by: str) -> None:
+        if model_name is None and weights is None:
+            raise MissingResourceError(
+                "the preference model, a tuned T5-11B that is not on the hub",
+                needed_by=needed_by,
+                command=f"curl -LO {_WEIGHTS_URL}, and set `weights` to the file",
+                offline=f"copy that file and the config and tokenizer of {BASE}; set `weights` and `model_name` to "
+                "them. Your own T5 that answers good or bad needs only `model_name`",
+            )
+        self.weights = weights
+        super().__init__(
+            model_name or BASE,
+            "AutoModelForSeq2SeqLM",
+            role="preference model",
+            device=device,
+            dtype=dtype,
+            truncation_side="right",
+        )
+        if weights is not None and not with_home(weights).is_file():
+            raise ModelError(f"there is no file {weights!r} with the weights of the preference model")
+
+    def _check_weights(self) -> None:
+        if self.weights is None:
+            super()._check_weights()
+
+    def _load_model(self, dtype: Any) -> Any:
+        if self.weights is None:
+            return super()._load_model(dtype)
+        import torch
+        from transformers import AutoConfig, T5ForConditionalGeneration
+
+        file = with_home(self.weights)
+        try:
+            config = AutoConfig.from_pretrained(place_of(self.model_name), trust_remote_code=False)
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            state = state.get("model_state_dict", state)
+            config.vocab_size = len(state["shared.weight"])  # the embeddings were resized in training
+            return load_complete(
+                T5ForConditionalGeneration,
+                None,
+                role=self.role,
+                model_name=str(file),
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+            )
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"cannot load {str(file)!r} into {self.model_name!r}: {error}") from error
+
+
+def n_missing(text: str, concepts: Sequence[str]) -> int:
+    """Return the number of concepts that are not a substring of the lower-cased text."""
+    lowered = text.lower()
+    return sum(concept not in lowered for concept in concepts)
+
+
+def _first_step(model: Any, rows: list[list[int]]) -> Any:
+    """Return the logits of the decoder's first step, `[n, n_vocabulary]`, float32."""
+    import torch
+
+    device = next(model.parameters()).device
+    ids = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, model.config.pad_token_id or 0)
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    start = torch.full((len(rows), 1), model.config.decoder_start_token_id)
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": start}
+    return model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits[:, 0].float()
 
 
 def _concepts(meta_info: Mapping[str, Any] | None, prompt: str) -> list[str]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rl4lms_like.scoring.score import Score, Texts
+
 Flag = Literal["ignorecase", "multiline", "dotall", "verbose", "ascii"]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.IGNORECASE)
@@ -43,45 +45,74 @@ def check_group(pattern: re.Pattern[str], group: int | str) -> None:
         raise ValueError(f"{pattern.pattern!r} has no group {group!r}; it has {has}")
 
 
-def matches(
-    texts: Sequence[str],
-    pattern: re.Pattern[str],
-    *,
-    group: int | str = 0,
-    match: Literal["search", "match", "fullmatch"] = "search",
-    invert: bool = False,
-) -> list[bool]:
-    """Return whether each text matches a pattern.
+@dataclass(eq=False)
+class Regex(Score):
+    """1 for each response that matches a Python regular expression, else 0.
+
+    A pattern with nested repetitions, such as `(a+)+$`, can run almost forever on a long response. There is no timeout.
 
     Args:
-        texts: `n` texts.
         pattern: the regular expression.
-        group: group that must take part in the match; 0 is the whole match.
-        match: where to match: anywhere in the text (`search`), at its start (`match`), or all of it (`fullmatch`).
-        invert: return whether each text does not match.
+        group: the group, by number or name, that must take part in the match; 0 is the whole match.
+        match: where to match: anywhere in the response (`search`), at its start (`match`), or all of it (`fullmatch`).
+        flags: flags of Python's `re` module.
+        invert: the opposite: a response that does not match counts as a match.
     """
-    find = getattr(pattern, match)
-    found = (find(text) for text in texts)
-    return [(hit is not None and hit.group(group) is not None) != invert for hit in found]
+
+    pattern: str
+    group: int | str = 0
+    match: Literal["search", "match", "fullmatch"] = "search"
+    flags: list[Flag] | None = None
+    invert: bool = False
+
+    def __post_init__(self) -> None:
+        self._compiled = compiled(self.pattern, self.flags or ())
+        check_group(self._compiled, self.group)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        found = map(getattr(self._compiled, self.match), texts.responses)
+        return [float((hit is not None and hit.group(self.group) is not None) != self.invert) for hit in found]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Normalisation:
-    """Normalisation of answers before they are compared.
+@dataclass(eq=False)
+class ExactMatch(Score):
+    """1 for each response that equals, or whose answer equals, one of its references, else 0.
 
     Args:
         ignore_case: treat upper and lower case as equal.
         ignore_whitespace: strip surrounding whitespace and collapse inner whitespace to one space.
         ignore_punctuation: remove ASCII punctuation.
-        ignore_articles: remove the words a, an, the.
-        extract: pattern that finds the answer in a text.
+        ignore_articles: remove the words a, an, the; together with case and punctuation this is SQuAD's normalisation.
+        extract: regular expression that finds the answer: the first group of its last match. A response without a match
+            is wrong. It is also applied to references; a reference without a match is used whole.
     """
+
+    needs_references = True
 
     ignore_case: bool = False
     ignore_whitespace: bool = True
     ignore_punctuation: bool = False
     ignore_articles: bool = False
-    extract: re.Pattern[str] | None = None
+    extract: str | None = None
+
+    def __post_init__(self) -> None:
+        self._extract = None if self.extract is None else compiled(self.extract)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        known: dict[str, str] = {}
+
+        def expected(reference: str) -> str:
+            if reference not in known:
+                answer = None if self._extract is None else extracted(reference, self._extract)
+                known[reference] = self.normalised(reference if answer is None else answer)
+            return known[reference]
+
+        found = []
+        for response, references in zip(texts.responses, texts.references, strict=True):
+            raw = response if self._extract is None else extracted(response, self._extract)
+            answer = None if raw is None else self.normalised(raw)
+            found.append(float(any(answer == expected(reference) for reference in references)))
+        return found
 
     def normalised(self, text: str) -> str:
         """Return the normalised text."""
@@ -92,16 +123,6 @@ class Normalisation:
         if self.ignore_articles:
             text = _ARTICLES.sub(" ", text)
         return " ".join(text.split()) if self.ignore_whitespace else text
-
-    def answer_of(self, response: str) -> str | None:
-        """Return the normalised answer of a response, or None if it has none."""
-        answer = response if self.extract is None else extracted(response, self.extract)
-        return None if answer is None else self.normalised(answer)
-
-    def reference(self, text: str) -> str:
-        """Return the normalised answer of a reference: the extracted text, or the whole text without a match."""
-        answer = None if self.extract is None else extracted(text, self.extract)
-        return self.normalised(text if answer is None else answer)
 
 
 def extracted(text: str, pattern: re.Pattern[str]) -> str | None:
@@ -115,39 +136,3 @@ def extracted(text: str, pattern: re.Pattern[str]) -> str | None:
     if last is None:
         return None
     return next((group for group in last.groups() if group is not None), last.group())
-
-
-def exact_matches(
-    responses: Sequence[str], references: Sequence[Sequence[str]], how: Normalisation
-) -> list[bool | None]:
-    """Return whether each response equals one of its references; None for a response without references."""
-    known: dict[str, str] = {}
-
-    def reference(text: str) -> str:
-        if text not in known:
-            known[text] = how.reference(text)
-        return known[text]
-
-    found: list[bool | None] = []
-    for response, texts in zip(responses, references, strict=True):
-        answer = how.answer_of(response)
-        found.append(any(answer == reference(text) for text in texts) if len(texts) else None)
-    return found
-
-
-def as_rewards(right: Sequence[bool | None], reward: float, penalty: float) -> list[float]:
-    """Return `reward` for each right answer, `penalty` for each wrong one.
-
-    Raises:
-        ValueError: an answer has no references to compare with.
-    """
-    if None in right:
-        raise ValueError(f"entry {right.index(None)} has no references to compare with")
-    return [reward if is_right else penalty for is_right in right]
-
-
-def as_results(key: str, right: Sequence[bool | None]) -> dict[str, tuple[list[float] | None, float]]:
-    """Return a metric's results: 1, 0 or NaN for each text, and the fraction of 1 among texts with references."""
-    scores = [float("nan") if is_right is None else float(is_right) for is_right in right]
-    told = [score for score in scores if score == score]  # without NaN
-    return {key: (scores, sum(told) / len(told) if told else float("nan"))}

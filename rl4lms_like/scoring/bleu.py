@@ -9,34 +9,31 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
-from rl4lms_like.scoring.ngrams import ngrams
-from rl4lms_like.scoring.references import readings
+from rl4lms_like.scoring.score import Score, Texts, readings
 
 ORDER = 4
 """Number of tokens of the longest n-grams."""
 
 
-@dataclass(frozen=True)
-class BleuScores:
-    """BLEU of each text alone and of the corpus, from 0 to 1."""
+class Bleu(Score):
+    """BLEU-4 of each text alone, and of the corpus from the summed counts, from 0 to 1."""
 
-    texts: list[float]
-    corpus: float
+    needs_references = True
+
+    def per_text(self, texts: Texts) -> list[float]:
+        return self.with_overall(texts)[0]
+
+    def with_overall(self, texts: Texts) -> tuple[list[float], float]:
+        read = readings(texts.references, lambda each: ReferenceGrams([text.split() for text in each]))
+        counts = [_counts(text.split(), reference) for text, reference in zip(texts.responses, read, strict=True)]
+        return [_score(each) for each in counts], _score([sum(column) for column in zip(*counts, strict=True)])
 
 
-def bleu(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> BleuScores:
-    """Compute BLEU of each text, and of the corpus from the summed counts.
-
-    Args:
-        generated_texts: `n` texts.
-        references: at least one reference per text.
-    """
-    read = readings(references, lambda texts: ReferenceGrams([text.split() for text in texts]))
-    counts = [_counts(generated.split(), reference) for generated, reference in zip(generated_texts, read, strict=True)]
-    return BleuScores([_score(each) for each in counts], _score([sum(column) for column in zip(*counts, strict=True)]))
+def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+    """Return all n-grams in order; none for fewer than `n` tokens."""
+    return zip(*(tokens[start:] for start in range(n)), strict=False)
 
 
 class ReferenceGrams:

@@ -6,10 +6,13 @@ another architecture and are not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from rl4lms_like.scoring.classifier import Classifier, classifier
+from rl4lms_like.core.devices import Device, Dtype
+from rl4lms_like.core.numbers import Count
+from rl4lms_like.scoring.classifier import Classifier
+from rl4lms_like.scoring.score import Score, Texts
 
 DEFAULT = "bleurt-base-128"
 
@@ -23,52 +26,47 @@ CHECKPOINTS = MappingProxyType(
 """Published name -> hub id of the plain BERT, and the maximum number of tokens of a pair."""
 
 
-def bleurt_classifier(
-    checkpoint: str | None, *, batch_size: int, device: str, dtype: str, max_length: int | None = None
-) -> Classifier:
-    """Return the checkpoint as a classifier of pairs.
-
-    Args:
-        checkpoint: a published name, a hub id or a local folder of a BERT with one logit; None: `bleurt-base-128`.
-        batch_size: pairs per forward pass.
-        device: `auto`, `cpu`, `cuda:1` ...
-        dtype: dtype of the weights.
-        max_length: maximum tokens per pair; None: the training length of a published checkpoint, or the model's limit.
-
-    Raises:
-        ModelError: the name can only be a local folder, which does not exist, or the model has several logits.
-        ValueError: a published checkpoint that is not plain BERT.
-    """
-    name = checkpoint or DEFAULT
-    if name.startswith("BLEURT-20"):
-        raise ValueError(f"{name} is not plain BERT and cannot be loaded; available: {', '.join(CHECKPOINTS)}")
-    hub_id, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
-    scorer = classifier(
-        hub_id,
-        batch_size=batch_size,
-        device=device,
-        dtype=dtype,
-        role="BLEURT checkpoint",
-        truncation_side="right",
-        max_length=max_length or tuned_with,
-    )
-    scorer.check_label(None)
-    return scorer
-
-
-def bleurt_scores(
-    scorer: Classifier, generated_texts: Sequence[str], references: Sequence[Sequence[str]]
-) -> list[float]:
-    """Return the best score over its references for each text, roughly from -1 to 1; each text has at least one.
+@dataclass(eq=False)
+class Bleurt(Score):
+    """BLEURT (Sellam et al., 2020) against the best reference, roughly from -1 to 1.
 
     In pairs that are too long, the end of the longer text is cut, as in the original. Empty texts are scored as others.
+
+    Args:
+        checkpoint: `bleurt-base-128` (the default), another published checkpoint with BERT's architecture
+            (`bleurt-tiny-128` to `bleurt-large-512`), or the hub id or local folder of a BERT with one logit.
+        batch_size: pairs per forward pass.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        max_length: maximum tokens per pair; default: the length used to train the published checkpoint. Local copies
+            do not store it: set 128 for a copy of `bleurt-base-128`.
     """
-    pairs = [(reference, text) for text, each in zip(generated_texts, references, strict=True) for reference in each]
-    distinct = list(dict.fromkeys(pairs))
-    index = scorer.label_index(None)
-    logits = scorer.logits([reference for reference, _ in distinct], [text for _, text in distinct])
-    score_of = dict(zip(distinct, logits[:, index].tolist(), strict=True))
-    return [
-        max(score_of[reference, text] for reference in each)
-        for text, each in zip(generated_texts, references, strict=True)
-    ]
+
+    needs_references = True
+
+    checkpoint: str | None = None
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+    max_length: Count | None = None
+
+    def __post_init__(self) -> None:
+        name = self.checkpoint or DEFAULT
+        if name.startswith("BLEURT-20"):
+            raise ValueError(f"{name} is not plain BERT and cannot be loaded; available: {', '.join(CHECKPOINTS)}")
+        hub_id, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
+        self.classifier = Classifier(
+            hub_id,
+            batch_size=self.batch_size,
+            device=self.device,
+            dtype=self.dtype,
+            role="BLEURT checkpoint",
+            truncation_side="right",
+            max_length=self.max_length or tuned_with,
+        )
+        self.classifier.check_label(None)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        pairs, index = texts.pairs(), self.classifier.label_index(None)
+        logits = self.classifier.logits([reference for _, reference in pairs], [text for text, _ in pairs])
+        return texts.best(dict(zip(pairs, logits[:, index].tolist(), strict=True)))

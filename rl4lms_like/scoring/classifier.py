@@ -3,45 +3,76 @@
 texts ─ tokens, truncated to the model's limit ─ sorted by length ─ batches, padded on the right ─ logits in input order
 
 A reward model has one logit. A classifier has several, of which one label is the score.
+
+template        input of the model
+    text        prompt + response, concatenated
+    response    the response alone
+    pair        prompt and response as two texts, joined by the tokenizer
+    chat        a user message and an assistant message, in the tokenizer's chat template
+
+end of the input
+    an end-of-text token, or nothing      as in the model's training: `append_eos`, here or in its config.json
+
+logit or probability  ─ times scale ─ clipped to [-clip, clip]
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
 from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
+from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
     import torch
 
-AUTO_CLASS = "AutoModelForSequenceClassification"
+logger = logging.getLogger(__name__)
+
+RECORDED = "append_eos"
+"""Key of a reward model's config.json: true if it was trained on texts that end with the end-of-text token."""
+
+Template: TypeAlias = Literal["text", "response", "pair", "chat"]
+Value: TypeAlias = Literal["logit", "probability"]
 
 _ONE_AT_A_TIME = Lock()
 """Lock for the batches of all threads, because `_forward` may temporarily set a config's padding token."""
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """Frozen sequence classifier with its batch size and maximum input length.
+class Classifier(FrozenModel):
+    """Sequence classifier; its model and its tokenizer are loaded at first use.
 
     Args:
-        frozen: the checkpoint, of `AutoModelForSequenceClassification`.
+        model_name: hub id or local folder.
         batch_size: texts per forward pass.
         max_length: maximum tokens of an input, truncated on the tokenizer's truncation side; None: the model's limit.
+        settings: further arguments of `FrozenModel`.
     """
 
-    frozen: FrozenModel
-    batch_size: int
-    max_length: int | None = None
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        batch_size: int,
+        max_length: int | None = None,
+        role: str = "classifier",
+        **settings: Any,
+    ) -> None:
+        super().__init__(model_name, "AutoModelForSequenceClassification", role=role, **settings)
+        self.batch_size = batch_size
+        self.max_length = max_length
 
     @property
     def n_labels(self) -> int:
         """Number of logits."""
-        return int(self.frozen.model.config.num_labels)
+        return int(self.model.config.num_labels)
 
     def logits(
         self,
@@ -64,7 +95,7 @@ class Classifier:
         """
         import torch
 
-        model, tokenizer = self.frozen.model, self.frozen.tokenizer
+        model, tokenizer = self.model, self.tokenizer
         if not texts:
             return torch.zeros(0, self.n_labels)
         limit = self._limit()
@@ -83,7 +114,7 @@ class Classifier:
             rows["token_type_ids"] = encoded["token_type_ids"]
         if append_eos:
             for ids, *others in zip(*rows.values(), strict=True):
-                if _end_of_text(tokenizer, self.frozen.model_name) not in ids[-1:]:
+                if _end_of_text(tokenizer, self.model_name) not in ids[-1:]:
                     ids.append(tokenizer.eos_token_id)
                     for values in others:  # the token belongs to the second text
                         values.append(values[-1] if values else 0)
@@ -97,11 +128,11 @@ class Classifier:
                 batch = {name: [values[index] for index in chosen] for name, values in rows.items()}
                 with _ONE_AT_A_TIME:
                     results[chosen] = _forward(model, batch).float().cpu()
-        require_finite(results, self.frozen.role, self.frozen.model_name)
+        require_finite(results, self.role, self.model_name)
         return results
 
     def _limit(self) -> int | None:
-        own = longest_input(self.frozen.model, self.frozen.tokenizer)
+        own = longest_input(self.model, self.tokenizer)
         return min((limit for limit in (own, self.max_length) if limit is not None), default=None)
 
     def label_index(self, label: int | str | None, *, single: bool = True) -> int:
@@ -111,7 +142,7 @@ class Classifier:
             ModelError: the checkpoint has no such label, and the message lists its labels; or it has only one logit
                 and `single` is False.
         """
-        return _index_of(label, self.frozen.model.config, self.frozen.model_name, single=single)
+        return _index_of(label, self.model.config, self.model_name, single=single)
 
     def check_label(self, label: int | str | None, *, single: bool = True) -> None:
         """Raise an error for an unknown label of a local checkpoint, without loading weights.
@@ -123,48 +154,148 @@ class Classifier:
         Raises:
             ModelError: as in `label_index`.
         """
-        config = self.frozen.local_config()
+        config = self.local_config()
         if config is not None:
-            _index_of(label, config, self.frozen.model_name, single=single)
+            _index_of(label, config, self.model_name, single=single)
 
 
-def classifier(
-    model_name: str,
-    *,
-    batch_size: int,
-    device: str = "auto",
-    dtype: str = "float32",
-    role: str = "classifier",
-    truncation_side: str = "left",
-    max_length: int | None = None,
-    trust_remote_code: bool = False,
-) -> Classifier:
-    """Return the classifier of a checkpoint; the arguments are those of `FrozenModel` and `Classifier`."""
-    frozen = FrozenModel(
-        model_name,
-        AUTO_CLASS,
-        role=role,
-        device=device,
-        dtype=dtype,
-        truncation_side=truncation_side,
-        trust_remote_code=trust_remote_code,
-    )
-    return Classifier(frozen, batch_size, max_length)
+@dataclass(eq=False)
+class LabelProbability(Score):
+    """Softmax probability of one label under a classifier, with prompt and response concatenated to one text.
+
+    Args:
+        model_name: hub id or local folder of a sequence classifier.
+        label_ix: index of the label.
+        include_prompt_for_eval: prepend the prompt to the response; False: score the response alone.
+        batch_size: texts per forward pass.
+        device: device of the classifier; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        trust_remote_code: run code shipped with the checkpoint.
+    """
+
+    model_name: str
+    label_ix: Whole
+    include_prompt_for_eval: bool = True
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        self.classifier = Classifier(
+            self.model_name,
+            batch_size=self.batch_size,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+        )
+        self.classifier.check_label(self.label_ix, single=False)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        index = self.classifier.label_index(self.label_ix, single=False)
+        logits = self.classifier.logits(texts.to_read(with_prompts=self.include_prompt_for_eval))
+        return logits.softmax(dim=1)[:, index].tolist()
 
 
-def label_probabilities(
-    scorer: Classifier,
-    prompt_texts: Sequence[str],
-    generated_texts: Sequence[str],
-    *,
-    label_ix: int,
-    include_prompt: bool,
-) -> list[float]:
-    """Return the softmax probability of one class for each response, appended to its prompt or alone."""
-    index = scorer.label_index(label_ix, single=False)
-    prompts = prompt_texts if include_prompt else [""] * len(generated_texts)
-    texts = [prompt + generated for prompt, generated in zip(prompts, generated_texts, strict=True)]
-    return scorer.logits(texts).softmax(dim=1)[:, index].tolist()
+@dataclass(eq=False)
+class RewardModelScore(Score):
+    """Output of a reward model for a response: the logit of a sequence classifier, or a label's probability.
+
+    Args:
+        model_name: hub id or local folder of a sequence classifier.
+        template: model input: `text` prompt + response, `response` the response alone, `pair` a pair of texts, `chat` a
+            user and an assistant message in the tokenizer's chat template.
+        label: index or name of the label to use; may be omitted if the model has one logit.
+        value: `logit`, or `probability`: sigmoid of a single logit, softmax over several.
+        scale: factor of the value.
+        clip: maximum absolute value of the result, after scaling.
+        batch_size: texts per forward pass.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+        trust_remote_code: run code shipped with the checkpoint.
+        append_eos: append the end-of-text token to the input, as in the training of many reward models; null: use
+            `append_eos` of the model's config.json, else false with a warning.
+    """
+
+    model_name: str
+    template: Template = "text"
+    label: Whole | str | None = None
+    value: Value = "logit"
+    scale: Finite = 1.0
+    clip: NonNegative | None = None
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+    trust_remote_code: bool = False
+    append_eos: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.classifier = Classifier(
+            self.model_name,
+            role="reward model",
+            batch_size=self.batch_size,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+        )
+        self.classifier.check_label(self.label)
+
+    @cached_property
+    def ends_with_eos(self) -> bool:
+        """Return whether to append an end-of-text token; log a warning if neither argument nor config sets it.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
+        if self.append_eos is not None:
+            return self.append_eos
+        recorded = getattr(self.classifier.model.config, RECORDED, None)
+        if recorded is not None:
+            return bool(recorded)
+        tokenizer, name = self.classifier.tokenizer, self.classifier.model_name
+        # The tokenizer may already end its output with a special token.
+        ends_itself = tokenizer("a", verbose=False)["input_ids"][-1] in tokenizer.all_special_ids
+        if tokenizer.eos_token is not None and not ends_itself and self.template != "chat":
+            logger.warning(
+                "the reward model %r gets texts without an end-of-text token, and its config.json does not record "
+                "append_eos. If the model was trained with that token, its scores are wrong: set append_eos to true "
+                "(or to false to disable this warning), or add it to config.json",
+                name,
+            )
+        return False
+
+    def per_text(self, texts: Texts) -> list[float]:
+        """Return one score per response.
+
+        Raises:
+            ModelError: the model cannot be loaded or has no such label, or its tokenizer has no chat template.
+        """
+        index = self.classifier.label_index(self.label)
+        logits = self._logits(texts)
+        values = logits[:, index]
+        if self.value == "probability":
+            values = values.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)[:, index]
+        values = values * self.scale
+        if self.clip is not None:
+            values = values.clamp(-self.clip, self.clip)
+        return values.tolist()
+
+    def _logits(self, texts: Texts) -> torch.Tensor:
+        ends = self.ends_with_eos
+        if self.template == "pair":
+            return self.classifier.logits(texts.prompts, texts.responses, append_eos=ends)
+        if self.template == "chat":
+            chats = [self._chat(*turn) for turn in zip(texts.prompts, texts.responses, strict=True)]
+            return self.classifier.logits(chats, add_special_tokens=False, append_eos=ends)
+        return self.classifier.logits(texts.to_read(with_prompts=self.template == "text"), append_eos=ends)
+
+    def _chat(self, prompt: str, response: str) -> str:
+        tokenizer = self.classifier.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            name = self.classifier.model_name
+            raise ModelError(f"the tokenizer of {name!r} has no chat template; choose another template than 'chat'")
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+        return tokenizer.apply_chat_template(messages, tokenize=False)
 
 
 def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:

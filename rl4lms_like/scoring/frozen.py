@@ -26,6 +26,9 @@ T = TypeVar("T")
 _NO_LIMIT = 10**9
 """Larger values mean no limit: tokenizers without a limit report 1e30."""
 
+_NOT_LOADED = ("role", "device", "batch_size", "max_length")
+"""Settings that make no difference to what is loaded; the device is looked up."""
+
 _ALIVE: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
@@ -93,7 +96,7 @@ class FrozenModel:
         Raises:
             ModelError: they cannot be loaded; the message names the checkpoint and the reason.
         """
-        setting = tuple(value for name, value in sorted(vars(self).items()) if name not in ("role", "device"))
+        setting = tuple(value for name, value in sorted(vars(self).items()) if name not in _NOT_LOADED)
         return shared((*setting, existing_device(self.device), version_of(self.model_name)), self._load)
 
     def local_config(self) -> Any:
@@ -131,18 +134,28 @@ class FrozenModel:
         import torch
         import transformers
 
-        place, code = place_of(self.model_name), self.trust_remote_code
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
-                place, truncation_side=self.truncation_side, trust_remote_code=code
+                place_of(self.model_name),
+                truncation_side=self.truncation_side,
+                trust_remote_code=self.trust_remote_code,
             )
         except Exception as error:
             raise ModelError(cannot_load(self.role, self.model_name, error)) from error
-        auto_class, dtype = getattr(transformers, self.auto_class), getattr(torch, self.dtype)
-        model = load_complete(
-            auto_class, place, role=self.role, model_name=self.model_name, dtype=dtype, trust_remote_code=code
-        )
+        model = self._load_model(getattr(torch, self.dtype))
         return Loaded(model.to(existing_device(self.device)).eval().requires_grad_(False), tokenizer)
+
+    def _load_model(self, dtype: Any) -> Any:
+        import transformers
+
+        return load_complete(
+            getattr(transformers, self.auto_class),
+            place_of(self.model_name),
+            role=self.role,
+            model_name=self.model_name,
+            dtype=dtype,
+            trust_remote_code=self.trust_remote_code,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "loaded"}

@@ -7,45 +7,64 @@ intents    1 inform, 2 question, 3 directive, 4 commissive; label i of the class
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rl4lms_like.core.devices import Device, Dtype
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.scoring.classifier import Classifier
+from rl4lms_like.scoring.score import Score, Texts
 
 END_OF_UTTERANCE = "<EOU>"
 DEFAULT_CLASSIFIER = "rajkumarrrk/roberta-daily-dialog-intent-classifier"
 
 
-def intent_matches(
-    scorer: Classifier,
-    prompt_texts: Sequence[str],
-    generated_texts: Sequence[str],
-    meta_infos: Sequence[Mapping[str, Any] | None],
-) -> list[float]:
-    """Return 1 for each response whose predicted intent is the requested one, else 0.
+@dataclass(eq=False)
+class IntentMatch(Score):
+    """1 for each response whose predicted intent is the requested one, `meta_data["intent"][0]`, else 0.
+
+    Prompts are utterances, each followed by `<EOU>`, which the last one may lack.
 
     Args:
-        scorer: the intent classifier.
-        prompt_texts: utterances, each followed by `<EOU>`, which the last one may lack.
-        generated_texts: the responses.
-        meta_infos: `meta_data` of each sample; `intent` is a list that starts with the intent, counted from 1.
-
-    Raises:
-        ModelError: the classifier cannot be loaded.
-        ValueError: a sample has no intent, or one that the classifier does not have.
+        model_name: hub id or local folder of the intent classifier; its label 0 is intent 1.
+        batch_size: texts per forward pass.
+        device: device of the classifier; `auto` uses a GPU if available.
+        dtype: data type of its weights.
     """
-    targets = [_intent(meta, prompt) for meta, prompt in zip(meta_infos, prompt_texts, strict=True)]
-    for target, prompt in zip(targets, prompt_texts, strict=True):
-        if not 1 <= target <= scorer.n_labels:
-            raise ValueError(
-                f"the sample with the prompt {prompt[:60]!r} has the intent {target}; the classifier has "
-                f"1 to {scorer.n_labels}"
-            )
-    texts = [
-        f"{last_utterance(prompt)}{END_OF_UTTERANCE}{text}"
-        for prompt, text in zip(prompt_texts, generated_texts, strict=True)
-    ]
-    seen = scorer.logits(texts).argmax(dim=1).tolist()
-    return [float(label == target - 1) for label, target in zip(seen, targets, strict=True)]
+
+    model_name: str = DEFAULT_CLASSIFIER
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        self.classifier = Classifier(
+            self.model_name,
+            role="classifier of intents",
+            batch_size=self.batch_size,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    def per_text(self, texts: Texts) -> list[float]:
+        """Return 1 for each match, else 0.
+
+        Raises:
+            ModelError: the classifier cannot be loaded.
+            ValueError: a sample has no intent, or one that the classifier does not have.
+        """
+        targets = [_intent(meta, prompt) for meta, prompt in zip(texts.metas, texts.prompts, strict=True)]
+        n_labels = self.classifier.n_labels
+        for target, prompt in zip(targets, texts.prompts, strict=True):
+            if not 1 <= target <= n_labels:
+                raise ValueError(
+                    f"the sample with the prompt {prompt[:60]!r} has the intent {target}; the classifier has "
+                    f"1 to {n_labels}"
+                )
+        turns = zip(texts.prompts, texts.responses, strict=True)
+        inputs = [f"{last_utterance(prompt)}{END_OF_UTTERANCE}{response}" for prompt, response in turns]
+        seen = self.classifier.logits(inputs).argmax(dim=1).tolist()
+        return [float(label == target - 1) for label, target in zip(seen, targets, strict=True)]
 
 
 def last_utterance(prompt: str) -> str:

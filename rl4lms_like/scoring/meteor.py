@@ -10,22 +10,27 @@ NLTK's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
-from rl4lms_like.scoring.nltk_data import require_sentences_and_wordnet, wordnet, words
-from rl4lms_like.scoring.references import readings
-from rl4lms_like.scoring.stems import REMEMBERED, porter
+from rl4lms_like.scoring.nltk_data import REMEMBERED, porter, require_sentences_and_wordnet, wordnet, words
+from rl4lms_like.scoring.score import Score, Texts, readings
+
+require_meteor = require_sentences_and_wordnet
 
 
-def require_meteor(needed_by: str) -> None:
-    """Raise an error if a package or data file of METEOR is missing.
+class Meteor(Score):
+    """METEOR against the best reference, from 0 to 1."""
 
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab`, WordNet or both are not installed.
-    """
-    require_sentences_and_wordnet(needed_by)
+    id = "meteor"
+    needs_references = True
+
+    def __init__(self) -> None:
+        require_meteor(self.needed_by)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        return meteor(texts.responses, texts.references)
 
 
 def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
@@ -52,26 +57,6 @@ def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) 
     ]
 
 
-class _Lemma:
-    """Synonym, with the interface of NLTK's lemmas."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def name(self) -> str:
-        return self._name
-
-
-class _Meanings:
-    """All synonyms of a word, with the interface of NLTK's synsets."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._lemmas = [_Lemma(name) for name in sorted(names)]
-
-    def lemmas(self) -> list[_Lemma]:
-        return self._lemmas
-
-
 class _Synonyms:
     """Cached lookup of synonyms, the part of NLTK's WordNet reader that METEOR calls."""
 
@@ -79,10 +64,11 @@ class _Synonyms:
         self._reader = reader
         self.synsets = lru_cache(maxsize=REMEMBERED)(self._look_up)
 
-    def _look_up(self, word: str) -> list[_Meanings]:
+    def _look_up(self, word: str) -> list[SimpleNamespace]:
+        """Return all synonyms of a word, with the interface of NLTK's synsets and lemmas."""
         names = {lemma.name() for synset in self._reader.synsets(word) for lemma in synset.lemmas()}
-        single_words = {name for name in names if "_" not in name}
-        return [_Meanings(single_words)] if single_words else []
+        lemmas = [SimpleNamespace(name=partial(str, name)) for name in sorted(names) if "_" not in name]
+        return [SimpleNamespace(lemmas=lambda: lemmas)] if lemmas else []
 
 
 @cache

@@ -1,4 +1,4 @@
-"""NLTK's sentences, words and synonyms, and the search for its data files.
+"""NLTK's sentences, words, stems and synonyms, and the search for its data files.
 
 punkt_tab   sentence boundaries       `tokenizers/punkt_tab` in a folder of `nltk.data.path`
 WordNet     synonyms                  `corpora/wordnet` there, or its zip; else the `dict` folder of an installed one:
@@ -13,20 +13,18 @@ import importlib.util
 import io
 import os
 import warnings
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from rl4lms_like.core.errors import MissingResourceError, import_extra
 
 EXTRA = "lexical"
 """Extra that installs NLTK."""
 
-NEEDS_WORDS = "extra 'lexical', NLTK's punkt_tab"
-"""Requirements of a component that uses NLTK's words or sentences."""
-
-NEEDS_WORDS_AND_SYNONYMS = "extra 'lexical', NLTK's punkt_tab, WordNet"
-"""Requirements of a component that also looks up synonyms."""
+REMEMBERED = 2**16
+"""Number of words whose stems or synonyms are cached; about ten megabytes."""
 
 DEBIAN_FOLDER = Path("/usr/share/wordnet")
 
@@ -59,7 +57,10 @@ def sentences(text: str, needed_by: str = "NLTK's sentence splitter") -> list[st
         MissingExtraError: NLTK is not installed.
         MissingResourceError: `punkt_tab` is not installed.
     """
-    return _split_sentences(text, needed_by)
+    try:
+        return _nltk(needed_by).tokenize.sent_tokenize(text)
+    except LookupError as error:
+        raise _missing(needed_by, "punkt_tab") from error
 
 
 def words(text: str, needed_by: str = "NLTK's word tokenizer") -> list[str]:
@@ -86,6 +87,17 @@ def three_sentence_summary(text: str) -> str:
     return "\n".join(sentences(text, "the post-processor 'three_sentence_summary'")[:3])
 
 
+@cache
+def porter(mode: Literal["NLTK_EXTENSIONS", "ORIGINAL_ALGORITHM"] = "NLTK_EXTENSIONS") -> Any:
+    """Return an object whose method `stem` is Porter's algorithm (1980), with NLTK's extensions or as published.
+
+    Stems are cached by word, because most words of a text occurred in earlier texts.
+    """
+    from nltk.stem.porter import PorterStemmer
+
+    return SimpleNamespace(stem=lru_cache(maxsize=REMEMBERED)(PorterStemmer(mode).stem))
+
+
 def require_sentences(needed_by: str) -> None:
     """Raise an error if NLTK cannot split sentences and words, for constructors of components.
 
@@ -93,7 +105,7 @@ def require_sentences(needed_by: str) -> None:
         MissingExtraError: NLTK is not installed.
         MissingResourceError: `punkt_tab` is not installed.
     """
-    _split_sentences("", needed_by)
+    sentences("", needed_by)
 
 
 def require_wordnet(needed_by: str) -> None:
@@ -134,13 +146,6 @@ def wordnet(needed_by: str = "WordNet's reader") -> Any:
     if _in_nltk_data(needed_by):
         return _nltk(needed_by).corpus.wordnet
     return _read_installed(_installed_folder(needed_by))
-
-
-def _split_sentences(text: str, needed_by: str) -> list[str]:
-    try:
-        return _nltk(needed_by).tokenize.sent_tokenize(text)
-    except LookupError as error:
-        raise _missing(needed_by, "punkt_tab") from error
 
 
 def _missing(needed_by: str, *names: str) -> MissingResourceError:

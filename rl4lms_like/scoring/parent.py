@@ -15,13 +15,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from rl4lms_like.core.errors import import_extra
+from rl4lms_like.scoring.rouge import lcs_length
 from rl4lms_like.scoring.totto import TottoSample, totto_line
 
 MAX_ORDER = 4
 SMOOTHING = 1e-5
 """Replacement for a precision or recall of 0 above unigrams, and for a recall of 0."""
-
-NEEDS = "extra 'lexical'"
 
 
 class Parent(NamedTuple):
@@ -102,7 +101,7 @@ class _Table:
         """Return the mean fraction of an entry that the text contains in order; 1 without entries."""
         if not self.entries:
             return 1.0
-        return sum(_common_subsequence(entry, tokens) / len(entry) for entry in self.entries) / len(self.entries)
+        return sum(lcs_length(entry, tokens) / len(entry) for entry in self.entries) / len(self.entries)
 
 
 def _precision(text: _Side, reference: _Side) -> float:
@@ -130,23 +129,6 @@ def _geometric_mean(by_order: Sequence[float], *, otherwise: float) -> float:
     if not by_order[0]:
         return otherwise
     return math.exp(sum(math.log(value or SMOOTHING) for value in by_order) / len(by_order))
-
-
-def _common_subsequence(entry: Sequence[str], tokens: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence.
-
-    A row of the table is one integer (Hyyrö, 2004): bit `i` is 0 if the subsequence grows by `entry[i]`.
-    """
-    places: dict[str, int] = {}
-    for index, token in enumerate(entry):
-        places[token] = places.get(token, 0) | 1 << index
-    full = (1 << len(entry)) - 1
-    row = full
-    for token in tokens:
-        if token in places:
-            matches = row & places[token]
-            row = (row + matches | row - matches) & full
-    return len(entry) - row.bit_count()
 
 
 def _tokens(line: str) -> list[str]:

@@ -11,14 +11,14 @@ computed with the bits of one large integer (Hyyrö, 2004), a machine word at a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import import_extra
-from rl4lms_like.scoring.nltk_data import EXTRA
-from rl4lms_like.scoring.references import readings
-from rl4lms_like.scoring.stems import porter
+from rl4lms_like.scoring.nltk_data import EXTRA, porter
+from rl4lms_like.scoring.score import readings
 
 RougeType: TypeAlias = Literal["rouge1", "rouge2", "rougeL", "rougeLsum"]
 
@@ -62,12 +62,6 @@ def rouge(
     return scores
 
 
-def rouge_combined(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-    """Return the mean of rouge1, rouge2 and rougeL against the first reference (RL4LMs' `rouge_combined`)."""
-    scores = rouge(generated_texts, references, ("rouge1", "rouge2", "rougeL"))
-    return [sum(three) / 3 for three in zip(*scores.values(), strict=True)]
-
-
 def lcs_length(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
     """Return the length of the longest common subsequence (Hyyrö, 2004)."""
     positions: dict[Hashable, int] = {}
@@ -108,16 +102,9 @@ class _Text:
         return sum(map(bool, self.text.split("\n"))) <= 1
 
 
-class _Tokenizer:
-    """Tokenizer with rouge-score's interface."""
-
-    def tokenize(self, text: str) -> list[str]:
-        return _Text(text).tokens
-
-
 def _f_measure(rouge_type: RougeType, generated: _Text, reference: _Text) -> float:
     if rouge_type == "rougeLsum" and not (generated.has_one_line and reference.has_one_line):
-        return _union_of_lines(generated.text, reference.text)
+        return union_of_lines(generated.text, reference.text, lambda line: _Text(line).tokens).fmeasure
     if rouge_type == "rouge1":
         return _f_of_counts(generated.words, reference.words)
     if rouge_type == "rouge2":
@@ -137,8 +124,9 @@ def _f(overlap: int, n_generated: int, n_reference: int) -> float:
     return float(fmeasure(overlap / max(n_generated, 1), overlap / max(n_reference, 1)))
 
 
-def _union_of_lines(generated: str, reference: str) -> float:
+def union_of_lines(generated: str, reference: str, tokenize: Callable[[str], list[str]]) -> Any:
+    """Return rouge-score's precision, recall and F of the union of common subsequences over lines."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(["rougeLsum"], tokenizer=_Tokenizer())
-    return float(scorer.score(reference, generated)["rougeLsum"].fmeasure)
+    scorer = RougeScorer(["rougeLsum"], tokenizer=SimpleNamespace(tokenize=tokenize))
+    return scorer.score(reference, generated)["rougeLsum"]

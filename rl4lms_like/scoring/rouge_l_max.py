@@ -10,21 +10,22 @@ for DUC 2004, is not included.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
+from rl4lms_like.core.numbers import Positive, Share, Whole
 from rl4lms_like.scoring.nltk_data import (
+    REMEMBERED,
+    porter,
     require_sentences,
     require_sentences_and_wordnet,
     require_wordnet,
     sentences,
     wordnet,
 )
-from rl4lms_like.scoring.references import readings
-from rl4lms_like.scoring.rouge import lcs_length, require_rouge
-from rl4lms_like.scoring.stems import REMEMBERED, porter
+from rl4lms_like.scoring.rouge import lcs_length, require_rouge, union_of_lines
+from rl4lms_like.scoring.score import Score, Texts, readings
 
 _OTHER = re.compile("[^A-Za-z0-9]")
 _SHORTEST_STEMMED = 4
@@ -32,65 +33,56 @@ _NEWER_THAN_ROUGE = frozenset({"cognosenti", "halfpence", "lisente", "morses", "
 """Exceptions in WordNet 3.0 that are not in the version used by ROUGE."""
 
 
-@dataclass(frozen=True)
-class RougeLSettings:
-    """py-rouge's options for ROUGE-L.
+@dataclass(eq=False)
+class RougeLMax(Score):
+    """ROUGE-L as py-rouge defines it, against the best reference, from 0 to 1; an empty text scores 0.
 
     Args:
-        limit_length: truncate the texts.
-        length_limit: maximum length; 0: no truncation.
-        length_limit_type: unit of the length, `words` or `bytes`; as in py-rouge, `bytes` are in fact characters.
+        max_n: has no effect; accepted for configs that set it.
+        limit_length: truncate texts.
+        length_limit: maximum length of a text; 0: no limit.
+        length_limit_type: unit of the limit: `words`, or `bytes`, which in fact counts characters.
+        apply_avg: has no effect, because references are compared one by one.
+        apply_best: has no effect, for the same reason.
         stemming: compare stems.
-        alpha: weight of the recall in the F-measure, from 0 to 1.
-        weight_factor: precision and recall are raised to the power `1 / weight_factor`.
-        ensure_compatibility: follow the original Perl script: sentences are lines, `cannot` is one word, Porter's stems
-            as published. False: NLTK's sentences, `can not`, NLTK's stems.
+        alpha: weight of the recall in the F-measure.
+        weight_factor: precision and recall are raised to the inverse of this number.
+        ensure_compatibility: follow the original Perl script: sentences are lines; False: NLTK's sentences and stems.
     """
 
+    id = "rouge_l_max"
+    needs_references = True
+
+    max_n: int | None = None
     limit_length: bool = True
-    length_limit: int = 665
+    length_limit: Whole = 665
     length_limit_type: Literal["words", "bytes"] = "bytes"
+    apply_avg: bool = True
+    apply_best: bool = False
     stemming: bool = True
-    alpha: float = 0.5
-    weight_factor: float = 1.0
+    alpha: Share = 0.5
+    weight_factor: Positive = 1.0
     ensure_compatibility: bool = True
 
+    def __post_init__(self) -> None:
+        require_rouge(self.needed_by)
+        if self.stemming and not self.ensure_compatibility:
+            require_sentences_and_wordnet(self.needed_by)
+        elif self.stemming:
+            require_wordnet(self.needed_by)
+        elif not self.ensure_compatibility:
+            require_sentences(self.needed_by)
 
-def require_rouge_l_max(settings: RougeLSettings, needed_by: str) -> None:
-    """Raise an error if a package or data file needed by the settings is missing.
-
-    Raises:
-        MissingExtraError: rouge-score or NLTK is not installed.
-        MissingResourceError: WordNet (for stems) or `punkt_tab` (for NLTK's sentences) is not installed.
-    """
-    require_rouge(needed_by)
-    if settings.stemming and not settings.ensure_compatibility:
-        require_sentences_and_wordnet(needed_by)
-    elif settings.stemming:
-        require_wordnet(needed_by)
-    elif not settings.ensure_compatibility:
-        require_sentences(needed_by)
-
-
-def rouge_l_max(
-    generated_texts: Sequence[str], references: Sequence[Sequence[str]], settings: RougeLSettings
-) -> list[float]:
-    """Return the ROUGE-L F-measure of each text against its best reference, from 0 to 1; an empty text scores 0.
-
-    Args:
-        generated_texts: `n` texts.
-        references: at least one reference per text.
-        settings: py-rouge's options.
-    """
-    read = readings(references, lambda texts: [_lines(text, settings) for text in texts])
-    scores = []
-    for generated, texts in zip(generated_texts, read, strict=True):
-        lines = _lines(generated, settings)
-        scores.append(max(_f_measure(lines, reference, settings) for reference in texts))
-    return scores
+    def per_text(self, texts: Texts) -> list[float]:
+        read = readings(texts.references, lambda each: [_lines(text, self) for text in each])
+        scores = []
+        for generated, references in zip(texts.responses, read, strict=True):
+            lines = _lines(generated, self)
+            scores.append(max(_f_measure(lines, reference, self) for reference in references))
+        return scores
 
 
-def _f_measure(generated: list[list[str]], reference: list[list[str]], settings: RougeLSettings) -> float:
+def _f_measure(generated: list[list[str]], reference: list[list[str]], settings: RougeLMax) -> float:
     precision, recall = _precision_and_recall(generated, reference)
     if not precision or not recall:
         return 0.0
@@ -104,25 +96,12 @@ def _precision_and_recall(generated: list[list[str]], reference: list[list[str]]
     if len(generated) == len(reference) == 1:
         overlap = lcs_length(reference[0], generated[0])
         return overlap / len(generated[0]), overlap / len(reference[0])
-    score = _united().score(*("\n".join(map(" ".join, lines)) for lines in (reference, generated)))["rougeLsum"]
+    texts = ["\n".join(map(" ".join, lines)) for lines in (generated, reference)]
+    score = union_of_lines(texts[0], texts[1], str.split)
     return float(score.precision), float(score.recall)
 
 
-@cache
-def _united():  # type: ignore[no-untyped-def]
-    """Return rouge-score's scorer of the union over lines, for texts whose words are already stems."""
-    from rouge_score.rouge_scorer import RougeScorer
-
-    class Words:
-        """Tokenizer that splits at white space."""
-
-        def tokenize(self, text: str) -> list[str]:
-            return text.split()
-
-    return RougeScorer(["rougeLsum"], tokenizer=Words())
-
-
-def _lines(text: str, settings: RougeLSettings) -> list[list[str]]:
+def _lines(text: str, settings: RougeLMax) -> list[list[str]]:
     """Return the stems of each non-empty line."""
     lines = text.split("\n") if settings.ensure_compatibility else sentences(text, "ROUGE-L")
     if settings.limit_length and settings.length_limit:
@@ -144,7 +123,7 @@ def _cut(lines: list[str], limit: int, *, by_words: bool) -> list[str]:
     return kept
 
 
-def _stems(line: str, settings: RougeLSettings) -> list[str]:
+def _stems(line: str, settings: RougeLMax) -> list[str]:
     from nltk.tokenize import word_tokenize
 
     compatible = settings.ensure_compatibility

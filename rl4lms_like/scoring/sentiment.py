@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from rl4lms_like.scoring.score import Score, Texts
 
 POSITIVE = 0.05
 """Minimum compound score of a positive text, according to VADER's authors."""
@@ -15,10 +17,18 @@ def sentiment(text: str) -> float:
     return float(_analyzer().polarity_scores(text)["compound"])
 
 
-def sentiments(prompt_texts: Sequence[str], generated_texts: Sequence[str], *, include_prompt: bool) -> list[float]:
-    """Return the score of each response, together with its prompt or alone."""
-    prompts = prompt_texts if include_prompt else [""] * len(generated_texts)
-    return [sentiment(prompt + generated) for prompt, generated in zip(prompts, generated_texts, strict=True)]
+@dataclass(eq=False)
+class Sentiment(Score):
+    """VADER's compound score, from -1 (negative) to 1 (positive).
+
+    Args:
+        include_prompt: score prompt and response together; False: score the response alone.
+    """
+
+    include_prompt: bool = True
+
+    def per_text(self, texts: Texts) -> list[float]:
+        return list(map(sentiment, texts.to_read(with_prompts=self.include_prompt)))
 
 
 @cache

@@ -3,21 +3,35 @@
 chunks     a text's paragraphs, sentences, pairs of sentences ..., those of more than 10 characters
 image      [3, n_document_chunks, n_summary_chunks]   entailment, contradiction, neutral of each pair of chunks
 zero-shot  mean over the summary's chunks of the best document chunk's score                  -1 to 1
-conv       a trained head on histograms of the image's columns (`summac_head`)                 0 to 1
+conv       a trained head on histograms of the image's columns, one per chunk of the summary   0 to 1
+
+histogram  one row for each of the first 10 chunks of the summary: number of document chunks in each bin
+head       a linear layer on each row, the mean (or min, max, all three) over rows, two logits, softmax
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from rl4lms_like.scoring.nli import NliModel
+from rl4lms_like.core.devices import existing_device
+from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.errors import MissingResourceError, ModelError
+from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.nltk_data import require_sentences, sentences
 
 if TYPE_CHECKING:
     import numpy as np
 
-NEEDS = "extra 'lexical', NLTK's punkt_tab"
+MAX_LENGTH = 500
+"""Maximum number of tokens of both texts together, as in SummaC."""
+
+_TOKENIZED_AT_ONCE = 4096
+"""Number of pairs; the tokens of all chunk pairs of a split would fill the memory."""
+
 SHORTEST_CHUNK = 11
 """Minimum number of characters of a chunk; shorter chunks are left out."""
 
@@ -26,18 +40,119 @@ Operation: TypeAlias = Literal["min", "mean", "max"]
 
 _LARGEST_CACHE = 1000
 
+N_ROWS = 10
+PUBLISHED = "summac_conv_vitc_sent_perc_e.bin"
+"""File of the published head, for `models: [vitc]`, `bins: percentile`, sentences, `nli_labels: e`."""
 
-class Imager:
-    """NLI model that computes the images of document-summary pairs.
+PERCENTILES = (
+    *(0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97),
+    *(0.975, 0.98, 0.985, 0.99, 0.995, 1.0),
+)
+"""Edges of the bins `percentile`: percentiles of the entailment probability over many summaries."""
+
+Aggregation: TypeAlias = Literal["mean", "min", "max", "all"]
+NliLabels: TypeAlias = Literal["e", "c", "n", "ec", "en", "cn", "ecn"]
+
+_KEYS = ("mlp.weight", "mlp.bias", "layer_final.weight", "layer_final.bias")
+
+
+class Labels(NamedTuple):
+    """Index of the logit of each label."""
+
+    entailment: int
+    contradiction: int
+    neutral: int
+
+
+CARDS: Mapping[str, tuple[str, Labels]] = {
+    "snli-base": ("boychaboy/SNLI_roberta-base", Labels(0, 2, 1)),
+    "snli-large": ("boychaboy/SNLI_roberta-large", Labels(0, 2, 1)),
+    "mnli-base": ("microsoft/deberta-base-mnli", Labels(2, 0, 1)),
+    "mnli": ("roberta-large-mnli", Labels(2, 0, 1)),
+    "anli": ("ynie/roberta-large-snli_mnli_fever_anli_R1_R2_R3-nli", Labels(0, 2, 1)),
+    "vitc-base": ("tals/albert-base-vitaminc-mnli", Labels(0, 1, 2)),
+    "vitc": ("tals/albert-xlarge-vitaminc-mnli", Labels(0, 1, 2)),
+    "vitc-only": ("tals/albert-xlarge-vitaminc", Labels(0, 1, 2)),
+}
+
+
+class NliModel(Classifier):
+    """NLI checkpoint for pairs of texts; loaded at first use, pickled as its name alone.
 
     Args:
-        model_name: a key of `nli.CARDS`, a hub id, or a local folder.
-        granularity: unit of the chunks, such as `paragraph`, or of documents and summaries: `paragraph-sentence`.
-        use_cache: keep images, so that a pair that is scored again costs nothing.
-        max_doc_sents: maximum number of chunks per document.
-        device: device of the model.
-        batch_size: pairs of chunks per forward pass.
-        needed_by: name of the component, for error messages.
+        name: a key of `CARDS`, a hub id, or a local folder.
+        device: `auto`, `cpu`, `cuda:1` ...; on a GPU the weights are float16, as published.
+        batch_size: pairs per forward pass.
+
+    Raises:
+        ModelError: the name can only be a local folder, which does not exist, or its labels are not recognised.
+        ValueError: there is no such device.
+    """
+
+    def __init__(self, name: str, *, device: str = "auto", batch_size: int = 20) -> None:
+        checkpoint = CARDS[name][0] if name in CARDS else name
+        self.labels = next((labels for card, labels in CARDS.values() if card == checkpoint), None)
+        dtype = "float16" if existing_device(device).startswith("cuda") else "float32"
+        super().__init__(
+            checkpoint,
+            batch_size=batch_size,
+            max_length=MAX_LENGTH,
+            role="NLI model",
+            device=device,
+            dtype=dtype,
+            truncation_side="right",
+        )
+        config = self.local_config() if self.labels is None else None
+        if config is not None:
+            self.labels = labels_of(config.id2label, checkpoint)
+
+    def probabilities(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Return the probabilities of entailment, contradiction and neutral.
+
+        In pairs that are too long, the end of the longer text is cut, then of both.
+
+        Args:
+            pairs: `n` pairs of premise and hypothesis.
+
+        Returns:
+            `[n, 3]` float64, in the order of `Labels`.
+
+        Raises:
+            ModelError: the checkpoint cannot be loaded, its labels are not these three, or it returns NaN.
+        """
+        import numpy as np
+
+        order = list(self.labels or labels_of(self.model.config.id2label, self.model_name))
+        found = np.zeros((len(pairs), 3))
+        for start in range(0, len(pairs), _TOKENIZED_AT_ONCE):
+            premises, hypotheses = zip(*pairs[start : start + _TOKENIZED_AT_ONCE], strict=True)
+            logits = self.logits(premises, hypotheses)
+            found[start : start + _TOKENIZED_AT_ONCE] = logits.softmax(dim=1)[:, order].double().numpy()
+        return found
+
+
+def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
+    """Return the logit indices by the label names in a checkpoint's config; VitaminC has `SUPPORTS` and `REFUTES`.
+
+    Raises:
+        ModelError: there are not three labels, or their names are not recognised.
+    """
+    names = {int(index): label.lower() for index, label in id2label.items()}
+    entailment = [index for index, label in names.items() if label.startswith(("entail", "support"))]
+    contradiction = [index for index, label in names.items() if label.startswith(("contradict", "refute"))]
+    if len(names) != 3 or len(entailment) != 1 or len(contradiction) != 1:
+        raise ModelError(
+            f"the NLI model {model_name!r} has the labels {list(id2label.values())}; expected three, of which "
+            "one is 'entailment' and one 'contradiction': name them in id2label of its config.json, or use one of "
+            f"{', '.join(CARDS)}"
+        )
+    (neutral,) = set(names) - {entailment[0], contradiction[0]}
+    return Labels(entailment[0], contradiction[0], neutral)
+
+
+@dataclass(kw_only=True, eq=False)
+class Imager:
+    """NLI model that computes the images of document-summary pairs; the arguments are those of `SummaCZSMetric`.
 
     Raises:
         ValueError: unknown granularity or device.
@@ -45,26 +160,24 @@ class Imager:
         ModelError: the name can only be a local folder, which does not exist.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        *,
-        granularity: str,
-        use_cache: bool,
-        max_doc_sents: int,
-        device: str,
-        batch_size: int,
-        needed_by: str,
-    ) -> None:
-        units = granularity.split("-")
+    model_name: str
+    granularity: str
+    use_cache: bool
+    max_doc_sents: int
+    device: str
+    batch_size: int
+    needed_by: str
+
+    def __post_init__(self) -> None:
+        units = self.granularity.split("-")
         if len(units) > 2 or not set(units) <= set(UNITS):
-            raise ValueError(f"granularity: expected one or two (document-summary) of {UNITS}, got {granularity!r}")
+            raise ValueError(
+                f"granularity: expected one or two (document-summary) of {UNITS}, got {self.granularity!r}"
+            )
         self.document_unit, self.summary_unit = units[0], units[-1]
         if set(units) & {"sentence", "2sents", "mixed"}:
-            require_sentences(needed_by)
-        self.use_cache = use_cache
-        self.max_doc_sents = max_doc_sents
-        self.nli = NliModel(model_name, device=device, batch_size=batch_size)
+            require_sentences(self.needed_by)
+        self.nli = NliModel(self.model_name, device=self.device, batch_size=self.batch_size)
         self._cache: dict[tuple[str, str], np.ndarray] = {}
 
     def images(self, documents: Sequence[str], summaries: Sequence[str]) -> list[np.ndarray]:
@@ -125,3 +238,123 @@ def chunks(text: str, unit: str) -> list[str]:
 
 def _long_enough(parts: Iterable[str]) -> list[str]:
     return [part for part in parts if len(part) >= SHORTEST_CHUNK]
+
+
+@dataclass(frozen=True)
+class Head:
+    """Trained head and the settings of its histograms, as in `SummaCConvMetric`; loaded at first use."""
+
+    start_file: str
+    n_models: int
+    bins: str
+    nli_labels: str
+    agg: str
+    norm_histo: bool
+
+    def score(self, image: Sequence[np.ndarray]) -> float:
+        """Return SummaC-Conv, the probability of `consistent`, from 0 to 1.
+
+        Args:
+            image: layers, `[3 per model, n_document_chunks, n_summary_chunks]`.
+
+        Raises:
+            ModelError: the weights in the file do not fit this head.
+        """
+        import numpy as np
+
+        weight, bias, final_weight, final_bias = self._weights
+        rows = self.histogram(np.asarray(image))
+        n_filled = int(np.count_nonzero(rows.sum(axis=1)))
+        values = rows[:n_filled] @ weight[0] + bias[0]
+        if not n_filled:
+            features = np.zeros(3)
+        elif self.agg == "all":
+            features = np.array([values.min(), values.mean(), values.max()])
+        else:
+            features = np.full(3, getattr(values, self.agg)())
+        logits = final_weight @ features + final_bias
+        return float(1 / (1 + np.exp(logits[0] - logits[1])))
+
+    def histogram(self, image: np.ndarray) -> np.ndarray:
+        """Return `[10, n_columns]`: one row for each of the summary's first chunks; unused rows are zero."""
+        import numpy as np
+
+        depths = [index for index in range(len(image)) if "ecn"[index % 3] in self.nli_labels]
+        rows = np.zeros((N_ROWS, self.n_columns))
+        for column in range(min(image.shape[2], N_ROWS)):
+            parts: list[Any] = [image.shape[1:]] if self.norm_histo else []
+            for depth in depths:
+                parts.append(np.histogram(image[depth, :, column], bins=self.edges, density=self.norm_histo)[0])
+            rows[column] = np.concatenate(parts)
+        return rows
+
+    @cached_property
+    def edges(self) -> list[float]:
+        """Edges of the bins, from 0 to 1."""
+        import numpy as np
+
+        return list(PERCENTILES) if self.bins == "percentile" else [*np.arange(0, 1, 1 / n_even_bins(self.bins)), 1.0]
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns of a histogram."""
+        return self.n_models * len(self.nli_labels) * (len(self.edges) - 1) + 2 * self.norm_histo
+
+    @cached_property
+    def _weights(self) -> list[np.ndarray]:
+        tensors = _read(with_home(self.start_file))
+        shapes = dict(zip(_KEYS, ((1, self.n_columns), (1,), (2, 3), (2,)), strict=True))
+        found = {key: tuple(tensors[key].shape) for key in _KEYS if key in tensors}
+        if found != shapes:
+            raise ModelError(
+                f"{self.start_file} does not fit: a head for {self.n_models} models, bins {self.bins!r}, nli_labels "
+                f"{self.nli_labels!r} has the weights {shapes}, the file has {found or list(tensors)}; the published "
+                f"{PUBLISHED} is for models: [vitc], bins: percentile, granularity: sentence, nli_labels: e"
+            )
+        return [tensors[key].double().numpy() for key in _KEYS]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_weights", "edges")}
+
+
+def n_even_bins(bins: str) -> int:
+    """Return the number in names like `even50`.
+
+    Raises:
+        ValueError: the name has another form.
+    """
+    name, number = bins[:4], bins[4:]
+    if name != "even" or not number.isdecimal() or not int(number):
+        raise ValueError(f"bins: expected 'percentile' or 'even' and a number, as in 'even50', got {bins!r}")
+    return int(number)
+
+
+def require_head(start_file: str | None, needed_by: str) -> str:
+    """Return `start_file`, or raise an error with the URL of the published head: random weights are no substitute.
+
+    Raises:
+        MissingResourceError: no file is given, or it does not exist.
+    """
+    if start_file is not None and with_home(start_file).is_file():
+        return start_file
+    named = "none is given" if start_file is None else f"there is no file {with_home(start_file).absolute()}"
+    raise MissingResourceError(
+        f"a trained head in `start_file` ({named})",
+        needed_by=needed_by,
+        command=f"curl -LO https://github.com/tingofurro/summac/raw/master/{PUBLISHED}, and set start_file: "
+        f"{PUBLISHED}, models: [vitc], bins: percentile",
+        offline="copy that file here from a machine that has it",
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the tensors of a file by name, without running code from the file."""
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        return dict(torch.load(file, map_location="cpu", weights_only=True))
+    except Exception as error:
+        raise ModelError(f"cannot read the head {str(file)!r}: {type(error).__name__}: {error}") from error

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rl4lms_like.scoring.detokenize import detokenize
 
 N_REFERENCES = 3
 NULL = "<null>"
@@ -25,6 +25,29 @@ NULL = "<null>"
 SUBSETS: Mapping[str, bool | None] = {"overall": None, "overlap": True, "non_overlap": False}
 """Subsets of ToTTo's development set -> the value of `overlap_subset` in their samples; None: any."""
 
+_MARKUP = re.compile(r"<.+>")
+_ENTITY = re.compile(r"&(?:bar|#124|lt|gt|bra|ket|quot|apos|#91|#93);")
+_ENTITIES = {
+    "&bar;": "|",
+    "&#124;": "|",
+    "&lt;": "<",
+    "&gt;": ">",
+    "&bra;": "[",
+    "&ket;": "]",
+    "&quot;": '"',
+    "&apos;": "'",
+    "&#91;": "[",
+    "&#93;": "]",
+}
+_SPACES = re.compile(" +")
+_CLOSING = frozenset(",.?!:;\\%}])")
+_OPENING = frozenset("([{¿¡")
+_QUOTES = frozenset("'\"„“`")
+_CURLY = frozenset("„“”")
+_CJK = (
+    *((0x2E80, 0xA4CF), (0xA840, 0xA87F), (0xAC00, 0xD7AF), (0xF900, 0xFAFF)),
+    *((0xFE30, 0xFE4F), (0xFF65, 0xFFDC), (0x1100, 0x11FF), (0x20000, 0x2FFFF)),
+)
 _LINE_BREAKS = re.compile("[\r\n]")
 _SEPARATORS = re.compile("[\t\r\n]")
 
@@ -146,3 +169,59 @@ def _entries(pairs: Sequence[str]) -> tuple[str, ...]:
     """Return the values, detokenised together because they are on one line in the scripts' files."""
     line = detokenize("\t".join(pairs).lower())
     return tuple(entry.partition("|||")[2].strip() for entry in line.split("\t"))
+
+
+def detokenize(line: str) -> str:
+    """Return the line with English spacing, as Moses' detokenizer does.
+
+    A line that is one piece of markup, such as `<null>`, stays unchanged.
+
+    A word is joined to the word before it, the word after it, both or neither. Quotation marks alternate between
+    opening and closing: `he said : " it 's 5 % "` becomes `he said: "it's 5%"`.
+
+    Args:
+        line: words separated by single spaces; tabs and other white space belong to the words around them.
+    """
+    if not line.strip() or _MARKUP.fullmatch(line):
+        return line
+    text = f" {line} ".replace(" @-@ ", "-")
+    words = _ENTITY.sub(lambda found: _ENTITIES[found[0]], text).replace("&amp;", "&").rstrip(" ").split(" ")
+    pieces, space, previous = [], " ", ""
+    quotes: Counter[str] = Counter()
+    for word in words:
+        leans_left, leans_right = _leanings(word, previous, quotes)
+        pieces.append(word if leans_left else space + word)
+        space, previous = "" if leans_right else " ", word
+    return _SPACES.sub(" ", "".join(pieces)).strip(" ")
+
+
+def _leanings(word: str, previous: str, quotes: Counter[str]) -> tuple[bool, bool]:
+    """Return whether to omit the space before a word and the one after it; counts the quotation marks."""
+    if not word:
+        return False, False
+    if _is_cjk(word[0]):
+        return bool(previous) and _is_cjk(previous[-1]), False
+    if all(character in _OPENING or unicodedata.category(character) == "Sc" for character in word):
+        return False, True
+    if _CLOSING.issuperset(word) or _is_contraction(word, previous):
+        return True, False
+    if not _QUOTES.issuperset(word):
+        return False, False
+    mark = '"' if _CURLY.issuperset(word) else word
+    closes = quotes[mark] % 2 == 1
+    if not closes and word == "'" and previous.endswith("s"):  # a possessive: the Jones' house
+        return True, False
+    quotes[mark] += 1
+    return closes, not closes
+
+
+def _is_contraction(word: str, previous: str) -> bool:
+    """Return whether a word is a contraction such as `'s` after a letter, a vowel sign or a digit."""
+    if len(word) < 2 or word[0] != "'" or not word[1].isalpha() or not previous:
+        return False
+    return previous[-1].isalpha() or previous[-1].isdecimal() or unicodedata.category(previous[-1]) == "Mc"
+
+
+def _is_cjk(character: str) -> bool:
+    """Return whether the character belongs to a script that is written without spaces between words."""
+    return any(first <= ord(character) <= last for first, last in _CJK)

@@ -10,6 +10,7 @@ of a hundred words; `edit_rate` is faster. Samples may have different numbers of
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,107 +19,115 @@ from operator import add
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import MissingResourceError, import_extra
+from rl4lms_like.core.numbers import NonNegative
 from rl4lms_like.scoring.bleu import ReferenceGrams, n_grams_of
 from rl4lms_like.scoring.edit_rate import edits
 from rl4lms_like.scoring.nltk_data import EXTRA
-from rl4lms_like.scoring.references import readings
+from rl4lms_like.scoring.score import Score, Texts, readings
 
 SmoothMethod: TypeAlias = Literal["exp", "floor", "add-k", "none"]
 
 
-@dataclass(frozen=True)
-class SacreBleuSettings:
-    """sacrebleu's options for BLEU.
+@dataclass(eq=False)
+class TranslationScore(Score):
+    """Score by one of sacrebleu's metrics, of each text and of all texts together, divided by 100."""
+
+    needs_references = True
+
+    @property
+    @abstractmethod
+    def metric(self) -> Any:
+        """Sacrebleu's metric object."""
+
+    def __post_init__(self) -> None:
+        import_extra("sacrebleu", extra=EXTRA, needed_by=self.needed_by)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        return self.with_overall(texts)[0]
+
+    def with_overall(self, texts: Texts) -> tuple[list[float], float]:
+        """Return the scores by the steps that all of sacrebleu's metrics share; the last is from the summed counts."""
+        metric = self.metric
+        infos = readings(
+            texts.references, lambda each: metric._extract_reference_info(list(map(metric._preprocess_segment, each)))
+        )
+        statistics = [
+            metric._compute_segment_statistics(metric._preprocess_segment(text), info)
+            for text, info in zip(texts.responses, infos, strict=True)
+        ]
+        _forget_texts(metric)
+        scores = [float(metric._compute_score_from_stats(each).score) / 100 for each in statistics]
+        return scores, float(metric._aggregate_and_compute(statistics).score) / 100
+
+
+@dataclass(eq=False)
+class SacreBleuScore(TranslationScore):
+    """BLEU-4 by sacrebleu, from 0 to 1; the brevity penalty uses the reference of nearest length.
 
     Args:
         smooth_method: smoothing of n-gram orders without a match.
         smooth_value: parameter of the methods `floor` (default 0.1) and `add-k` (default 1).
+        force: has no effect, because sacrebleu's warning about tokenized text is never printed.
         lowercase: compare in lower case.
-        tokenize: `13a` (also for None), `intl`, `zh`, `char`, `none` ...
-        use_effective_order: leave out n-gram orders for which a text is too short.
+        tokenize: `13a` (also for null), `intl`, `zh`, `char`, `none` ...
+        use_effective_order: ignore n-gram orders that are longer than the text.
     """
 
+    id = "sacre_bleu"
+
     smooth_method: SmoothMethod = "exp"
-    smooth_value: float | None = None
+    smooth_value: NonNegative | None = None
+    force: bool = False
     lowercase: bool = False
     tokenize: str | None = None
     use_effective_order: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from sacrebleu import BLEU
 
-class TranslationScores:
-    """Scores of each text and of the corpus, on sacrebleu's scale of 0 to 100 (TER: edits per 100 words).
-
-    Args:
-        metric: sacrebleu's metric object.
-        statistics: its counts for each text.
-    """
-
-    def __init__(self, metric: Any, statistics: list[Any]) -> None:
-        self._metric = metric
-        self._statistics = statistics
+        known = list(BLEU.TOKENIZERS)
+        if self.tokenize is not None and self.tokenize not in known:
+            raise ValueError(f"sacrebleu has no tokenizer {self.tokenize!r}; it has {', '.join(known)}")
+        try:
+            _ = self.metric
+        except OSError as error:
+            raise MissingResourceError(
+                f"the model of sacrebleu's tokenizer {self.tokenize!r}",
+                needed_by=self.needed_by,
+                command=f"python -c \"import sacrebleu; sacrebleu.BLEU(tokenize='{self.tokenize}')\"",
+                offline="copy the folder models of ~/.sacrebleu, or set SACREBLEU to the folder that contains it",
+            ) from error
 
     @property
-    def texts(self) -> list[float]:
-        """Score of each text alone."""
-        return [float(self._metric._compute_score_from_stats(each).score) for each in self._statistics]
+    def metric(self) -> Any:
+        return _bleu(self.lowercase, self.tokenize, self.smooth_method, self.smooth_value, self.use_effective_order)
+
+
+class TranslationEditRate(TranslationScore):
+    """Translation edit rate (Snover et al., 2006): lower-cased edits per reference word."""
+
+    id = "ter"
 
     @property
-    def corpus(self) -> float:
-        """Score of all texts together, from the summed counts."""
-        return float(self._metric._aggregate_and_compute(self._statistics).score)
+    def metric(self) -> Any:
+        return _ter()
 
 
-def sacre_bleu(
-    generated_texts: Sequence[str], references: Sequence[Sequence[str]], settings: SacreBleuSettings
-) -> TranslationScores:
-    """Return BLEU-4 with sacrebleu's tokens and smoothing; the brevity penalty uses the reference of nearest length.
+class ChrF(TranslationScore):
+    """chrF (Popović, 2015): F2 of character 1- to 6-grams against the best reference, from 0 to 1."""
 
-    Args:
-        generated_texts: `n` texts.
-        references: at least one reference per text.
-        settings: sacrebleu's options.
-    """
-    return _scores(_bleu(settings), generated_texts, references)
+    id = "chrf"
 
-
-def ter(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> TranslationScores:
-    """Return the translation edit rate (Snover et al., 2006): lower-cased edits per 100 reference words."""
-    return _scores(_ter(), generated_texts, references)
-
-
-def chrf(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> TranslationScores:
-    """Return chrF (Popović, 2015): F2 of character 1- to 6-grams against the best reference."""
-    return _scores(_chrf(), generated_texts, references)
-
-
-def require_sacrebleu(needed_by: str, settings: SacreBleuSettings | None = None) -> None:
-    """Raise an error if sacrebleu or the tokenizer of `settings` is missing.
-
-    Raises:
-        MissingExtraError: sacrebleu is not installed.
-        MissingResourceError: the tokenizer's model is not installed and cannot be downloaded.
-        ValueError: there is no such tokenizer.
-        RuntimeError: raised by sacrebleu for a tokenizer that needs another package.
-    """
-    sacrebleu = import_extra("sacrebleu", extra=EXTRA, needed_by=needed_by)
-    if settings is None:
-        return
-    known = list(sacrebleu.BLEU.TOKENIZERS)
-    if settings.tokenize is not None and settings.tokenize not in known:
-        raise ValueError(f"sacrebleu has no tokenizer {settings.tokenize!r}; it has {', '.join(known)}")
-    try:
-        _bleu(settings)
-    except OSError as error:
-        raise MissingResourceError(
-            f"the model of sacrebleu's tokenizer {settings.tokenize!r}",
-            needed_by=needed_by,
-            command=f"python -c \"import sacrebleu; sacrebleu.BLEU(tokenize='{settings.tokenize}')\"",
-            offline="copy the folder models of ~/.sacrebleu, or set SACREBLEU to the folder that contains it",
-        ) from error
+    @property
+    def metric(self) -> Any:
+        return _chrf()
 
 
 @cache
-def _bleu(settings: SacreBleuSettings) -> Any:
+def _bleu(
+    lowercase: bool, tokenize: str | None, smooth_method: str, smooth_value: float | None, effective_order: bool
+) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
     class Bleu(BLEU):
@@ -133,12 +142,12 @@ def _bleu(settings: SacreBleuSettings) -> Any:
             return [len(tokens), nearest, *grams.matches(tokens), *n_grams_of(len(tokens))]
 
     return Bleu(
-        lowercase=settings.lowercase,
+        lowercase=lowercase,
         force=True,
-        tokenize=settings.tokenize,
-        smooth_method=settings.smooth_method,
-        smooth_value=settings.smooth_value,
-        effective_order=settings.use_effective_order,
+        tokenize=tokenize,
+        smooth_method=smooth_method,
+        smooth_value=smooth_value,
+        effective_order=effective_order,
     )
 
 
@@ -192,19 +201,6 @@ def _matches(counts: list[Counter[str]], reference: list[list[str]]) -> list[int
         common = sum(map(min, both.values(), map(ours.__getitem__, both)))
         statistics += [ours.total() if theirs else 0, len(theirs), common]
     return statistics
-
-
-def _scores(metric: Any, generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> TranslationScores:
-    """Compute the scores by the steps that all of sacrebleu's metrics share."""
-    infos = readings(
-        references, lambda texts: metric._extract_reference_info([metric._preprocess_segment(text) for text in texts])
-    )
-    statistics = [
-        metric._compute_segment_statistics(metric._preprocess_segment(generated), info)
-        for generated, info in zip(generated_texts, infos, strict=True)
-    ]
-    _forget_texts(metric)
-    return TranslationScores(metric, statistics)
 
 
 def _forget_texts(metric: Any) -> None:

@@ -132,7 +132,7 @@ def test_the_base_of_an_adapter_is_complete(folder, tmp_path):
 
 
 SCORERS = {
-    "reward model": ("regressor", lambda name: RewardModel(name).scorer.scores(["a"], ["b"])),
+    "reward model": ("regressor", lambda name: RewardModel(name)(["a"], ["b"], [[]], [True])),
     "classifier": ("classifier", lambda name: LearnedBatchedRewardFunction(name, label_ix=1).classifier.logits(["a"])),
     "perplexity": ("causal", lambda name: ReferencePerplexity(name).compute(["a"], ["b"], [[]])),
     "bert_score": (
@@ -164,4 +164,4 @@ def test_a_language_model_is_no_reward_model(folder):
 def test_a_classifier_may_be_saved_from_a_language_model(tiny_gpt2_dir, tmp_path, tiny_tokenizer):
     model = AutoModelForSequenceClassification.from_pretrained(tiny_gpt2_dir, num_labels=1)
     folder = models.save_model(tmp_path, model, tiny_tokenizer)
-    assert RewardModel(str(folder)).scorer.scores(["a"], ["b"])
+    assert RewardModel(str(folder))(["a"], ["b"], [[]], [True])

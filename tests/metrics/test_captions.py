@@ -79,7 +79,9 @@ def test_spice_is_only_run_where_it_counts(counted_spice):
 
 def test_a_sample_without_references_is_an_error_of_the_reward():
     without = (Sample("a", "Say it", []), Sample("b", "Say that", ["A cat."]))
-    with pytest.raises(AssertionError, match="'Say it' has no reference") as caught:
+    with pytest.raises(
+        AssertionError, match=r"text 0 of .* has no references to compare with \(prompt 'Say it'"
+    ) as caught:
         check_reward_function(SpiderRewardFunction(0.0, 1.0), without, batch_independent=False)
     assert isinstance(caught.value.__cause__, RewardError)
 

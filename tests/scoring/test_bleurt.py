@@ -11,10 +11,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.scoring.bleurt import CHECKPOINTS, bleurt_classifier, bleurt_scores
+from rl4lms_like.scoring.bleurt import CHECKPOINTS, Bleurt
 from tests.local_models import LOCAL_MODELS
+from tests.texts import texts
 
-OPTIONS = {"batch_size": 4, "device": "cpu", "dtype": "float32"}
+OPTIONS = {"batch_size": 4, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +41,24 @@ def forward(folder):
 def test_it_is_the_plain_forward_pass_on_200_real_pairs(folder, forward, shared_dir):
     lines = (shared_dir / "data/commongen/commongen.dev.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][:60]
-    texts, references = [row["reason"][0] for row in rows], [row["scene"] for row in rows]
+    responses, references = [row["reason"][0] for row in rows], [row["scene"] for row in rows]
     assert sum(map(len, references)) >= 200
     expected = [
-        max(forward(reference, text) for reference in each) for text, each in zip(texts, references, strict=True)
+        max(forward(reference, text) for reference in each) for text, each in zip(responses, references, strict=True)
     ]
-    assert bleurt_scores(bleurt_classifier(folder, **OPTIONS), texts, references) == pytest.approx(expected, abs=1e-5)
+    assert Bleurt(folder, **OPTIONS).per_text(texts(responses, references)) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("text", ["", " ", "Привет, 世界", "the film was good", "good " * 400])
 def test_texts_at_the_edges(folder, forward, text):
     references = ["the film was good", "", "a joy " * 300]
-    (score,) = bleurt_scores(bleurt_classifier(folder, **OPTIONS), [text], [references])
+    (score,) = Bleurt(folder, **OPTIONS).per_text(texts([text], [references]))
     assert score == pytest.approx(max(forward(reference, text) for reference in references), abs=1e-5)
 
 
 def test_several_references_are_never_one_text(folder, forward):
     references = ["the film was good", "on the museum"]
-    (score,) = bleurt_scores(bleurt_classifier(folder, **OPTIONS), ["a joy"], [references])
+    (score,) = Bleurt(folder, **OPTIONS).per_text(texts(["a joy"], [references]))
     assert score == pytest.approx(max(forward(reference, "a joy") for reference in references), abs=1e-5)
     assert score != pytest.approx(forward(str(references), "a joy"), abs=1e-3)
 
@@ -65,10 +66,10 @@ def test_several_references_are_never_one_text(folder, forward):
 def test_published_names_are_those_of_the_hub():
     assert CHECKPOINTS["bleurt-base-128"] == ("Elron/bleurt-base-128", 128)
     assert len(CHECKPOINTS) == 6
-    default = bleurt_classifier(None, **OPTIONS)
-    assert (default.frozen.model_name, default.max_length) == ("Elron/bleurt-base-128", 128)
-    assert bleurt_classifier("bleurt-tiny-512", **OPTIONS).frozen.model_name == "Elron/bleurt-tiny-512"
-    assert bleurt_classifier("someone/a-bleurt", **OPTIONS).frozen.model_name == "someone/a-bleurt"
+    default = Bleurt(**OPTIONS).classifier
+    assert (default.model_name, default.max_length) == ("Elron/bleurt-base-128", 128)
+    assert Bleurt("bleurt-tiny-512", **OPTIONS).classifier.model_name == "Elron/bleurt-tiny-512"
+    assert Bleurt("someone/a-bleurt", **OPTIONS).classifier.model_name == "someone/a-bleurt"
 
 
 def test_a_copy_of_a_published_checkpoint_cuts_pairs_where_it_does(folder):
@@ -76,28 +77,28 @@ def test_a_copy_of_a_published_checkpoint_cuts_pairs_where_it_does(folder):
     for args in ({"checkpoint": "Elron/bleurt-base-128"}, {"checkpoint": folder, "max_length": 128}):
         assert REWARDS.get("bleurt", args).classifier.max_length == 128
     assert METRICS.get("bleurt", {"config_name": folder, "max_length": 32}).classifier.max_length == 32
-    assert bleurt_classifier("bleurt-base-512", max_length=64, **OPTIONS).max_length == 64
-    assert bleurt_classifier(folder, **OPTIONS).max_length is None
+    assert Bleurt("bleurt-base-512", max_length=64, **OPTIONS).classifier.max_length == 64
+    assert Bleurt(folder, **OPTIONS).classifier.max_length is None
 
 
 def test_the_length_that_a_published_checkpoint_was_trained_with_is_kept(folder):
-    scorer = bleurt_classifier(folder, **OPTIONS)
-    short = type(scorer)(scorer.frozen, batch_size=4, max_length=16)
+    whole, short = Bleurt(folder, **OPTIONS), Bleurt(folder, max_length=16, **OPTIONS)
     long, cut = "a joy from start to finish", "a joy from start to finish and a sad story of numbers"
-    assert bleurt_scores(scorer, [long], [[cut]]) != pytest.approx(bleurt_scores(short, [long], [[cut]]), abs=1e-3)
+    pair = texts([long], [[cut]])
+    assert whole.per_text(pair) != pytest.approx(short.per_text(pair), abs=1e-3)
 
 
 def test_another_architecture_is_an_error_that_names_those_there_are():
     with pytest.raises(ValueError, match=r"BLEURT-20-D12 is not plain BERT.*bleurt-tiny-128"):
-        bleurt_classifier("BLEURT-20-D12", **OPTIONS)
+        Bleurt("BLEURT-20-D12", **OPTIONS)
 
 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"nowhere.*BLEURT checkpoint"):
-        bleurt_classifier(str(tmp_path / "nowhere"), **OPTIONS)
+        Bleurt(str(tmp_path / "nowhere"), **OPTIONS)
 
 
 def test_a_classifier_of_several_labels_is_no_checkpoint(tmp_path):
     LOCAL_MODELS["classifier"](tmp_path)
     with pytest.raises(ModelError, match="no label is selected"):
-        bleurt_classifier(str(tmp_path), **OPTIONS)
+        Bleurt(str(tmp_path), **OPTIONS)

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.classifier import classifier, label_probabilities
+from rl4lms_like.scoring.classifier import Classifier, LabelProbability
 from rl4lms_like.testing.models import make_tokenizer, save_model
 from tests.local_models import LOCAL_MODELS
+from tests.texts import texts
 
 TEXTS = [
     "the film was good",
@@ -62,7 +63,7 @@ def alone(folder, text, **options):
 def test_logits_are_those_of_each_text_alone(bert, batch_size):
     expected = torch.stack([alone(bert, text) for text in TEXTS])
     assert expected.std(dim=0).min() > 0.01
-    assert torch.allclose(classifier(bert, batch_size=batch_size).logits(TEXTS), expected, atol=1e-5)
+    assert torch.allclose(Classifier(bert, batch_size=batch_size).logits(TEXTS), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("pad_token_id", [None, 0])
@@ -70,15 +71,15 @@ def test_logits_are_those_of_each_text_alone(bert, batch_size):
 def test_decoders_without_a_padding_token_read_the_last_token(tmp_path, pad_token_id, batch_size):
     folder = decoder(tmp_path, pad_token_id)
     texts = [text for text in TEXTS if text]
-    scorer = classifier(folder, batch_size=batch_size)
+    scorer = Classifier(folder, batch_size=batch_size)
     expected = torch.stack([alone(folder, text) for text in texts])
     assert torch.allclose(scorer.logits(texts), expected, atol=1e-5)
-    assert scorer.frozen.model.config.pad_token_id == pad_token_id
+    assert scorer.model.config.pad_token_id == pad_token_id
     assert scorer.logits([""]).isfinite().all()
 
 
 def test_a_text_too_long_keeps_its_end(bert):
-    scorer = classifier(bert, batch_size=2)
+    scorer = Classifier(bert, batch_size=2)
     long = "sad " * 300 + "the film was a joy"
     assert torch.allclose(scorer.logits([long])[0], alone(bert, "sad " * 100 + "the film was a joy"), atol=1e-5)
     assert not torch.allclose(scorer.logits([long])[0], scorer.logits(["sad " * 300])[0], atol=1e-3)
@@ -86,7 +87,7 @@ def test_a_text_too_long_keeps_its_end(bert):
 
 def test_pairs_are_encoded_as_pairs(bert):
     pairs = [("the film was", "good"), ("on the museum", ""), ("a", "joy " * 100)]
-    got = classifier(bert, batch_size=3).logits([a for a, _ in pairs], [b for _, b in pairs])
+    got = Classifier(bert, batch_size=3).logits([a for a, _ in pairs], [b for _, b in pairs])
     tokenizer = AutoTokenizer.from_pretrained(bert, truncation_side="left")
     model = AutoModelForSequenceClassification.from_pretrained(bert).eval()
     for row, (first, second) in zip(got, pairs, strict=True):
@@ -97,51 +98,51 @@ def test_pairs_are_encoded_as_pairs(bert):
 
 
 def test_no_texts_have_no_logits(bert):
-    assert classifier(bert, batch_size=4).logits([]).shape == (0, 2)
+    assert Classifier(bert, batch_size=4).logits([]).shape == (0, 2)
 
 
 def test_low_precision_stays_close(bert):
-    exact = classifier(bert, batch_size=8).logits(TEXTS).softmax(1)
-    coarse = classifier(bert, batch_size=8, dtype="bfloat16").logits(TEXTS).softmax(1)
+    exact = Classifier(bert, batch_size=8).logits(TEXTS).softmax(1)
+    coarse = Classifier(bert, batch_size=8, dtype="bfloat16").logits(TEXTS).softmax(1)
     assert coarse.dtype is torch.float32
     assert torch.allclose(exact, coarse, atol=0.05)
 
 
 def test_label_probabilities_read_the_prompt_or_not(bert):
-    scorer = classifier(bert, batch_size=8)
-    both = label_probabilities(scorer, ["the film"] * 2, [" was good", ""], label_ix=1, include_prompt=True)
+    both = LabelProbability(bert, 1).per_text(texts([" was good", ""], prompts=["the film"] * 2))
     expected = [float(alone(bert, text).softmax(0)[1]) for text in ("the film was good", "the film")]
     assert both == pytest.approx(expected, abs=1e-6)
-    response = label_probabilities(scorer, ["the film"], [" was good"], label_ix=0, include_prompt=False)
+    alone_scorer = LabelProbability(bert, 0, include_prompt_for_eval=False)
+    response = alone_scorer.per_text(texts([" was good"], prompts=["the film"]))
     assert response == pytest.approx([float(alone(bert, " was good").softmax(0)[0])], abs=1e-6)
 
 
 def test_labels_have_an_index_and_a_name(tmp_path):
     LOCAL_MODELS["nli"](tmp_path)
-    scorer = classifier(str(tmp_path), batch_size=1)
+    scorer = Classifier(str(tmp_path), batch_size=1)
     assert scorer.label_index("NEUTRAL") == scorer.label_index(1) == 1
     for label in (3, -1, "neutral", None):
         with pytest.raises(ModelError, match=r"labels are 0 \('ENTAILMENT'\), 1 \('NEUTRAL'\), 2"):
             scorer.check_label(label)
-    assert "loaded" in vars(scorer.frozen)
+    assert "loaded" in vars(scorer)
 
 
 def test_a_label_is_checked_without_weights(tmp_path):
     LOCAL_MODELS["classifier"](tmp_path)
-    scorer = classifier(str(tmp_path), batch_size=1)
+    scorer = Classifier(str(tmp_path), batch_size=1)
     with pytest.raises(ModelError, match="no label 2"):
         scorer.check_label(2)
-    assert "loaded" not in vars(scorer.frozen)
-    classifier("of/the-hub", batch_size=1).check_label(99)
+    assert "loaded" not in vars(scorer)
+    Classifier("of/the-hub", batch_size=1).check_label(99)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_model_that_breaks_down_is_an_error_that_names_it(tmp_path, value):
     """A comparison, `argmax` or `clip` would make a number of it."""
     LOCAL_MODELS["intents"](tmp_path)
-    scorer = classifier(str(tmp_path), batch_size=2, role="judge")
+    scorer = Classifier(str(tmp_path), batch_size=2, role="judge")
     with torch.no_grad():
-        scorer.frozen.model.classifier.bias.fill_(value)
+        scorer.model.classifier.bias.fill_(value)
     with pytest.raises(
         ModelError, match=rf"the judge '{tmp_path}' returned (nan|inf) for input 0, the first of 6 .* 6: .*dtype"
     ):
@@ -150,7 +151,7 @@ def test_a_model_that_breaks_down_is_an_error_that_names_it(tmp_path, value):
 
 def test_threads_do_not_disturb_each_other(tmp_path):
     """Batches of a decoder without a padding token choose one each."""
-    scorer = classifier(decoder(tmp_path, None), batch_size=3)
+    scorer = Classifier(decoder(tmp_path, None), batch_size=3)
     texts = [text for text in TEXTS if text]
     expected = scorer.logits(texts)
     with ThreadPoolExecutor(8) as pool:
@@ -165,7 +166,7 @@ def test_a_text_that_spells_an_end_of_text_is_scored_beside_others(tmp_path):
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = AutoConfig.for_model("t5", vocab_size=len(tokenizer), num_labels=3, **size, **ids)
     model = AutoModelForSequenceClassification.from_config(config).eval()
-    scorer = classifier(str(save_model(tmp_path, model, tokenizer)), batch_size=4)
+    scorer = Classifier(str(save_model(tmp_path, model, tokenizer)), batch_size=4)
     texts = ["a joy", f"the film{tokenizer.eos_token} was good", "1 2 3"]
     alone = torch.cat([scorer.logits([text]) for text in texts])
     assert torch.allclose(scorer.logits(texts), alone, atol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.scoring.concepts import concepts_in_a_row, repeat_penalty
+from rl4lms_like.rewards.common_gen import concepts_in_a_row, repeat_penalty
 
 PROMPT = "generate a sentence with: dog Run field."
 

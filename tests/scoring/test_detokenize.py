@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.scoring.detokenize import detokenize
+from rl4lms_like.scoring.totto import detokenize
 
 
 @pytest.mark.parametrize(

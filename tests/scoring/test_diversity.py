@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.scoring.diversity import distinct_n, top_sentence_share, unique_share
+from rl4lms_like.metrics.diversity import DistinctN, distinct_n, top_sentence_share
 
 
 def test_distinct_n_counts_over_all_texts():
@@ -47,5 +47,6 @@ def test_punctuation_alone_is_no_sentence():
     assert top_sentence_share(["Is it 3? 3", "3", "Yes."]) == pytest.approx(2 / 3)
 
 
-def test_unique_share():
-    assert unique_share(["a", "a", "b", "c"]) == pytest.approx(3 / 4)
+def test_unique_texts():
+    results = DistinctN().compute([""] * 4, ["a", "a", "b", "c"], [])
+    assert results["diversity_metrics/unique_texts"][1] == pytest.approx(3 / 4)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rl4lms_like.scoring.ngram_statistics import diversity
+from rl4lms_like.metrics.diversity import diversity
 
 pytestmark = pytest.mark.usefixtures("language_data")
 

@@ -6,32 +6,40 @@ import math
 
 import pytest
 
-from rl4lms_like.scoring.novelty import novelty, read_texts
+from rl4lms_like.metrics.novelty import NoveltyMetric, read_texts
 
 
-def test_the_example_of_the_docstring():
-    found = novelty(["the cat sat on my roof"], ["the cat sat", "On my way"], max_n=2)
-    assert found.of_ngrams == {1: [1 / 6], 2: [2 / 5]}
-    assert found.overall == {1: 1 / 6, 2: 2 / 5}
-    assert found.of_texts == [1.0]
+@pytest.fixture
+def novelty(tmp_path):
+    def computed(responses, training_texts, max_n):
+        file = tmp_path / "training.txt"
+        file.write_text("\n".join(training_texts), encoding="utf-8")
+        results = NoveltyMetric(str(file), max_n=max_n).compute([""] * len(responses), responses, [])
+        return {key.removeprefix("diversity_metrics/"): value for key, value in results.items()}
+
+    return computed
 
 
-def test_long_texts_weigh_more_in_the_whole():
-    found = novelty(["a b", "x y z w"], ["a b"], max_n=1)
-    assert found.of_ngrams[1] == [0.0, 1.0]
-    assert found.overall[1] == pytest.approx(4 / 6)
+def test_the_example_of_the_docstring(novelty):
+    found = novelty(["the cat sat on my roof"], ["the cat sat", "On my way"], 2)
+    assert found == {"novelty-1": ([1 / 6], 1 / 6), "novelty-2": ([2 / 5], 2 / 5), "novel_texts": ([1.0], 1.0)}
 
 
-def test_a_copy_is_not_novel_whatever_its_case_and_spaces():
-    assert novelty(["The  cat.", "The cat!"], iter(["a dog", "the CAT ."]), max_n=1).of_texts == [0.0, 1.0]
+def test_long_texts_weigh_more_in_the_whole(novelty):
+    scores, overall = novelty(["a b", "x y z w"], ["a b"], 1)["novelty-1"]
+    assert scores == [0.0, 1.0]
+    assert overall == pytest.approx(4 / 6)
 
 
-def test_a_text_without_n_grams_has_no_share():
-    found = novelty(["", "word"], ["word"], max_n=2)
-    assert math.isnan(found.of_ngrams[1][0])
-    assert found.of_ngrams[1][1] == 0.0
-    assert all(map(math.isnan, found.of_ngrams[2]))
-    assert math.isnan(found.overall[2])
+def test_a_copy_is_not_novel_whatever_its_case_and_spaces(novelty):
+    assert novelty(["The  cat.", "The cat!"], ["a dog", "the CAT ."], 1)["novel_texts"][0] == [0.0, 1.0]
+
+
+def test_a_text_without_n_grams_has_no_share(novelty):
+    found = novelty(["", "word"], ["word"], 2)
+    assert math.isnan(found["novelty-1"][0][0])
+    assert found["novelty-1"][0][1] == 0.0
+    assert all(map(math.isnan, [*found["novelty-2"][0], found["novelty-2"][1]]))
 
 
 def test_texts_are_read_from_lines_and_from_objects(tmp_path):

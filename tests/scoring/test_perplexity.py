@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rl4lms_like.scoring.perplexity import perplexity, response_surprisals, strided_perplexity
+from rl4lms_like.metrics.perplexity import perplexity, response_surprisals, strided_perplexity
 from rl4lms_like.testing import models
 
 PROMPTS = ["The film", "Nobody knew, and nobody asked!", "", "A", "The film"]

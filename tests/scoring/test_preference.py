@@ -8,15 +8,17 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from rl4lms_like.core.errors import MissingResourceError, ModelError
-from rl4lms_like.scoring.preference import PreferenceScorer, PreferenceT5, n_missing, preference_rewards
+from rl4lms_like.rewards.preference import CommonGenPrefRM, n_missing
 from rl4lms_like.testing.models import make_seq2seq_lm, make_tokenizer, save_model
+from tests.texts import texts
 
 TEXTS = ["A man drives a car.", "", "the event is a man", "Привет, 世界", "car " * 100]
 
 
-def scorer(model_name=None, weights=None, batch_size=2, dtype="float32"):
-    model = PreferenceT5(model_name, weights, device="cpu", dtype=dtype, needed_by="the test")
-    return PreferenceScorer(model, batch_size)
+def scorer(model_name=None, weights=None, batch_size=2, dtype="float32", **options):
+    return CommonGenPrefRM(
+        device="cpu", batch_size=batch_size, model_name=model_name, weights=weights, dtype=dtype, **options
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
@@ -47,10 +49,10 @@ def test_large_logits_do_not_overflow(tmp_path):
 
 
 def test_missing_concepts_lower_the_reward(tiny_t5_dir):
-    model = scorer(str(tiny_t5_dir))
-    texts, concepts = ["A Man drives", "cars"], [["man", "drive", "car"], ["car"]]
-    chances = model.probabilities(texts)
-    rewards = preference_rewards(model, texts, concepts, concept_penalty_coeff=2.0)
+    model = scorer(str(tiny_t5_dir), concept_penalty_coeff=2.0)
+    written, concepts = ["A Man drives", "cars"], [["man", "drive", "car"], ["car"]]
+    chances = model.probabilities(written)
+    rewards = model.per_text(texts(written, metas=[{"concepts": each} for each in concepts]))
     assert rewards == pytest.approx([chances[0] / (1 + 2.0), chances[1]])
     assert n_missing("A Man drives", ["man", "drive", "car"]) == 1
 
@@ -115,6 +117,6 @@ def test_it_is_pickled_without_weights(tiny_t5_dir):
 def test_a_model_that_breaks_down_is_an_error_that_names_it(tiny_t5_dir):
     model = scorer(str(tiny_t5_dir), dtype="float16")
     with torch.no_grad():
-        model.frozen.model.get_output_embeddings().weight.fill_(float("inf"))
+        model.model.model.get_output_embeddings().weight.fill_(float("inf"))
     with pytest.raises(ModelError, match=r"the preference model .* returned .*another dtype"):
         model.probabilities(TEXTS)

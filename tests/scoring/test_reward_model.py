@@ -10,12 +10,13 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.scoring.classifier import classifier
-from rl4lms_like.scoring.reward_model import RewardModelScorer
+from rl4lms_like.scoring.classifier import Classifier, RewardModelScore
 from rl4lms_like.testing.models import make_word_tokenizer, save_model
 from tests.local_models import LOCAL_MODELS
+from tests.texts import texts
 
 PROMPTS, RESPONSES = ["the film", "count with me", "on the museum"], [" was good", "", " a joy from start to finish"]
+TEXTS = texts(RESPONSES, prompts=PROMPTS)
 CHAT = "{% for m in messages %}[SEP] {{ m['role'] }} {{ m['content'] }} {% endfor %}"
 
 
@@ -34,59 +35,59 @@ def nli(tmp_path_factory):
 
 
 def scorer(folder, **options):
-    return RewardModelScorer(classifier(folder, batch_size=2), **options)
+    return RewardModelScore(folder, batch_size=2, **options)
 
 
 def test_one_logit_is_the_reward_as_it_is(regressor):
-    logits = classifier(regressor, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
-    assert scorer(regressor).scores(PROMPTS, RESPONSES) == pytest.approx(logits[:, 0].tolist(), abs=1e-5)
-    chances = scorer(regressor, value="probability").scores(PROMPTS, RESPONSES)
+    logits = Classifier(regressor, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
+    assert scorer(regressor).per_text(TEXTS) == pytest.approx(logits[:, 0].tolist(), abs=1e-5)
+    chances = scorer(regressor, value="probability").per_text(TEXTS)
     assert chances == pytest.approx(logits[:, 0].sigmoid().tolist(), abs=1e-5)
 
 
 def test_it_is_scaled_before_it_is_clipped(regressor):
-    plain = scorer(regressor).scores(PROMPTS, RESPONSES)
+    plain = scorer(regressor).per_text(TEXTS)
     limit = max(map(abs, plain))
-    clipped = scorer(regressor, scale=-2.0, clip=limit).scores(PROMPTS, RESPONSES)
+    clipped = scorer(regressor, scale=-2.0, clip=limit).per_text(TEXTS)
     assert clipped == pytest.approx([max(-limit, min(limit, -2 * value)) for value in plain], abs=1e-5)
     assert limit in map(abs, clipped)
 
 
 @pytest.mark.parametrize("label", [2, "CONTRADICTION"])
 def test_one_label_of_several(nli, label):
-    logits = classifier(nli, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
-    assert scorer(nli, label=label).scores(PROMPTS, RESPONSES) == pytest.approx(logits[:, 2].tolist(), abs=1e-5)
-    chances = scorer(nli, label=label, value="probability").scores(PROMPTS, RESPONSES)
+    logits = Classifier(nli, batch_size=8).logits([a + b for a, b in zip(PROMPTS, RESPONSES, strict=True)])
+    assert scorer(nli, label=label).per_text(TEXTS) == pytest.approx(logits[:, 2].tolist(), abs=1e-5)
+    chances = scorer(nli, label=label, value="probability").per_text(TEXTS)
     assert chances == pytest.approx(logits.softmax(1)[:, 2].tolist(), abs=1e-5)
 
 
 def test_several_labels_need_a_choice(nli):
     with pytest.raises(ModelError, match="no label is selected"):
-        scorer(nli).scores(PROMPTS, RESPONSES)
+        scorer(nli).per_text(TEXTS)
 
 
 def test_templates(regressor):
-    model = classifier(regressor, batch_size=8)
+    model = Classifier(regressor, batch_size=8)
     pairs = model.logits(PROMPTS, RESPONSES)[:, 0].tolist()
-    assert scorer(regressor, template="pair").scores(PROMPTS, RESPONSES) == pytest.approx(pairs, abs=1e-5)
+    assert scorer(regressor, template="pair").per_text(TEXTS) == pytest.approx(pairs, abs=1e-5)
     responses = model.logits(RESPONSES)[:, 0].tolist()
-    assert scorer(regressor, template="response").scores(PROMPTS, RESPONSES) == pytest.approx(responses, abs=1e-5)
+    assert scorer(regressor, template="response").per_text(TEXTS) == pytest.approx(responses, abs=1e-5)
 
 
 def test_a_chat_is_put_as_the_tokenizer_of_the_model_says(tmp_path):
     LOCAL_MODELS["regressor"](tmp_path)
     with pytest.raises(ModelError, match="has no chat template"):
-        scorer(str(tmp_path), template="chat").scores(PROMPTS, RESPONSES)
+        scorer(str(tmp_path), template="chat").per_text(TEXTS)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(tmp_path)
     model = scorer(str(tmp_path), template="chat")
-    got = model.scores(PROMPTS, RESPONSES)
+    got = model.per_text(TEXTS)
     for value, prompt, response in zip(got, PROMPTS, RESPONSES, strict=True):
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
         ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)
         with torch.no_grad():
-            expected = model.classifier.frozen.model(ids["input_ids"], ids["attention_mask"]).logits
+            expected = model.classifier.model(ids["input_ids"], ids["attention_mask"]).logits
         assert value == pytest.approx(float(expected), abs=1e-5)
 
 
@@ -109,7 +110,7 @@ def pairs(n, seed):
 
 
 def accuracy(model, asked):
-    chosen, rejected = (model.scores(["film"] * len(asked), list(texts)) for texts in zip(*asked, strict=True))
+    chosen, rejected = (model.per_text(texts(side, prompts=["film"] * len(asked))) for side in zip(*asked, strict=True))
     return sum(one > two for one, two in zip(chosen, rejected, strict=True)) / len(asked)
 
 
@@ -126,10 +127,10 @@ def trained_with_eos(tmp_path_factory):
         model = AutoModelForSequenceClassification.from_config(config)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for step in range(80):
-        texts = [
+        written = [
             f"film{text} {tokenizer.eos_token}" for side in zip(*pairs(32, 100 + step), strict=True) for text in side
         ]
-        encoded = tokenizer(texts, padding=True, return_tensors="pt")
+        encoded = tokenizer(written, padding=True, return_tensors="pt")
         chosen, rejected = model(encoded["input_ids"], encoded["attention_mask"]).logits[:, 0].chunk(2)
         optimizer.zero_grad()
         (-torch.nn.functional.logsigmoid(chosen - rejected).mean()).backward()
@@ -147,9 +148,9 @@ def test_a_reward_model_is_right_about_pairs_with_the_end_token_that_it_was_trai
 
 def test_the_end_token_is_what_the_models_config_says_where_the_argument_does_not(trained_with_eos, tmp_path, caplog):
     folder = str(trained_with_eos)
-    with_eos, without = (scorer(folder, append_eos=append).scores(PROMPTS, RESPONSES) for append in (True, False))
+    with_eos, without = (scorer(folder, append_eos=append).per_text(TEXTS) for append in (True, False))
     assert not caplog.records
-    assert scorer(folder).scores(PROMPTS, RESPONSES) == without
+    assert scorer(folder).per_text(TEXTS) == without
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "set append_eos" in record.getMessage()
     caplog.clear()
@@ -157,8 +158,8 @@ def test_the_end_token_is_what_the_models_config_says_where_the_argument_does_no
     model.config.append_eos = True
     save_model(tmp_path, model, AutoTokenizer.from_pretrained(folder))
     assert json.loads((tmp_path / "config.json").read_text())["append_eos"] is True
-    assert scorer(str(tmp_path)).scores(PROMPTS, RESPONSES) == with_eos
-    assert scorer(str(tmp_path), append_eos=False).scores(PROMPTS, RESPONSES) == without
+    assert scorer(str(tmp_path)).per_text(TEXTS) == with_eos
+    assert scorer(str(tmp_path), append_eos=False).per_text(TEXTS) == without
     assert not caplog.records
 
 
@@ -166,13 +167,13 @@ def test_the_end_token_is_written_once_and_survives_the_cut(tmp_path):
     LOCAL_MODELS["causal_regressor"](tmp_path)
     (text,) = RESPONSES[2:]
     for max_length in (None, 6):
-        model = classifier(str(tmp_path), batch_size=2, max_length=max_length)
-        ended = text + model.frozen.tokenizer.eos_token
+        model = Classifier(str(tmp_path), batch_size=2, max_length=max_length)
+        ended = text + model.tokenizer.eos_token
         assert torch.equal(model.logits([text], append_eos=True), model.logits([ended]))
-    whole = classifier(str(tmp_path), batch_size=2)
+    whole = Classifier(str(tmp_path), batch_size=2)
     assert torch.equal(whole.logits([ended], append_eos=True), whole.logits([ended]))
 
 
 def test_a_tokenizer_without_an_end_token_cannot_append_one(regressor):
     with pytest.raises(ModelError, match="no end-of-text token"):
-        scorer(regressor, append_eos=True).scores(PROMPTS, RESPONSES)
+        scorer(regressor, append_eos=True).per_text(TEXTS)

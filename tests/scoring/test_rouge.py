@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4lms_like.scoring.rouge import lcs_length, rouge, rouge_combined
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.scoring.rouge import lcs_length, rouge
 
 tokens = st.lists(st.sampled_from("abc"), max_size=90)
 
@@ -38,4 +39,4 @@ def test_the_combination_is_the_plain_mean_of_three():
     generated, references = ["the cat sat"], [["the cat ran home"]]
     scores = rouge(generated, references)
     expected = math.fsum(scores[name][0] for name in ("rouge1", "rouge2", "rougeL")) / 3
-    assert rouge_combined(generated, references) == [pytest.approx(expected)]
+    assert REWARDS.get("rouge_combined")([""], generated, references, [True]) == [pytest.approx(expected)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from rl4lms_like.scoring.sentiment import sentiment, sentiments
+from rl4lms_like.scoring.sentiment import Sentiment, sentiment
+from tests.texts import texts
 
 TEXTS = ("The film was a joy.", "A dull, terrible bore!", "It was not good at all.", "The table is brown.", "")
 
@@ -23,9 +24,10 @@ def test_knows_good_from_bad():
 
 def test_the_prompt_may_count():
     prompts, responses = ["What a wonderful film,", "It was"], [" with chairs.", " with chairs."]
-    together = sentiments(prompts, responses, include_prompt=True)
+    both = texts(responses, prompts=prompts)
+    together = Sentiment().per_text(both)
     assert together == [sentiment("What a wonderful film, with chairs."), 0.0] and together[0] > 0.5
-    assert sentiments(prompts, responses, include_prompt=False) == [0.0, 0.0]
+    assert Sentiment(include_prompt=False).per_text(both) == [0.0, 0.0]
 
 
 def test_agrees_with_people_on_film_reviews(shared_dir):

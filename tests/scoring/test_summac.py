@@ -13,9 +13,7 @@ from safetensors.torch import save_file
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.metrics.consistency import SummaCConvMetric, SummaCZSMetric
 from rl4lms_like.scoring import summac
-from rl4lms_like.scoring.nli import CARDS, Labels, NliModel, labels_of
-from rl4lms_like.scoring.summac import chunks, zero_shot
-from rl4lms_like.scoring.summac_head import PUBLISHED, Head
+from rl4lms_like.scoring.summac import CARDS, PUBLISHED, Head, Labels, NliModel, chunks, labels_of, zero_shot
 from rl4lms_like.testing.checkers import check_metric
 from tests.oracles.test_summac import make_head, make_nli
 
@@ -69,7 +67,7 @@ def test_labels_are_read_from_the_names_of_a_checkpoint():
 def test_cards_go_by_name_and_by_hub_id():
     assert {*CARDS} == {"snli-base", "snli-large", "mnli-base", "mnli", "anli", "vitc-base", "vitc", "vitc-only"}
     assert NliModel("vitc").labels == NliModel("tals/albert-xlarge-vitaminc-mnli").labels == Labels(0, 1, 2)
-    assert NliModel("mnli").frozen.model_name == "roberta-large-mnli"
+    assert NliModel("mnli").model_name == "roberta-large-mnli"
     assert NliModel("mnli").labels == Labels(2, 0, 1)
     assert NliModel("someone/else").labels is None
 
@@ -178,7 +176,7 @@ def test_a_model_that_breaks_down_is_an_error_and_no_score(tmp_path):
     """A histogram leaves NaN out without a word."""
     model = NliModel(str(make_nli(tmp_path)), device="cpu")
     with torch.no_grad():
-        model.frozen.model.classifier.bias.fill_(float("nan"))
+        model.model.classifier.bias.fill_(float("nan"))
     with pytest.raises(ModelError, match=r"the NLI model .* returned nan"):
         model.probabilities([(DOCUMENTS[0], SUMMARIES[0])])
 

@@ -1,0 +1,116 @@
+"""Scores of responses, from which two adapters make rewards and metrics.
+
+    class Meteor(Score)                                 arguments, requirements and computation
+    class MeteorRewardFunction(Meteor, ScoreReward)     one number per finished response
+    class MeteorMetric(Meteor, ScoreMetric)             the same numbers, and one of all texts together
+
+A sample without references is an error in a reward. In a metric its score is NaN, and it is excluded from means and
+corpus scores.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+_EXCERPT = 60
+
+
+class Texts(NamedTuple):
+    """Prompts, responses, references and `meta_data` of `n` samples; each list has length `n`."""
+
+    prompts: list[str]
+    responses: list[str]
+    references: list[list[str]]
+    metas: list[dict[str, Any] | None]
+
+    def chosen(self, indices: Sequence[int]) -> Texts:
+        """Return the samples at these indices."""
+        return Texts(*([column[index] for index in indices] for column in self))  # type: ignore[arg-type]
+
+    def to_read(self, *, with_prompts: bool) -> list[str]:
+        """Return each response, appended to its prompt or alone."""
+        if not with_prompts:
+            return self.responses
+        return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return each response with each of its references, without repetitions."""
+        zipped = zip(self.responses, self.references, strict=True)
+        return list(dict.fromkeys((text, reference) for text, each in zipped for reference in each))
+
+    def best(self, score_of: dict[tuple[str, str], float]) -> list[float]:
+        """Return the best score of each response over its references, from the scores of `pairs`."""
+        zipped = zip(self.responses, self.references, strict=True)
+        return [max(score_of[text, reference] for reference in each) for text, each in zipped]
+
+
+class Score(ABC):
+    """Score of responses. The constructor of a subclass has the arguments of its reward and its metric.
+
+    Attributes:
+        id: the id in configs, for error messages.
+        kind: `reward` or `metric`; set by the adapters.
+        needs_references: True if there is no score without references.
+    """
+
+    id: ClassVar[str] = ""
+    kind: ClassVar[str] = "score"
+    needs_references: bool
+
+    @property
+    def needed_by(self) -> str:
+        """Name of the component in messages about missing packages and files."""
+        return f"the {self.kind} {self.id!r}"
+
+    @abstractmethod
+    def per_text(self, texts: Texts) -> list[float]:
+        """Return one number for each response; each has a reference if `needs_references` is True."""
+
+    def with_overall(self, texts: Texts) -> tuple[list[float], float]:
+        """Return one number for each response, and one for all of them together: by default the mean."""
+        scores = self.per_text(texts)
+        return scores, mean(scores)
+
+
+def require_references(prompt_texts: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Raise an error that names the first sample without references.
+
+    Raises:
+        ValueError: a sample has no references.
+    """
+    for index, (prompt, texts) in enumerate(zip(prompt_texts, references, strict=True)):
+        if not texts:
+            excerpt = prompt if len(prompt) <= _EXCERPT else f"{prompt[: _EXCERPT - 3]}..."
+            raise ValueError(
+                f"text {index} of {len(references)} has no references to compare with (prompt {excerpt!r})"
+            )
+
+
+def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...]], T]) -> Iterator[T]:
+    """Yield `read(references)` for each sample, computed once for equal references and kept only while needed.
+
+    Args:
+        references: references of each sample.
+        read: computes what a score needs from one sample's references.
+    """
+    left = Counter(map(tuple, references))
+    kept: dict[tuple[str, ...], T] = {}
+    for texts in map(tuple, references):
+        reading = kept.pop(texts) if texts in kept else read(texts)
+        left[texts] -= 1
+        if left[texts]:
+            kept[texts] = reading
+        yield reading
+
+
+def mean(scores: Sequence[float]) -> float:
+    """Return the mean of the scores that are not NaN, or NaN if there are none."""
+    known = [score for score in scores if not math.isnan(score)]
+    return fmean(known) if known else math.nan
