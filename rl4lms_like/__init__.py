@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from rl4lms_like.metrics import METRICS
     from rl4lms_like.metrics.base import BaseMetric
     from rl4lms_like.policies import POLICIES
-    from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+    from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
-    from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
     from rl4lms_like.rewards import REWARDS
     from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
     from rl4lms_like.rollouts.adapt import with_text_rollouts

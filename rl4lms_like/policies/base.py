@@ -11,7 +11,8 @@ Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` instead of the obs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,13 +23,13 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.networks import load_networks
-from rl4lms_like.policies.optimizer import make_optimizer, parameter_groups
+from rl4lms_like.policies.generation import TextWriter
+from rl4lms_like.policies.loading import load_networks, save_language_model
 from rl4lms_like.policies.parity import (
     check_parity,
     first_episodes,
@@ -36,9 +37,7 @@ from rl4lms_like.policies.parity import (
     require_finite,
     warn_of_dynamic_positions,
 )
-from rl4lms_like.policies.saving import save_language_model
-from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeReader, EpisodeScores
-from rl4lms_like.policies.writing import TextWriter
+from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 
 
 class LMActorCriticPolicy(BasePolicy):
@@ -397,3 +396,55 @@ class LMActorCriticPolicy(BasePolicy):
             "use_reference": self.ref_model is not None,
             **asdict(self.arguments),
         }
+
+
+class CausalLMActorCriticPolicy(LMActorCriticPolicy):
+    """Actor-critic policy of any `AutoModelForCausalLM`: GPT-2, OPT, GPT-NeoX, Llama, Qwen, Mistral, Gemma ..."""
+
+    reader_class = CausalReader
+    auto_class = AutoModelForCausalLM
+
+
+class Seq2SeqLMActorCriticPolicy(LMActorCriticPolicy):
+    """Actor-critic policy of any `AutoModelForSeq2SeqLM`: T5, BART, Marian, mBART, Blenderbot ..."""
+
+    reader_class = Seq2SeqReader
+    auto_class = AutoModelForSeq2SeqLM
+
+
+def parameter_groups(
+    actor: Iterable[nn.Parameter], critic: Iterable[nn.Parameter], *, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Return optimizer groups with the extra key `role` (`actor` or `critic`), so that each can have a learning rate.
+
+    Biases and normalisation weights (everything with fewer than two dimensions) have no weight decay. A parameter that
+    both use belongs to the actor.
+    """
+    groups: list[dict[str, Any]] = []
+    seen: set[int] = set()
+    for role, parameters in (("actor", actor), ("critic", critic)):
+        own = [p for p in parameters if p.requires_grad and id(p) not in seen]
+        seen.update(id(p) for p in own)
+        for decay, members in (
+            (weight_decay, [p for p in own if p.ndim >= 2]),
+            (0.0, [p for p in own if p.ndim < 2]),
+        ):
+            if members:
+                groups.append({"params": members, "weight_decay": decay, "role": role})
+    return groups
+
+
+def make_optimizer(
+    optimizer_class: type[torch.optim.Optimizer],
+    groups: list[dict[str, Any]],
+    *,
+    learning_rate: float,
+    optimizer_kwargs: Mapping[str, Any],
+) -> torch.optim.Optimizer:
+    """Return the optimizer; Adam and AdamW are fused unless `optimizer_kwargs` set `fused` or `foreach`."""
+    kwargs = {name: value for name, value in optimizer_kwargs.items() if name != "weight_decay"}
+    if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and not {"fused", "foreach"} & set(kwargs):
+        kwargs["fused"] = True
+    if "lr" in inspect.signature(optimizer_class).parameters:
+        kwargs.setdefault("lr", learning_rate)
+    return optimizer_class(groups, **kwargs)

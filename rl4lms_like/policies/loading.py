@@ -1,7 +1,17 @@
-"""Loading of models and tokenizers from a hub id or a local folder.
+"""Loading and saving of models, tokenizers and a policy's networks, from a hub id or a local folder.
 
-A name may also be that of an adapter (`adapter_config.json`, as PEFT writes it). The model is then its base with the
-adapter merged into the weights; the base may itself be an adapter.
+    policy      model_name                     all weights trained, or adapters only (`peft`)
+    critic      the same, or critic_model      separate adapters if the policy has adapters; `separate` only
+    reference   the same, or reference_model   frozen
+
+Each checkpoint is read once. Networks from the same checkpoint share their frozen weights. A name may also be that of
+an adapter (`adapter_config.json`, as PEFT writes it). The model is then its base with the adapter merged into the
+weights; the base may itself be an adapter.
+
+A model is saved whole, for `AutoModel*.from_pretrained`, or as adapters only, for PEFT:
+
+    whole      config.json  model.safetensors  generation_config.json                   tokenizer
+    adapters   adapter_config.json  adapter_model.safetensors  generation_config.json   tokenizer
 """
 
 from __future__ import annotations
@@ -10,9 +20,10 @@ import json
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -26,9 +37,17 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.model_names import cannot_load, place_of
-from rl4lms_like.core.model_weights import Unused, check_complete, load_complete
-from rl4lms_like.policies.lora import merge_adapter_folder
+from rl4lms_like.core.model_weights import Unused, cannot_load, check_complete, load_complete, output_layer, place_of
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.lora import (
+    add_lora,
+    copy_sharing_frozen,
+    has_lora,
+    merge_adapter_folder,
+    merged,
+    refuse_unknown_layers,
+    save_adapters,
+)
 
 
 def load_tokenizer(
@@ -261,3 +280,145 @@ def _tokenizer_place(model_name: str, *, local_files_only: bool) -> str:
         return model_name
     base = adapter_base(model_name, local_files_only=local_files_only)
     return model_name if base is None else _tokenizer_place(base, local_files_only=local_files_only)
+
+
+class Networks(NamedTuple):
+    """Language models of an actor-critic; `dropout_rates` are those of the policy's checkpoint."""
+
+    policy: PreTrainedModel
+    critic: PreTrainedModel | None
+    reference: PreTrainedModel | None
+    dropout_rates: dict[str, float]
+
+
+def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference: bool) -> Networks:
+    """Load the networks of a policy.
+
+    Args:
+        auto_class: transformers' `AutoModelFor...`.
+        arguments: arguments of the policy.
+        use_reference: load a reference model.
+
+    Raises:
+        ModelError: a checkpoint cannot be loaded, or is not valid for its role.
+        MissingExtraError: PEFT is needed and not installed.
+    """
+    _check_critic(arguments)
+    policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
+    if arguments.peft is not None:
+        policy.requires_grad_(False)  # before it is copied: copies share frozen weights
+    critic = reference = None
+    if arguments.critic == "separate":
+        critic = _like(policy, auto_class, arguments.critic_model, arguments, role="critic", unused=output_layer)
+    if use_reference:
+        reference = _like(policy, auto_class, arguments.reference_model, arguments, role="reference")
+        reference.requires_grad_(False)
+    trained = [model for model in (policy, critic) if model is not None]
+    if arguments.peft is not None:
+        refuse_unknown_layers(trained, arguments.peft)
+    for model in trained:
+        if arguments.peft is not None:
+            add_lora(model, arguments.peft, dropout=arguments.dropout)
+        if arguments.gradient_checkpointing:
+            checkpoint_activations(model)
+    return Networks(policy, None if critic is None else without_output_layer(critic), reference, dropout_rates)
+
+
+def _like(
+    policy: PreTrainedModel,
+    auto_class: Any,
+    model_name: str | None,
+    arguments: PolicyArguments,
+    *,
+    role: str,
+    unused: Unused | None = None,
+) -> PreTrainedModel:
+    """Return a network from another checkpoint, or a copy of the policy."""
+    if model_name in (None, arguments.model_name):
+        return copy_sharing_frozen(policy)
+    return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+
+
+def _load(
+    auto_class: Any, model_name: str, arguments: PolicyArguments, *, role: str = "model", unused: Unused | None = None
+) -> tuple[PreTrainedModel, dict[str, float]]:
+    return load_model(
+        auto_class,
+        model_name,
+        role=role,
+        unused=unused,
+        dropout=arguments.dropout,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+
+
+def _check_critic(arguments: PolicyArguments) -> None:
+    if arguments.critic_model is None:
+        return
+    if arguments.critic != "separate":
+        raise ModelError("critic_model requires critic: separate")
+    policy, critic = (
+        load_model_config(name, trust_remote_code=arguments.trust_remote_code)
+        for name in (arguments.model_name, arguments.critic_model)
+    )
+    if bool(policy.is_encoder_decoder) != bool(critic.is_encoder_decoder):
+        raise ModelError(
+            f"the critic {arguments.critic_model!r} is {_family(critic)}, but the policy "
+            f"{arguments.model_name!r} is {_family(policy)}: both must be of the same kind"
+        )
+    of_critic, of_policy = (int(config.get_text_config().vocab_size) for config in (critic, policy))
+    if of_critic != of_policy:
+        raise ModelError(
+            f"the critic {arguments.critic_model!r} has {of_critic} tokens, but the policy "
+            f"{arguments.model_name!r} has {of_policy}: both must have the same vocabulary"
+        )
+
+
+def _family(config: PretrainedConfig) -> str:
+    return "an encoder-decoder model" if config.is_encoder_decoder else "a decoder-only model"
+
+
+def save_language_model(
+    model: PreTrainedModel,
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    checkpoint_dropout: Mapping[str, float],
+    merge: bool = False,
+) -> Path:
+    """Save a language model; of a model with adapters only these, so loading also needs the base.
+
+    Args:
+        model: with or without adapters; not changed.
+        folder: target folder.
+        tokenizer: saved in the same folder.
+        checkpoint_dropout: dropout rates to save in the config of a whole model.
+        merge: merge the adapters and save a whole model.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        if has_lora(model) and not merge:
+            save_adapters(model, folder)
+        else:
+            _save_whole(merged(model) if has_lora(model) else model, folder, checkpoint_dropout)
+    except SafetensorError as error:  # raised by safetensors if the disk is full
+        raise OSError(str(error)) from error
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:
+    rates = dropout_rates(model.config)
+    try:
+        set_dropout_rates(model.config, checkpoint_dropout)
+        model.save_pretrained(folder, safe_serialization=True)
+    finally:
+        set_dropout_rates(model.config, rates)

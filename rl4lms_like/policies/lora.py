@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import Mistake, ModelError, import_extra
-from rl4lms_like.policies.lora_arguments import LoraArguments
+from rl4lms_like.policies.arguments import LoraArguments
 
 NAME = "default"
 """PEFT's default adapter name."""

@@ -13,8 +13,7 @@ from typing import Any
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
-from rl4lms_like.core.model_names import cannot_load, place_of
-from rl4lms_like.core.model_weights import load_complete
+from rl4lms_like.core.model_weights import cannot_load, load_complete, place_of
 from rl4lms_like.scoring.classifier import batches_by_length
 from rl4lms_like.scoring.frozen import FrozenModel, Loaded, longest_input, require_finite
 

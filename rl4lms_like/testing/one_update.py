@@ -20,9 +20,8 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.vec_env import TextVecEnv
-from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
-from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import FixedKLController

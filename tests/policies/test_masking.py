@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_masks import contains, n_allowed, pack, unpack
 from rl4lms_like.policies import masking
-from rl4lms_like.policies.masked import MaskablePolicy
-from rl4lms_like.policies.masking import MaskRule
+from rl4lms_like.policies.masked import MaskablePolicy, MaskRule
 from rl4lms_like.testing import models
 from tests.builders import MASKABLE, make_env, make_policy
 

@@ -10,8 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.policies.loading import load_model
-from rl4lms_like.policies.saving import save_language_model
+from rl4lms_like.policies.loading import load_model, save_language_model
 from rl4lms_like.testing import models
 from tests.builders import POLICIES, SAMPLING, make_env, make_policy
 

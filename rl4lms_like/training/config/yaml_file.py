@@ -7,12 +7,19 @@
 
 Python's tags (`!!python/...`) are rejected, as by `yaml.safe_load`. So are endless nesting and an excessive number of
 values, both of which anchors can produce.
+
+Overrides are applied before a config is checked, so that invalid paths are reported as if they were in the file:
+
+    alg.args.learning_rate=1e-5                 a key; missing blocks on the path are created
+    train_evaluation.metrics.0.args.size=3      a list item by its index
+    train_evaluation.metrics=[{id: diversity}]  any YAML value
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +210,54 @@ def _syntax(error: Exception) -> str:
     what = getattr(error, "problem", None) or str(error).partition("\n")[0]
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
     return f"not valid YAML: {where}{what}"
+
+
+def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Mistake]]:
+    """Return a copy of the mapping with the overrides applied, and a mistake for each invalid override."""
+    changed = copy.deepcopy(dict(mapping))
+    mistakes = []
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        path = path.strip()
+        if not equals or not all(path.split(".")):
+            mistakes.append(Mistake("--set", f"expected PATH=VALUE as in alg.args.gamma=1, got {override!r}"))
+            continue
+        try:
+            _set(changed, path.split("."), parse_value(text))
+        except ValueError as error:
+            mistakes.append(Mistake(f"--set {path}", str(error)))
+    return changed, mistakes
+
+
+def apply_values(
+    mapping: Mapping[str, Any], values: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """Apply parsed values, `{"alg.args.gamma": 1}`, like `apply_overrides`; mistakes begin with `where`."""
+    changed = copy.deepcopy(dict(mapping))
+    mistakes = []
+    for path, value in values.items():
+        try:
+            _set(changed, str(path).split("."), copy.deepcopy(value))
+        except ValueError as error:
+            mistakes.append(Mistake(f"{where} {path}", str(error)))
+    return changed, mistakes
+
+
+def _set(container: Any, keys: list[str], value: Any) -> None:
+    walked = ""
+    for key in keys[:-1]:
+        place = _place(container, key, walked)
+        if isinstance(container, dict) and container.get(key) is None:
+            container[key] = {}
+        container, walked = container[place], join(walked, key)
+    container[_place(container, keys[-1], walked)] = value
+
+
+def _place(container: Any, key: str, walked: str) -> Any:
+    if isinstance(container, dict):
+        return key
+    if isinstance(container, list):
+        if key.isdecimal() and int(key) < len(container):
+            return int(key)
+        raise ValueError(f"{walked} is a list of {len(container)}; expected an index below that, got {key!r}")
+    raise ValueError(f"{walked} is {shown(container)}, which has no keys to set")
