@@ -129,12 +129,14 @@ class LMActorCriticPolicy(BasePolicy):
                 f"{self.arguments.model_name!r} has {self.vocab_size} output tokens, but the environment's action "
                 f"space has {self.action_space.n}: build the environment with vocab_size={self.vocab_size}"
             )
-        reference = self.ref_model
-        if reference is not None and reference.config.get_text_config().vocab_size != self.vocab_size:
-            raise ModelError(
-                f"the reference model {self.arguments.reference_model!r} has "
-                f"{reference.config.get_text_config().vocab_size} tokens, but the policy has {self.vocab_size}"
-            )
+        others = (("critic", self.value_model), ("reference", self.ref_model))
+        for role, n_tokens in ((role, _n_tokens(model)) for role, model in others if model is not None):
+            if n_tokens != self.vocab_size:
+                name = getattr(self.arguments, f"{role}_model")
+                raise ModelError(
+                    f"the {role} {name!r} has {n_tokens} tokens, but the policy {self.arguments.model_name!r} has "
+                    f"{self.vocab_size}: both must have the same vocabulary"
+                )
 
     def _build_heads(self) -> None:
         probe = probe_episodes(self.vocab_size, self.reader.prompt_side).to(self.policy_model.device)
@@ -172,7 +174,7 @@ class LMActorCriticPolicy(BasePolicy):
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the model's vocabulary."""
-        return int(self.policy_model.config.get_text_config().vocab_size)
+        return _n_tokens(self.policy_model)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -214,9 +216,8 @@ class LMActorCriticPolicy(BasePolicy):
             self.ref_model.eval()
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.arguments.dtype == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        bfloat16 = self.arguments.dtype == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if bfloat16 else nullcontext()
 
     # --- generation ---------------------------------------------------------------------------------------------
 
@@ -231,19 +232,7 @@ class LMActorCriticPolicy(BasePolicy):
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> EpisodeBatch:
-        """Generate one response per prompt.
-
-        Args:
-            prompt_ids: `[n, prompt_len]`, padded on either side.
-            prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
-            eos_token_ids: tokens that end a response; if empty, all responses reach the length limit.
-            max_new_tokens: the environment's limit.
-            generation_kwargs: arguments of `generate`; default: those of the policy.
-            seed: seed of the sampling; None uses torch's global generator.
-
-        Returns:
-            The finished episodes, on the policy's device.
-        """
+        """Generate one response per prompt; see `TextWriter.generate`."""
         return self.writer.generate(
             prompt_ids,
             prompt_mask,
@@ -410,6 +399,10 @@ class Seq2SeqLMActorCriticPolicy(LMActorCriticPolicy):
 
     reader_class = Seq2SeqReader
     auto_class = AutoModelForSeq2SeqLM
+
+
+def _n_tokens(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config().vocab_size)
 
 
 def parameter_groups(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
 from rl4lms_like.core.errors import ModelError
@@ -222,40 +222,11 @@ class TextWriter:
             eos_token_ids=eos_token_ids,
             is_encoder_decoder=self.is_encoder_decoder,
         )
-        return self._episodes(ids, mask, arguments, eos_token_ids, seed).trimmed()
-
-    def _episodes(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        arguments: Mapping[str, Any],
-        eos_token_ids: Sequence[int],
-        seed: int | None,
-        processors: LogitsProcessorList | None = None,
-    ) -> EpisodeBatch:
-        """Return the generated episodes, each cut after the response's first end token."""
-        sequences = self._sequences(ids, mask, arguments, seed, processors)
-        response_ids = sequences[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
-        response_mask, terminated = response_mask_until_end(response_ids, eos_token_ids)
-        return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
-
-    def _sequences(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        arguments: Mapping[str, Any],
-        seed: int | None,
-        processors: LogitsProcessorList | None,
-    ) -> Tensor:
-        """Return the output ids of `generate`, including prompt or start token."""
-        model: Any = self.model
-        was_training = model.training
-        model.eval()
+        was_training = self.model.training
+        self.model.eval()
         try:
-            with plain_generation(model), seeded(seed, model.device), self._autocast():
-                sequences: Tensor = model.generate(
-                    input_ids=ids, attention_mask=mask.long(), logits_processor=processors, **arguments
-                )
+            with plain_generation(self.model), seeded(seed, device), self._autocast():
+                return self._episodes(ids, mask, arguments).trimmed()
         except RuntimeError as error:
             if "probability tensor contains" not in str(error):
                 raise
@@ -263,10 +234,22 @@ class TextWriter:
         except (ValueError, TypeError) as error:
             raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
         finally:
-            model.train(was_training)
-        return sequences
+            self.model.train(was_training)
+
+    def _episodes(
+        self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
+    ) -> EpisodeBatch:
+        """Return the generated episodes, each cut after the response's first end token."""
+        model: Any = self.model
+        sequences: Tensor = model.generate(
+            input_ids=ids,
+            attention_mask=mask.long(),
+            logits_processor=LogitsProcessorList(processors),
+            **arguments,
+        )
+        response_ids = sequences[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
+        response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
+        return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if not self.bfloat16:
-            return nullcontext()
-        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()

@@ -109,19 +109,11 @@ def load_model(
         ModelError: it cannot be loaded, or weights are missing.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
+    adapters = []
+    while (base := adapter_base(model_name)) is not None:
+        adapters.append(place_of(model_name))
+        model_name = base
     model_name = place_of(model_name)
-    base = adapter_base(model_name)
-    if base is not None:
-        model, rates = load_model(
-            auto_class,
-            base,
-            role=role,
-            unused=unused,
-            dropout=dropout,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-        )
-        return merge_adapter_folder(model, model_name), rates
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     try:
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
@@ -141,6 +133,8 @@ def load_model(
         trust_remote_code=trust_remote_code,
         **options,
     )
+    for folder in reversed(adapters):
+        model = merge_adapter_folder(model, folder)
     # The language model of a multimodal model has its own nested config; keep only the rates of that part.
     part = next((f"{name}." for name, value in vars(config).items() if type(value) is type(model.config)), "")
     return model, {name.removeprefix(part): rate for name, rate in rates.items() if name.startswith(part)}
@@ -303,16 +297,20 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         ModelError: a checkpoint cannot be loaded, or is not valid for its role.
         MissingExtraError: PEFT is needed and not installed.
     """
-    _check_critic(arguments)
+    if arguments.critic_model is not None and arguments.critic != "separate":
+        raise ModelError("critic_model requires critic: separate")
     policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
     if arguments.peft is not None:
         policy.requires_grad_(False)  # before it is copied: copies share frozen weights
-    critic = reference = None
-    if arguments.critic == "separate":
-        critic = _like(policy, auto_class, arguments.critic_model, arguments, role="critic", unused=output_layer)
-    if use_reference:
-        reference = _like(policy, auto_class, arguments.reference_model, arguments, role="reference")
-        reference.requires_grad_(False)
+
+    def other(model_name: str | None, role: str, unused: Unused | None = None) -> PreTrainedModel:
+        """Return a network from another checkpoint, or a copy of the policy."""
+        if model_name in (None, arguments.model_name):
+            return copy_sharing_frozen(policy)
+        return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+
+    critic = other(arguments.critic_model, "critic", output_layer) if arguments.critic == "separate" else None
+    reference = other(arguments.reference_model, "reference").requires_grad_(False) if use_reference else None
     trained = [model for model in (policy, critic) if model is not None]
     if arguments.peft is not None:
         refuse_unknown_layers(trained, arguments.peft)
@@ -322,21 +320,6 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         if arguments.gradient_checkpointing:
             checkpoint_activations(model)
     return Networks(policy, None if critic is None else without_output_layer(critic), reference, dropout_rates)
-
-
-def _like(
-    policy: PreTrainedModel,
-    auto_class: Any,
-    model_name: str | None,
-    arguments: PolicyArguments,
-    *,
-    role: str,
-    unused: Unused | None = None,
-) -> PreTrainedModel:
-    """Return a network from another checkpoint, or a copy of the policy."""
-    if model_name in (None, arguments.model_name):
-        return copy_sharing_frozen(policy)
-    return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
 
 
 def _load(
@@ -351,32 +334,6 @@ def _load(
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,
     )
-
-
-def _check_critic(arguments: PolicyArguments) -> None:
-    if arguments.critic_model is None:
-        return
-    if arguments.critic != "separate":
-        raise ModelError("critic_model requires critic: separate")
-    policy, critic = (
-        load_model_config(name, trust_remote_code=arguments.trust_remote_code)
-        for name in (arguments.model_name, arguments.critic_model)
-    )
-    if bool(policy.is_encoder_decoder) != bool(critic.is_encoder_decoder):
-        raise ModelError(
-            f"the critic {arguments.critic_model!r} is {_family(critic)}, but the policy "
-            f"{arguments.model_name!r} is {_family(policy)}: both must be of the same kind"
-        )
-    of_critic, of_policy = (int(config.get_text_config().vocab_size) for config in (critic, policy))
-    if of_critic != of_policy:
-        raise ModelError(
-            f"the critic {arguments.critic_model!r} has {of_critic} tokens, but the policy "
-            f"{arguments.model_name!r} has {of_policy}: both must have the same vocabulary"
-        )
-
-
-def _family(config: PretrainedConfig) -> str:
-    return "an encoder-decoder model" if config.is_encoder_decoder else "a decoder-only model"
 
 
 def save_language_model(

@@ -16,7 +16,6 @@ or a minimum length).
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.episodes import EpisodeBatch
@@ -66,8 +65,8 @@ class MaskRule:
         return with_tokens(allowed, self.special_token_ids)
 
 
-class MaskDecoder(ABC):
-    """Runs the mask model along with a generation, step by step.
+class MaskDecoder:
+    """Runs the mask model along with a generation, step by step, with its own encoder pass and cache.
 
     Args:
         model: the mask model, in evaluation mode.
@@ -80,12 +79,14 @@ class MaskDecoder(ABC):
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
         self.model: Any = model
-        self.prompt_ids = prompt_ids
-        self.prompt_mask = prompt_mask.long()
-        self.n_beams = n_beams
+        self.prompt_mask = prompt_mask.long().repeat_interleave(n_beams, dim=0)
         self._known = set(inspect.signature(model.forward).parameters)
         self._uses_cache = n_beams == 1 and "past_key_values" in self._known
         self._cache: Any = None
+        self._encoded: Any = None
+        if model.config.is_encoder_decoder:
+            self._encoded = model.get_encoder()(input_ids=prompt_ids, attention_mask=prompt_mask.long())
+            self._encoded.last_hidden_state = self._encoded.last_hidden_state.repeat_interleave(n_beams, dim=0)
 
     def next_logits(self, input_ids: Tensor) -> Tensor:
         """Return the logits `[n * n_beams, vocab]` of the next token.
@@ -94,62 +95,24 @@ class MaskDecoder(ABC):
             input_ids: ids that `generate` has so far: prompt and response, or start token and response.
         """
         new_ids = input_ids if self._cache is None else input_ids[:, -1:]
-        output = self._forward(new_ids, input_ids.shape[1])
+        if self._encoded is None:
+            inputs = self._causal_inputs(new_ids, input_ids.shape[1])
+        else:
+            inputs = {"encoder_outputs": self._encoded, "decoder_input_ids": new_ids, "past_key_values": self._cache}
+            inputs["attention_mask"] = self.prompt_mask
+        output = self.model(**inputs, use_cache=self._uses_cache)
         self._cache = output.past_key_values if self._uses_cache else None
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
-    @abstractmethod
-    def _forward(self, new_ids: Tensor, length: int) -> Any:
-        """Return the model's output for `new_ids`, the last of `length` tokens, which are not in the cache."""
-
-
-class CausalMaskDecoder(MaskDecoder):
-    """Mask decoder of decoder-only models."""
-
-    def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
-        super().__init__(model, prompt_ids, prompt_mask, n_beams=n_beams)
-        self.prompt_mask = self.prompt_mask.repeat_interleave(n_beams, dim=0)
-
-    def _forward(self, new_ids: Tensor, length: int) -> Any:
+    def _causal_inputs(self, new_ids: Tensor, length: int) -> dict[str, Any]:
+        """Return a decoder-only model's inputs for `new_ids`, the last of `length` tokens, not in the cache."""
         written = self.prompt_mask.new_ones(len(new_ids), length - self.prompt_mask.shape[1])
         mask = torch.cat([self.prompt_mask, written], dim=1)
         positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new_ids.shape[1] :]
         optional = {"position_ids": positions, "logits_to_keep": 1, "past_key_values": self._cache}
-        return self.model(
-            input_ids=new_ids,
-            attention_mask=mask,
-            use_cache=self._uses_cache,
-            **{name: value for name, value in optional.items() if name in self._known},
-        )
-
-
-class Seq2SeqMaskDecoder(MaskDecoder):
-    """Mask decoder of encoder-decoder models, with its own encoder pass."""
-
-    def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
-        super().__init__(model, prompt_ids, prompt_mask, n_beams=n_beams)
-        self._encoded = model.get_encoder()(input_ids=prompt_ids, attention_mask=self.prompt_mask)
-        if n_beams > 1:
-            self._encoded.last_hidden_state = self._encoded.last_hidden_state.repeat_interleave(n_beams, dim=0)
-            self.prompt_mask = self.prompt_mask.repeat_interleave(n_beams, dim=0)
-
-    def _forward(self, new_ids: Tensor, length: int) -> Any:
-        return self.model(
-            encoder_outputs=self._encoded,
-            attention_mask=self.prompt_mask,
-            decoder_input_ids=new_ids,
-            past_key_values=self._cache,
-            use_cache=self._uses_cache,
-        )
-
-
-def mask_decoder(
-    model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1
-) -> CausalMaskDecoder | Seq2SeqMaskDecoder:
-    """Return the decoder for a mask model's family; see `MaskDecoder`."""
-    kind = Seq2SeqMaskDecoder if model.config.is_encoder_decoder else CausalMaskDecoder
-    return kind(model, prompt_ids, prompt_mask, n_beams=n_beams)
+        known = {name: value for name, value in optional.items() if name in self._known}
+        return {"input_ids": new_ids, "attention_mask": mask, **known}
 
 
 class MaskProcessor(LogitsProcessor):
@@ -207,47 +170,26 @@ class MaskedTextWriter(TextWriter):
         model: the policy's model.
         mask_model: model for the masks, in evaluation mode; None for the policy's own scores. Updated in place.
         rule: rule for the allowed tokens.
-        generation_kwargs: as in `TextWriter`.
-        prompt_truncation_side: as in `TextWriter`.
-        bfloat16: as in `TextWriter`.
+        **options: as in `TextWriter`.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        mask_model: PreTrainedModel | None,
-        rule: MaskRule,
-        *,
-        generation_kwargs: Mapping[str, Any] | None = None,
-        prompt_truncation_side: Literal["left", "right"] = "left",
-        bfloat16: bool = False,
+        self, model: PreTrainedModel, mask_model: PreTrainedModel | None, rule: MaskRule, **options: Any
     ) -> None:
-        super().__init__(
-            model,
-            generation_kwargs=generation_kwargs,
-            prompt_truncation_side=prompt_truncation_side,
-            bfloat16=bfloat16,
-        )
+        super().__init__(model, **options)
         self.mask_model = mask_model
         self.rule = rule
 
     def _episodes(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        arguments: Mapping[str, Any],
-        eos_token_ids: Sequence[int],
-        seed: int | None,
-        processors: LogitsProcessorList | None = None,
+        self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
     ) -> EpisodeBatch:
         n_beams = arguments.get("num_beams") or 1
         decoder = None
         if self.mask_model is not None:
             with self._autocast():
-                decoder = mask_decoder(self.mask_model, ids, mask, n_beams=n_beams)
+                decoder = MaskDecoder(self.mask_model, ids, mask, n_beams=n_beams)
         processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
-        together = LogitsProcessorList([*(processors or []), processor])
-        episodes = super()._episodes(ids, mask, arguments, eos_token_ids, seed, together)
+        episodes = super()._episodes(ids, mask, arguments, [*processors, processor])
         return replace(episodes, allowed=processor.recorded(episodes)) if processor.record else episodes
 
 
@@ -273,7 +215,7 @@ def check_mask_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = F
     written = torch.cat([written, probe.response_ids], dim=1)
     n_steps = probe.response_ids.shape[1]
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
-        decoder = mask_decoder(model, probe.prompt_ids, probe.prompt_mask)
+        decoder = MaskDecoder(model, probe.prompt_ids, probe.prompt_mask)
         steps = [decoder.next_logits(written[:, : step - n_steps]) for step in range(n_steps)]
         forced = reader.logits(probe)
     stepped = torch.stack(steps, dim=1).flatten(0, 1)

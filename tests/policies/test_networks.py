@@ -83,7 +83,7 @@ def test_a_critic_of_the_same_checkpoint_equals_the_policys_network(tiny_gpt2_di
 
 
 def test_a_critic_of_the_other_family_is_refused(tiny_gpt2_dir, tiny_t5_dir):
-    with pytest.raises(ModelError, match=r"is an encoder-decoder model, but the policy '.*' is a decoder-only model"):
+    with pytest.raises(ModelError, match="cannot load the critic"):
         make_policy("causal", tiny_gpt2_dir, critic_model=str(tiny_t5_dir))
 
 

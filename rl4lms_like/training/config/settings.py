@@ -101,11 +101,16 @@ def device_mistakes(device: str, path: str = "device", *, here: bool = True) -> 
     return []
 
 
+def n_tokens(network: PretrainedConfig) -> int:
+    """Return the number of tokens in a model's vocabulary."""
+    return int(network.get_text_config().vocab_size)
+
+
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
 ) -> None:
     """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed."""
-    vocab_size = int(model_config.get_text_config().vocab_size)
+    vocab_size = n_tokens(model_config)
     if len(tokenizer) > vocab_size:
         raise ModelError(
             f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only "
@@ -175,10 +180,10 @@ def load_networks(config: RunConfig, load: Callable[[PolicyArguments], Pretraine
 
 
 def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> None:
-    """Check the families of the models and the vocabulary of the tokenizer.
+    """Check the families and vocabularies of the models and the vocabulary of the tokenizer.
 
     Raises:
-        ConfigError: the policy does not support the family of a model.
+        ConfigError: the policy does not support the family of a model, or the models have different vocabularies.
         ModelError: the tokenizer has tokens that the policy does not have.
     """
     wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
@@ -187,6 +192,9 @@ def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: N
         if wanted is not None and auto_class_of(network) is not wanted:
             kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
             said = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
+            mistakes.append(Mistake(f"{ARGS}.{key}", said))
+        elif (found := n_tokens(network)) != (expected := n_tokens(networks["model_name"])):
+            said = f"{_NETWORKS[key]} has {found} tokens, the policy {expected}: they must have the same vocabulary"
             mistakes.append(Mistake(f"{ARGS}.{key}", said))
     if mistakes:
         raise ConfigError(mistakes)
