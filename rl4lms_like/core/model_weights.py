@@ -27,10 +27,18 @@ def place_of(model_name: str) -> str:
     return str(with_home(model_name)) if model_name.startswith("~") else model_name
 
 
-def require_folder(what: str, model_name: str) -> None:
-    """Report a missing checkpoint early, where its name can only be that of a local folder.
+def names_folder(model_name: str) -> bool:
+    """Return whether a name means a local folder: hub ids are `name` or `owner/name`.
 
-    `owner/name` is taken for a folder only if a folder `owner` exists.
+    `owner/name` means a folder only if a folder `owner` exists.
+    """
+    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1 or "\\" in model_name:
+        return True
+    return "/" in model_name and Path(model_name).parent.is_dir()
+
+
+def require_folder(what: str, model_name: str) -> None:
+    """Report a missing checkpoint early, where its name means a local folder.
 
     Args:
         what: the role of the checkpoint, for the message: `classifier`.
@@ -40,8 +48,7 @@ def require_folder(what: str, model_name: str) -> None:
         ModelError: the folder does not exist.
     """
     folder = Path(place_of(model_name))
-    only_a_folder = model_name.startswith((".", "/", "~")) or model_name.count("/") > 1 or "\\" in model_name
-    if (only_a_folder or ("/" in model_name and folder.parent.is_dir())) and not folder.is_dir():
+    if names_folder(model_name) and not folder.is_dir():
         below = "" if folder.is_absolute() else f" below {Path.cwd()}"
         raise ModelError(f"there is no folder {model_name!r}{below}; it should contain the {what}")
 

@@ -121,13 +121,25 @@ def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
     return _without_logins(config) if isinstance(config, str) else config
 
 
-def with_values(args: Mapping[str, Any]) -> dict[str, Any]:
+def with_values(value: Any, path: str = "") -> Any:
     """Return a component's arguments with references to environment variables replaced by their values.
 
     Raises:
         RL4LMsLikeError: a variable is not set.
     """
-    return {name: _with_values(value, str(name)) for name, value in args.items()}
+    if isinstance(value, Mapping):
+        return {key: with_values(item, join(path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_values(item, join(path, index)) for index, item in enumerate(value)]
+    reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if reference is None:
+        return value
+    found = os.environ.get(reference[1], "")
+    if not found:
+        raise RL4LMsLikeError(f"{path}: the environment variable {reference[1]} is not set")
+    if len(found) >= _SHORTEST_LOOKED_UP:
+        _looked_up.add(found)
+    return found
 
 
 def without_secrets(text: str, also: Collection[str] = ()) -> str:
@@ -254,22 +266,6 @@ def _own_secrets() -> set[str]:
         if len(value) >= _SHORTEST and (is_secret_name(name) or name.upper().endswith(("_TOKEN", "_KEY", "_PASS")))
         if name not in ("PWD", "OLDPWD")  # folders, set by the shell
     }
-
-
-def _with_values(value: Any, path: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_values(item, join(path, key)) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_values(item, join(path, index)) for index, item in enumerate(value)]
-    reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    if reference is None:
-        return value
-    found = os.environ.get(reference[1], "")
-    if not found:
-        raise RL4LMsLikeError(f"{path}: the environment variable {reference[1]} is not set")
-    if len(found) >= _SHORTEST_LOOKED_UP:
-        _looked_up.add(found)
-    return found
 
 
 def _without_logins(text: str) -> str:

@@ -121,11 +121,6 @@ def help_of(target: Any) -> dict[str, str]:
     return {name: text for doc in docs for name, text in _args_section(doc).items()}
 
 
-def summary_of(target: Any) -> str:
-    """Return the first line of a docstring."""
-    return (inspect.getdoc(target) or "").partition("\n")[0]
-
-
 def without_sections(doc: str) -> str:
     """Return a docstring without its `Args:`, `Returns:` ... sections."""
     lines: list[str] = []

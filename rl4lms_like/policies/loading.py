@@ -109,8 +109,10 @@ def load_model(
         ModelError: it cannot be loaded, or weights are missing.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
-    adapters = []
+    adapters: list[str] = []
     while (base := adapter_base(model_name)) is not None:
+        if place_of(model_name) in adapters:
+            raise ModelError(f"the adapter {model_name!r} is named as its own base model")
         adapters.append(place_of(model_name))
         model_name = base
     model_name = place_of(model_name)

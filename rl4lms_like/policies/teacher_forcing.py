@@ -153,16 +153,13 @@ class CausalReader(EpisodeReader):
         self._takes_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the hidden states that chose the actions `[n_tokens, d]`."""
         return self._hidden(episodes, drop_last=True)[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, drop_last=False)
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the model's own logits for each action `[n_tokens, vocab]`."""
         length = episodes.response_ids.shape[1]
         keep = {"logits_to_keep": length} if self._takes_keep else {}
         logits = self.model(**self._inputs(episodes, drop_last=True), **keep).logits[:, -length:]
@@ -190,7 +187,6 @@ class CausalReader(EpisodeReader):
         return inputs
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return the logits `[n, vocab]` of the token after an environment's observation."""
         mask = observation["input_attention_mask_pt"].bool()
         ids = observation["input_encoded_pt"].long()
         empty = ids.new_zeros(len(ids), 1)
@@ -220,16 +216,13 @@ class Seq2SeqReader(EpisodeReader):
         self._decoder: Any = torch.compile(decoder, dynamic=True) if compile else decoder
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the decoder's hidden states that chose the actions `[n_tokens, d]`."""
         return self._hidden(episodes, self._shifted(episodes)[:, :-1])[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the decoder's hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, self._shifted(episodes))
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the model's own logits for each action `[n_tokens, vocab]`."""
         output = self.model(
             input_ids=episodes.prompt_ids,
             attention_mask=episodes.prompt_mask.long(),
@@ -250,7 +243,6 @@ class Seq2SeqReader(EpisodeReader):
         ).last_hidden_state
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return the logits `[n, vocab]` of the token after an environment's observation."""
         prompt_ids, prompt_mask = aligned(
             observation["prompt_or_input_encoded_pt"].long(),
             observation["prompt_or_input_attention_mask_pt"].bool(),

@@ -20,20 +20,11 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.vec_env import TextVecEnv
-from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
-from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
+from rl4lms_like.policies import POLICIES
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_tokenizer, save_model
-
-POLICIES = {
-    ("causal", False): CausalLMActorCriticPolicy,
-    ("seq2seq", False): Seq2SeqLMActorCriticPolicy,
-    ("causal", True): MaskableCausalLMActorCriticPolicy,
-    ("seq2seq", True): MaskableSeq2SeqLMActorCriticPolicy,
-}
-"""Policies by (family, True for algorithms with masks)."""
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3}
 """Arguments for a fast update, used if the algorithm has them and the user did not set them."""
@@ -85,7 +76,7 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
     masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
     known = {argument.name for argument in signature_of(takes).arguments}
     small = {name: value for name, value in SMALL.items() if name in known}
-    policy = POLICIES[family, masks]
+    policy = POLICIES.resolve(f"{'maskable_' if masks else ''}{family}_lm_actor_critic_policy")
     tokenizer = make_tokenizer(append_eos=family == "seq2seq")
     with tempfile.TemporaryDirectory() as folder:
         make = make_causal_lm if family == "causal" else make_seq2seq_lm

@@ -25,7 +25,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import MinLen
 from pydantic import PlainValidator
@@ -50,6 +50,9 @@ from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward, shaped
 from rl4lms_like.training.config.places import FILLED_IN, GENERATION, Slot, slots, targets
+
+if TYPE_CHECKING:
+    from rl4lms_like.training.config.run_config import ComponentConfig
 
 SHAPING = "shaping_fn"
 """Argument that every reward accepts in a config: another reward, whose value is added."""
@@ -344,16 +347,7 @@ def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
     return mistakes
 
 
-class _Component(Protocol):
-    """The `id` and `args` of a component."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def args(self) -> Mapping[str, Any]: ...
-
-
-def build_component(registry: Registry, config: _Component, kind: str) -> Any:
+def build_component(registry: Registry, config: ComponentConfig, kind: str) -> Any:
     """Build a reward or metric of a config.
 
     Raises:

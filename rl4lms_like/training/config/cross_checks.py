@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from rl4lms_like.algorithms.arguments import (
 )
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, Mistake
+from rl4lms_like.core.model_weights import names_folder
 from rl4lms_like.core.schema import at, join, signature_of, unknown_key
 from rl4lms_like.core.secrets import names_variable
 from rl4lms_like.core.wording import shown
@@ -75,7 +76,8 @@ def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> Mistake:
     """Return the mistake for a key at a config path that no metric reports, with the closest known key."""
     keys = list(known)
     near = difflib.get_close_matches(wanted, keys, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {_listed(keys)}"
+    listed = ", ".join(keys) or "none, because train_evaluation.metrics is empty"
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
     return Mistake(path, f"no metric reports {wanted!r}; {hint}")
 
 
@@ -83,16 +85,11 @@ def _reported(metrics: Any) -> list[str] | None:
     """Return the keys of the config's metrics; None with a user's metric, whose keys are unknown before evaluation."""
     keys: list[str] = []
     for metric in metrics if isinstance(metrics, list) else []:
-        id = metric.get("id") if isinstance(metric, Mapping) else None
-        own = METRICS.entry(id).keys if isinstance(id, str) and id in METRICS else ()
+        own = _keys_of(metric)
         if not own:
             return None
-        keys += [named_key(key, metric["name"]) if metric.get("name") else key for key in own]
+        keys += own
     return keys
-
-
-def _listed(keys: Sequence[str]) -> str:
-    return ", ".join(keys) if keys else "none, because train_evaluation.metrics is empty"
 
 
 def _is_among(wanted: str, keys: Iterable[str]) -> bool:
@@ -131,7 +128,7 @@ def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
     return [
         Mistake(path, f"there is no folder {name!r}" + _where_from(name))
         for path, name in names
-        if isinstance(name, str) and names_folder(name) and not with_home(name).is_dir()
+        if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir()
     ]
 
 
@@ -144,18 +141,6 @@ def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
     if with_home(folder).is_dir():
         return []
     return [Mistake("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
-
-
-def names_folder(name: str) -> bool:
-    """Return whether a model name means a local folder: hub ids are `name` or `owner/name`.
-
-    `owner/name` means a folder only if a folder `owner` exists; `embedded/name` never does.
-    """
-    if is_embedded(name):
-        return False
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        return True
-    return "/" in name and Path(name).parent.is_dir()
 
 
 def _where_from(name: str) -> str:
@@ -237,7 +222,7 @@ def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
     owners: dict[str, int] = {}
     for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
         for key in () if metric in metrics[:index] else _keys_of(metric):
-            if owners.setdefault(key, index) != index:
+            if "{" not in key and owners.setdefault(key, index) != index:
                 other = f"train_evaluation.metrics.{owners[key]} ({metrics[owners[key]]['id']})"
                 said = f"reports {key!r}, as {other} does; give one of them a name, which is appended to its keys"
                 mistakes.append(Mistake(f"train_evaluation.metrics.{index}", said))
@@ -246,12 +231,12 @@ def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _keys_of(metric: Any) -> list[str]:
-    """Return the keys that a metric of the table reports, without those that depend on its arguments."""
+    """Return the keys that a metric of the table reports; `{n}` is a part that depends on its arguments."""
     id = metric.get("id") if isinstance(metric, Mapping) else None
     if not isinstance(id, str) or id not in METRICS:
         return []
     name = metric.get("name")
-    return [named_key(key, name) if name else key for key in METRICS.entry(id).keys if "{" not in key]
+    return [named_key(key, name) if name else key for key in METRICS.entry(id).keys]
 
 
 def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:

@@ -31,6 +31,13 @@ from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.rollouts.supported import unsupported_with
 from rl4lms_like.training.config.run_config import RunConfig
 
+ARGS = "alg.policy.args"
+_NETWORKS = {"model_name": "the model", "critic_model": "the critic", "reference_model": "the reference"}
+"""Argument of a policy that names a model -> its description in messages."""
+
+Networks = Mapping[str, PretrainedConfig]
+"""`model_name`, and if the run has them `critic_model` and `reference_model` -> the model's config."""
+
 
 def check_settings(config: RunConfig) -> None:
     """Check the settings of torch, transformers and PEFT before any weight is read.
@@ -38,13 +45,13 @@ def check_settings(config: RunConfig) -> None:
     Raises:
         ConfigError: lists all mistakes.
     """
-    mistakes = dict.fromkeys([*settings_mistakes(config), *_device_mistakes(config, here=True)])
+    mistakes = settings_mistakes(config, here=True)
     if mistakes:
-        raise ConfigError(list(mistakes))
+        raise ConfigError(mistakes)
 
 
-def settings_mistakes(config: RunConfig) -> list[Mistake]:
-    """Return the mistakes in these settings that do not depend on this machine's devices."""
+def settings_mistakes(config: RunConfig, *, here: bool = False) -> list[Mistake]:
+    """Return the mistakes in these settings; those that depend on this machine's devices only if `here` is true."""
     places = {
         "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
         "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
@@ -55,12 +62,9 @@ def settings_mistakes(config: RunConfig) -> list[Mistake]:
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
     mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
-    return [
-        *mistakes,
-        *_algorithm_mistakes(config),
-        *_optimizer_mistakes(config),
-        *_device_mistakes(config, here=False),
-    ]
+    own = config.alg.args.get("device")
+    devices = device_mistakes(own or config.device, "alg.args.device" if own else "device", here=here)
+    return [*mistakes, *_algorithm_mistakes(config), *_optimizer_mistakes(config), *devices]
 
 
 def _algorithm_mistakes(config: RunConfig) -> list[Mistake]:
@@ -83,11 +87,6 @@ def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
         return [Mistake("alg.policy.args.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")]
     return []
-
-
-def _device_mistakes(config: RunConfig, *, here: bool) -> list[Mistake]:
-    own = config.alg.args.get("device")
-    return device_mistakes(own or config.device, "alg.args.device" if own else "device", here=here)
 
 
 def device_mistakes(device: str, path: str = "device", *, here: bool = True) -> list[Mistake]:
@@ -130,36 +129,6 @@ def check_prompts(
             raise DataPoolError(
                 f"the prompts of {len(empty)} samples of {split!r} are empty ({empty[0]!r}): {NO_PROMPT}"
             )
-
-
-def check_positions(
-    model_config: PretrainedConfig, network: str, max_prompt_length: int, max_episode_length: int
-) -> None:
-    """Raise a `ConfigError` if a network has fewer positions than an episode may need."""
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if positions is None:
-        return
-    seq2seq = bool(model_config.is_encoder_decoder)
-    needed = max(max_prompt_length, max_episode_length) if seq2seq else max_prompt_length + max_episode_length
-    if needed > positions:
-        what = "the longer of prompt and response" if seq2seq else "prompt and response together"
-        raise ConfigError(
-            [
-                Mistake(
-                    "env.args",
-                    f"{network} has {positions} positions, {what} may need {needed} (max_prompt_length "
-                    f"{max_prompt_length}, response {max_episode_length}): reduce these lengths",
-                )
-            ]
-        )
-
-
-ARGS = "alg.policy.args"
-_NETWORKS = {"model_name": "the model", "critic_model": "the critic", "reference_model": "the reference"}
-"""Argument of a policy that names a model -> its description in messages."""
-
-Networks = Mapping[str, PretrainedConfig]
-"""`model_name`, and if the run has them `critic_model` and `reference_model` -> the model's config."""
 
 
 def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
@@ -231,25 +200,26 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
     Raises:
         ConfigError: a network has fewer positions than they need, or no limit of the prompt length is known.
     """
-    prompt, response = prompt_length(config, tokenizer), response_length(config, networks["model_name"])
+    prompt, response = _prompt_length(config, tokenizer), response_length(config, networks["model_name"])
     for key, network in networks.items():
-        check_positions(network, _NETWORKS[key], prompt, response)
+        positions = getattr(network.get_text_config(), "max_position_embeddings", None)
+        needed = max(prompt, response) if network.is_encoder_decoder else prompt + response
+        if positions is not None and needed > positions:
+            what = "the longer of prompt and response" if network.is_encoder_decoder else "prompt and response together"
+            said = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
+            raise ConfigError([Mistake("env.args", f"{said}response {response}): reduce these lengths")])
     return prompt, response
 
 
-def prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the maximum prompt length in tokens: the config's `max_prompt_length`, else the tokenizer's limit.
-
-    Raises:
-        ConfigError: neither is given.
-    """
+def _prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the maximum prompt length in tokens: the config's `max_prompt_length`, else the tokenizer's limit."""
     given = config.env.args.get("max_prompt_length")
     if given is not None:
         return int(given)
     try:
         return length_limit(tokenizer)
     except ConfigError as error:
-        raise ConfigError([Mistake(f"env.args.{one.path}", one.message) for one in error.mistakes]) from error
+        raise ConfigError([one.below("env.args") for one in error.mistakes]) from error
 
 
 def response_length(config: RunConfig, network: PretrainedConfig) -> int:

@@ -214,8 +214,7 @@ def _syntax(error: Exception) -> str:
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Mistake]]:
     """Return a copy of the mapping with the overrides applied, and a mistake for each invalid override."""
-    changed = copy.deepcopy(dict(mapping))
-    mistakes = []
+    changed, mistakes = dict(mapping), []
     for override in overrides:
         path, equals, text = override.partition("=")
         path = path.strip()
@@ -223,9 +222,10 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tup
             mistakes.append(Mistake("--set", f"expected PATH=VALUE as in alg.args.gamma=1, got {override!r}"))
             continue
         try:
-            _set(changed, path.split("."), parse_value(text))
+            changed, wrong = apply_values(changed, {path: parse_value(text)}, "--set")
         except ValueError as error:
-            mistakes.append(Mistake(f"--set {path}", str(error)))
+            wrong = [Mistake(f"--set {path}", str(error))]
+        mistakes += wrong
     return changed, mistakes
 
 
