@@ -117,15 +117,7 @@ def load_complete(
 def check_complete(
     auto_class: Any, place: str, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
 ) -> bool:
-    """Compare the names and shapes of a folder's weights with those of its model; no weight is read.
-
-    Args:
-        auto_class: see `load_complete`.
-        place: hub id or path of a folder.
-        role: see `load_complete`.
-        model_name: see `load_complete`.
-        unused: see `load_complete`.
-        **options: arguments of `from_pretrained`.
+    """Compare the names and shapes of a folder's weights with those of its model; arguments as in `load_complete`.
 
     Returns:
         Whether they could be compared. The weights of a hub id are compared when they are loaded.

@@ -235,22 +235,19 @@ def _looks_random(value: str) -> bool:
     return len(value) <= 3.5 * len(_WORDS.findall(value))
 
 
-def secret_in(value: Any, path: str = "state") -> str | None:
+def secret_in(value: Any, path: str = "state", known: Collection[str] | None = None) -> str | None:
     """Return the path in JSON-like data of a known secret or of a value that looks like one; None if there is none."""
-    own = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
-    return _place_of_secret(value, path, own)
-
-
-def _place_of_secret(value: Any, path: str, known: Collection[str]) -> str | None:
+    if known is None:
+        known = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
     if isinstance(value, dict):
         pairs = [(f"{path}[{key!r}]", item) for key, item in value.items()]
-        if any(_place_of_secret(key, "", known) is not None for key in value):
+        if any(secret_in(key, "", known) is not None for key in value):
             return f"a key of {path}"
     elif isinstance(value, list):
         pairs = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     else:
         return path if isinstance(value, str) and _holds_secret(value, known) else None
-    return next((found for inner, item in pairs if (found := _place_of_secret(item, inner, known)) is not None), None)
+    return next((found for inner, item in pairs if (found := secret_in(item, inner, known)) is not None), None)
 
 
 def _from_environment(keys: tuple[str, ...]) -> bool:

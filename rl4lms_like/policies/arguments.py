@@ -158,12 +158,7 @@ are checked after transformers is loaded (`policies.generation`).
 
 
 def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Mistake]]:
-    """Return the arguments with their numbers parsed, and the errors.
-
-    Args:
-        kwargs: arguments from the config.
-        path: their path in the config, `alg.policy.args.generation_kwargs`.
-    """
+    """Return the arguments at a path of the config with their numbers parsed, and the errors."""
     bound, mistakes = dict(kwargs), []
     for key, value in kwargs.items():
         if key in GENERATION_TYPES and value is not None:
@@ -229,12 +224,7 @@ _INSTEAD = {
 
 
 def lora_mistakes(peft: Any, path: str) -> list[Mistake]:
-    """Return all errors of a `peft` block; null is valid.
-
-    Args:
-        peft: the value in the config.
-        path: its path, `alg.policy.args.peft`.
-    """
+    """Return all errors of a `peft` block at a path of the config; null is valid."""
     if peft is None:
         return []
     if not isinstance(peft, Mapping):

@@ -21,7 +21,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.policies.teacher_forcing import aligned
+from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 
 DEFAULT_LENGTH = 20
 """transformers' default length; for seq2seq models it includes the decoder's start token."""
@@ -31,13 +31,10 @@ DEFAULT_LENGTH = 20
 def plain_generation(model: PreTrainedModel) -> Iterator[None]:
     """Replace the model's generation config by one with token ids only, within the context."""
     own = model.generation_config
-    start = getattr(own, "decoder_start_token_id", None)
-    if start is None:
-        start = getattr(model.config, "decoder_start_token_id", None)
     model.generation_config = GenerationConfig(
         bos_token_id=getattr(own, "bos_token_id", None),
         pad_token_id=pad_token_id(model.config),
-        decoder_start_token_id=start,
+        decoder_start_token_id=decoder_start_token_id(model) if model.config.is_encoder_decoder else None,
     )
     try:
         yield

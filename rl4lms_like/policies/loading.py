@@ -150,14 +150,7 @@ def check_model_weights(
     unused: Unused | None = None,
     trust_remote_code: bool = False,
 ) -> bool:
-    """Raise if a local folder lacks weights, without reading them; see `core.model_weights.check_complete`.
-
-    Args:
-        auto_class: transformers' `AutoModelFor...`.
-        model_name: hub id or local folder; of an adapter, its base is checked.
-        role: see `load_model`.
-        unused: see `load_model`.
-        trust_remote_code: run code that is part of the model.
+    """Raise if a local folder lacks weights, without reading them; arguments as in `load_model`.
 
     Returns:
         False if the weights could not be compared.
@@ -224,8 +217,7 @@ def load_model_config(
     except ModelError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"cannot load the config of the model {model_name!r}: {reason}") from error
+        raise ModelError(cannot_load("config of the model", model_name, error)) from error
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
@@ -289,11 +281,6 @@ class Networks(NamedTuple):
 
 def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference: bool) -> Networks:
     """Load the networks of a policy.
-
-    Args:
-        auto_class: transformers' `AutoModelFor...`.
-        arguments: arguments of the policy.
-        use_reference: load a reference model.
 
     Raises:
         ModelError: a checkpoint cannot be loaded, or is not valid for its role.

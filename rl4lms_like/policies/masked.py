@@ -363,10 +363,6 @@ def masked_writer(
 def load_mask_model(auto_class: Any, arguments: MaskablePolicyArguments) -> PreTrainedModel | None:
     """Load the mask model that was saved with a model, or return None.
 
-    Args:
-        auto_class: transformers' `AutoModelFor...`.
-        arguments: arguments of the policy.
-
     Raises:
         ModelError: it cannot be loaded.
     """

@@ -171,12 +171,7 @@ def check_parity(
 
 
 def require_finite(model: PreTrainedModel, name: str, numbers: Tensor) -> None:
-    """Raise if a model's outputs on the probe contain NaN or infinity.
-
-    Args:
-        model: the model; its non-finite weights are named in the error.
-        name: name of the model in messages.
-        numbers: its outputs.
+    """Raise if a model's outputs on the probe contain NaN or infinity; the error names its non-finite weights.
 
     Raises:
         ModelError: not all outputs are finite.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,13 +79,14 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
     tokenizer = make_tokenizer(append_eos=family == "seq2seq")
     with tempfile.TemporaryDirectory() as folder:
         make = make_causal_lm if family == "causal" else make_seq2seq_lm
-        save_model(folder, make("gpt2" if family == "causal" else "t5", tokenizer), tokenizer)
+        model = make("gpt2" if family == "causal" else "t5", tokenizer)
+        save_model(folder, model, tokenizer)
         kwargs = {"model_name": folder, "generation_kwargs": {"do_sample": True, "top_k": 0}} | (MASKS if masks else {})
         torch.manual_seed(derived_seed(seed, "weights"))
         text_algorithm: Any = with_text_rollouts(algorithm)
         built = text_algorithm(
             policy,
-            _environment(tokenizer, Path(folder), family, seed),
+            _environment(tokenizer, model.config, family, seed),
             policy_kwargs=kwargs,
             kl_controller=FixedKLController(0.05),
             **{"seed": seed, "device": "cpu"} | small | dict(args),
@@ -98,10 +98,7 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
     return Update(eyes.before, after, eyes.ratio_gap(), _differences(classes, _attributes_of_classes(built.policy)))
 
 
-def _environment(tokenizer: Any, folder: Path, family: str, seed: int) -> TextVecEnv:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+def _environment(tokenizer: Any, config: Any, family: str, seed: int) -> TextVecEnv:
     env = TextVecEnv(
         4,
         tokenizer,

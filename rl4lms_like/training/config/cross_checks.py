@@ -1,6 +1,11 @@
 """Check combinations of a config's keys, and names of local files. Loads no model and imports no torch.
 
-Each check receives the whole raw mapping after `binding.bind`, and returns the mistakes that it finds.
+Each check receives the whole raw mapping after `binding.bind`, and returns the mistakes that it finds. The metrics that
+a config selects by key must be keys that `train_evaluation.metrics` reports:
+
+    train_evaluation.keep_best: {metric: lexical/meteor, mode: max}      the model of the best evaluation
+    alg.training_args.metric_for_best_model: eval_lexical/meteor         the same, in supervised runs
+    doctor.held_out: [{metric: lexical/meteor, mode: max}]               must not fall while the reward rises
 """
 
 from __future__ import annotations
@@ -9,9 +14,8 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rl4lms_like.algorithms.arguments import (
     NLPOArguments,
@@ -37,64 +41,6 @@ from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unkno
 PLACE, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeepBestConfig:
-    """The `train_evaluation.keep_best` block: keeps the model of the best evaluation on `val` in `best/`.
-
-    Args:
-        metric: a key of the metrics on `val`, `lexical/meteor`.
-        mode: `max` if larger is better, `min` if smaller is better.
-    """
-
-    metric: str
-    mode: Literal["max", "min"]
-
-
-def chosen_metric_mistakes(blocks: Mapping[str, Any]) -> list[Mistake]:
-    """Return a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
-    known = _reported(at(blocks, "train_evaluation.metrics"))
-    if known is None:
-        return []
-    held_out = at(blocks, HELD_OUT)
-    chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
-    for index, each in enumerate(held_out if isinstance(held_out, list) else []):
-        chosen[f"{HELD_OUT}.{index}.metric"] = each.get("metric") if isinstance(each, Mapping) else None
-    mistakes = [
-        unknown_metric(path, wanted, known)
-        for path, wanted in chosen.items()
-        if isinstance(wanted, str) and not _is_among(wanted, known)
-    ]
-    best = at(blocks, SUPERVISED)
-    if isinstance(best, str) and not _is_among(best.removeprefix("eval_"), ["loss", *known]):
-        mistakes.append(unknown_metric(SUPERVISED, best, ["loss", *known]))
-    return mistakes
-
-
-def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> Mistake:
-    """Return the mistake for a key at a config path that no metric reports, with the closest known key."""
-    keys = list(known)
-    near = difflib.get_close_matches(wanted, keys, n=1)
-    listed = ", ".join(keys) or "none, because train_evaluation.metrics is empty"
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
-    return Mistake(path, f"no metric reports {wanted!r}; {hint}")
-
-
-def _reported(metrics: Any) -> list[str] | None:
-    """Return the keys of the config's metrics; None with a user's metric, whose keys are unknown before evaluation."""
-    keys: list[str] = []
-    for metric in metrics if isinstance(metrics, list) else []:
-        own = _keys_of(metric)
-        if not own:
-            return None
-        keys += own
-    return keys
-
-
-def _is_among(wanted: str, keys: Iterable[str]) -> bool:
-    """Return whether a key is among the keys of the table, where `{n}` is a part that depends on arguments."""
-    return any(re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(key)), wanted) for key in keys)
 
 
 def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
@@ -327,6 +273,51 @@ def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
 def _is_kind(target: Any, kind: type) -> bool:
     """Return whether the target of a component's `args` is a class of this kind."""
     return isinstance(target, type) and issubclass(target, kind)
+
+
+def chosen_metric_mistakes(blocks: Mapping[str, Any]) -> list[Mistake]:
+    """Return a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
+    known = _reported(at(blocks, "train_evaluation.metrics"))
+    if known is None:
+        return []
+    held_out = at(blocks, HELD_OUT)
+    chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
+    for index, each in enumerate(held_out if isinstance(held_out, list) else []):
+        chosen[f"{HELD_OUT}.{index}.metric"] = each.get("metric") if isinstance(each, Mapping) else None
+    mistakes = [
+        unknown_metric(path, wanted, known)
+        for path, wanted in chosen.items()
+        if isinstance(wanted, str) and not _is_among(wanted, known)
+    ]
+    best = at(blocks, SUPERVISED)
+    if isinstance(best, str) and not _is_among(best.removeprefix("eval_"), ["loss", *known]):
+        mistakes.append(unknown_metric(SUPERVISED, best, ["loss", *known]))
+    return mistakes
+
+
+def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> Mistake:
+    """Return the mistake for a key at a config path that no metric reports, with the closest known key."""
+    keys = list(known)
+    near = difflib.get_close_matches(wanted, keys, n=1)
+    listed = ", ".join(keys) or "none, because train_evaluation.metrics is empty"
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
+    return Mistake(path, f"no metric reports {wanted!r}; {hint}")
+
+
+def _reported(metrics: Any) -> list[str] | None:
+    """Return the keys of the config's metrics; None with a user's metric, whose keys are unknown before evaluation."""
+    keys: list[str] = []
+    for metric in metrics if isinstance(metrics, list) else []:
+        own = _keys_of(metric)
+        if not own:
+            return None
+        keys += own
+    return keys
+
+
+def _is_among(wanted: str, keys: Iterable[str]) -> bool:
+    """Return whether a key is among the keys of the table, where `{n}` is a part that depends on arguments."""
+    return any(re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(key)), wanted) for key in keys)
 
 
 CROSS_CHECKS = (

@@ -176,12 +176,7 @@ def _default_learning_rate(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice | None:
-    """Return a notice if the learning rate is far above the suitable one for a model's size; else None.
-
-    Args:
-        blocks: the config.
-        n_parameters: of the policy's model.
-    """
+    """Return a notice if the learning rate is far above the suitable one for a model's size; else None."""
     args = at(with_defaults(blocks), "alg.args") or {}
     rate = args.get("learning_rate")
     if not isinstance(rate, int | float) or "cg_max_steps" in args:  # in trpo it is the critic's

@@ -20,7 +20,7 @@ from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Pr
 from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.core.secrets import secret_mistakes, without_values
 from rl4lms_like.training.config.binding import bind
-from rl4lms_like.training.config.cross_checks import KeepBestConfig, cross_check, data_mistakes
+from rl4lms_like.training.config.cross_checks import cross_check, data_mistakes
 from rl4lms_like.training.config.keys_elsewhere import with_key_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.places import RunKind, run_kind
@@ -150,6 +150,19 @@ class AlgorithmConfig:
     args: Arguments = field(default_factory=dict)
     kl_div: KLConfig
     policy: ComponentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepBestConfig:
+    """The `train_evaluation.keep_best` block: keeps the model of the best evaluation on `val` in `best/`.
+
+    Args:
+        metric: a key of the metrics on `val`, `lexical/meteor`.
+        mode: `max` if larger is better, `min` if smaller is better.
+    """
+
+    metric: str
+    mode: Literal["max", "min"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +52,14 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(token)
 
 
-def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
-    _refuse_long(node)
-    return int(loader.construct_yaml_int(node))
-
-
-def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    _refuse_long(node)
-    return float(loader.construct_yaml_float(node))
-
-
-def _refuse_long(node: yaml.ScalarNode) -> None:
+def _number(construct: Callable[[_Loader, yaml.ScalarNode], Any], loader: _Loader, node: yaml.ScalarNode) -> Any:
     if len(node.value) > LONGEST_NUMBER:
         raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} characters", problem_mark=node.start_mark)
+    return construct(loader, node)
 
 
-_Loader.add_constructor(_INT, _whole_number)
-_Loader.add_constructor(_REAL, _float)
+_Loader.add_constructor(_INT, partial(_number, _Loader.construct_yaml_int))
+_Loader.add_constructor(_REAL, partial(_number, _Loader.construct_yaml_float))
 
 
 class _Dumper(yaml.SafeDumper):
