@@ -25,8 +25,8 @@ from scipy import stats
 from stable_baselines3.common.logger import Logger
 
 from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.overrides import apply_values
 from rl4lms_like.training.config.run_config import RunConfig, parse_config
+from rl4lms_like.training.config.yaml_file import apply_values
 
 RESULTS = Path(__file__).parent / "results" / "hyperparameters.json"
 NUMBERS = Path(__file__).parents[1] / "task_configs" / "synthetic_generate_increasing_numbers" / "tiny_gpt2_ppo.yml"

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from rl4lms_like.metrics import METRICS
     from rl4lms_like.metrics.base import BaseMetric
     from rl4lms_like.policies import POLICIES
-    from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+    from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
-    from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
     from rl4lms_like.rewards import REWARDS
     from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
     from rl4lms_like.rollouts.adapt import with_text_rollouts
@@ -51,7 +50,7 @@ _HOME = {
     "ALGORITHMS": "algorithms",
     "BaseMetric": "metrics.base",
     "BatchedRewardFunction": "rewards.base",
-    "CausalLMActorCriticPolicy": "policies.causal",
+    "CausalLMActorCriticPolicy": "policies.base",
     "ConfigError": "core.errors",
     "DATA_POOLS": "data_pools",
     "METRICS": "metrics",
@@ -67,7 +66,7 @@ _HOME = {
     "RL4LMsLikeError": "core.errors",
     "RewardFunction": "rewards.base",
     "Sample": "core.sample",
-    "Seq2SeqLMActorCriticPolicy": "policies.seq2seq",
+    "Seq2SeqLMActorCriticPolicy": "policies.base",
     "SupervisedTrainer": "training.supervised.trainer",
     "TRPO": "algorithms.trpo",
     "TextGenEnv": "envs.env",

@@ -10,9 +10,8 @@ import torch
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.vec_env import TextVecEnv
-from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
-from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.testing.models import PAD_TOKEN
 

@@ -16,7 +16,7 @@ from benchmarks.systems.worker import UpdateWatch, Worker
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.vec_env import TextVecEnv
-from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.rollouts.kl import FixedKLController
 

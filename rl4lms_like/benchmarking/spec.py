@@ -27,9 +27,8 @@ from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.core.schema import check_arguments, check_value
 from rl4lms_like.core.secrets import without_values
 from rl4lms_like.core.wording import shown
-from rl4lms_like.training.config.overrides import apply_values
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
-from rl4lms_like.training.config.yaml_file import read_yaml
+from rl4lms_like.training.config.yaml_file import apply_values, read_yaml
 
 LABEL = re.compile(r"\w[\w.,=+ -]*")
 SPLITS = ("train", "val", "test")

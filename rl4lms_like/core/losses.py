@@ -99,17 +99,6 @@ def value_error(
     return (values - returns).square()
 
 
-def clipped_value_error(values: Tensor, returns: Tensor, old_values: Tensor, clip_range: float) -> Tensor:
-    """Compute the value loss of PPO's original code, ½ max((V - R)², (clip(V, V_old ± c) - R)²).
-
-    Example:
-        >>> clipped_value_error(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([2.0]), clip_range=0.5).tolist()
-        [2.0]
-    """
-    clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
-    return torch.max((values - returns).square(), (clipped - returns).square()) / 2
-
-
 def approximate_kl(log_ratio: Tensor) -> Tensor:
     """Estimate the KL from the rollout's policy to the updated one: the mean of r - 1 - log r.
 

@@ -17,9 +17,55 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.model_names import cannot_load
 from rl4lms_like.core.out_of_memory import is_out_of_memory
+
+
+def place_of(model_name: str) -> str:
+    """Return a name as transformers accepts it, with `~` expanded."""
+    return str(with_home(model_name)) if model_name.startswith("~") else model_name
+
+
+def names_folder(model_name: str) -> bool:
+    """Return whether a name means a local folder: hub ids are `name` or `owner/name`.
+
+    `owner/name` means a folder only if a folder `owner` exists.
+    """
+    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1 or "\\" in model_name:
+        return True
+    return "/" in model_name and Path(model_name).parent.is_dir()
+
+
+def require_folder(what: str, model_name: str) -> None:
+    """Report a missing checkpoint early, where its name means a local folder.
+
+    Args:
+        what: the role of the checkpoint, for the message: `classifier`.
+        model_name: hub id or local folder.
+
+    Raises:
+        ModelError: the folder does not exist.
+    """
+    folder = Path(place_of(model_name))
+    if names_folder(model_name) and not folder.is_dir():
+        below = "" if folder.is_absolute() else f" below {Path.cwd()}"
+        raise ModelError(f"there is no folder {model_name!r}{below}; it should contain the {what}")
+
+
+def cannot_load(what: str, model_name: str, error: Exception) -> str:
+    """Return the message for a checkpoint that cannot be loaded: its name, what was found there, and the error."""
+    folder = Path(place_of(model_name))
+    if folder.is_dir():
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        hint = f"the folder contains: {found}"
+    elif folder.is_absolute() or model_name.startswith((".", "~")):
+        hint = "there is no such folder"
+    else:
+        hint = "neither a local folder nor a model found on the hub or in its cache"
+    reason = (str(error).strip().splitlines() or [""])[0]
+    return f"cannot load the {what} {model_name!r} ({hint}): {type(error).__name__}: {reason}"
+
 
 logger = logging.getLogger(__name__)
 
@@ -71,15 +117,7 @@ def load_complete(
 def check_complete(
     auto_class: Any, place: str, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
 ) -> bool:
-    """Compare the names and shapes of a folder's weights with those of its model; no weight is read.
-
-    Args:
-        auto_class: see `load_complete`.
-        place: hub id or path of a folder.
-        role: see `load_complete`.
-        model_name: see `load_complete`.
-        unused: see `load_complete`.
-        **options: arguments of `from_pretrained`.
+    """Compare the names and shapes of a folder's weights with those of its model; arguments as in `load_complete`.
 
     Returns:
         Whether they could be compared. The weights of a hub id are compared when they are loaded.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,25 +90,26 @@ def _cutting_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]
             backend.no_truncation()
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Observation:
     """State of an episode after `n_actions` tokens.
 
     Args:
-        sample: source of the prompt.
-        prompt_ids: unpadded `[prompt_length]`.
-        action_ids: response ids `[at least n_actions]`; several observations of an episode may share one array.
-        n_actions: number of actions taken so far.
+        sample: sample from which the episode was started; source of the prompt.
+        prompt_ids: prompt ids `[prompt_length]`, truncated, not padded; read-only.
+        _action_ids: response ids `[at least n_actions]`; several observations of an episode may share one array.
+        n_actions: number of response tokens so far.
         layout: tokenizer and sequence lengths.
     """
 
-    def __init__(
-        self, sample: Sample, prompt_ids: np.ndarray, action_ids: np.ndarray, n_actions: int, layout: TextLayout
-    ) -> None:
-        self._sample = sample
-        self._prompt_ids = prompt_ids
-        self._action_ids = action_ids
-        self._n_actions = n_actions
-        self._layout = layout
+    sample: Sample
+    prompt_ids: np.ndarray
+    _action_ids: np.ndarray
+    n_actions: int
+    layout: TextLayout
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_ids", _read_only(self.prompt_ids))
 
     @classmethod
     def init_from_sample(
@@ -132,73 +133,53 @@ class Observation:
     def update(self, action: int, tokenizer: PreTrainedTokenizerBase | None = None) -> Observation:
         """Return the observation after one more token; `tokenizer` is part of RL4LMs' signature and is ignored."""
         taken = np.append(self.action_ids, np.int64(action))
-        return Observation(self._sample, self._prompt_ids, taken, len(taken), self._layout)
+        return replace(self, _action_ids=taken, n_actions=len(taken))
 
     def after(self, n_actions: int) -> Observation:
         """Return the observation of this episode after its first `n_actions` tokens; the action array is shared."""
-        return Observation(self._sample, self._prompt_ids, self._action_ids, n_actions, self._layout)
-
-    @property
-    def sample(self) -> Sample:
-        """Sample from which the episode was started."""
-        return self._sample
-
-    @property
-    def layout(self) -> TextLayout:
-        """Tokenizer and sequence lengths."""
-        return self._layout
-
-    @property
-    def n_actions(self) -> int:
-        """Number of response tokens so far."""
-        return self._n_actions
-
-    @property
-    def prompt_ids(self) -> np.ndarray:
-        """Prompt ids `[prompt_length]`, truncated, not padded; read-only."""
-        return _read_only(self._prompt_ids)
+        return replace(self, n_actions=n_actions)
 
     @property
     def action_ids(self) -> np.ndarray:
         """Response ids so far `[n_actions]`; read-only."""
-        return _read_only(self._action_ids[: self._n_actions])
+        return _read_only(self._action_ids[: self.n_actions])
 
     @property
     def prompt_or_input_text(self) -> str:
         """Prompt text, not truncated."""
-        return self._sample.prompt_or_input_text
+        return self.sample.prompt_or_input_text
 
     @cached_property
     def context_text(self) -> str:
         """Text of the response so far, without special tokens; empty at the start."""
-        return self._layout.decode(self._action_ids[: self._n_actions]) if self._n_actions else ""
+        return self.layout.decode(self._action_ids[: self.n_actions]) if self.n_actions else ""
 
     @property
     def target_or_reference_texts(self) -> list[str]:
         """References of the sample."""
-        return self._sample.references
+        return self.sample.references
 
     @property
     def meta_info(self) -> dict[str, Any] | None:
         """`meta_data` of the sample."""
-        return self._sample.meta_data
+        return self.sample.meta_data
 
     @cached_property
     def action_history(self) -> list[str]:
         """Response tokens so far, as strings of the tokenizer's vocabulary."""
-        return list(self._layout.tokenizer.convert_ids_to_tokens(self.action_ids.tolist()))
+        return list(self.layout.tokenizer.convert_ids_to_tokens(self.action_ids.tolist()))
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """Six arrays of the Gymnasium observation, int64: ids and masks of the three sequences."""
-        layout = self._layout
+        layout = self.layout
         start = [] if layout.context_start_token is None else [layout.context_start_token]
         context = np.concatenate([np.asarray(start, dtype=np.int64), self.action_ids])[-layout.max_context_length :]
         parts = {
-            "prompt_or_input": (self._prompt_ids, layout.max_prompt_length),
+            "prompt_or_input": (self.prompt_ids, layout.max_prompt_length),
             "context": (context, layout.max_context_length),
             "input": (
-                np.concatenate([self._prompt_ids, context]),
+                np.concatenate([self.prompt_ids, context]),
                 layout.max_prompt_length + layout.max_context_length,
             ),
         }

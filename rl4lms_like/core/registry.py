@@ -124,7 +124,7 @@ class Registry:
         component = _load(target, self.kind)
         misfit = self._misfit(component) if isinstance(target, str) and id not in self._table else None
         if misfit is not None:
-            raise ConfigError([Mistake("", f"{id!r} is not a valid {self.kind}: {misfit}")], f"the {self.kind} id")
+            raise self._invalid(id, misfit)
         return component
 
     def signature(self, id: str) -> Callable[..., Any]:
@@ -141,11 +141,13 @@ class Registry:
         try:
             target = self._signature_of(component)
         except AttributeError as error:
-            mistake = Mistake("", f"{id!r} is not a valid {self.kind}: {error}")
-            raise ConfigError([mistake], f"the {self.kind} id") from error
+            raise self._invalid(id, error) from error
         if not callable(target):
-            raise ConfigError([Mistake("", f"{id!r} is not a valid {self.kind}: {target!r}")], f"the {self.kind} id")
+            raise self._invalid(id, repr(target))
         return target
+
+    def _invalid(self, id: str, reason: object) -> ConfigError:
+        return ConfigError([Mistake("", f"{id!r} is not a valid {self.kind}: {reason}")], f"the {self.kind} id")
 
     def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Any:
         """Build the component with `kwargs` (RL4LMs' `Registry.get`); a data pool is prepared.
@@ -189,12 +191,10 @@ def _load(target: Any, kind: str) -> Any:
         return target
     try:
         return imported(target)
-    except MissingExtraError:
+    except (MissingExtraError, KeyboardInterrupt):
         raise
     except RefusedImportError as error:
         raise ConfigError([Mistake("", f"the {kind} {target!r} is refused: {error}")], f"the {kind} id") from error
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # importing a user's module runs the user's code, which may exit
         mistake = Mistake("", f"cannot import the {kind} {target!r}: {raised(error)}")
         raise ConfigError([mistake], f"the {kind} id") from error

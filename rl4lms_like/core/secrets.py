@@ -121,13 +121,25 @@ def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
     return _without_logins(config) if isinstance(config, str) else config
 
 
-def with_values(args: Mapping[str, Any]) -> dict[str, Any]:
+def with_values(value: Any, path: str = "") -> Any:
     """Return a component's arguments with references to environment variables replaced by their values.
 
     Raises:
         RL4LMsLikeError: a variable is not set.
     """
-    return {name: _with_values(value, str(name)) for name, value in args.items()}
+    if isinstance(value, Mapping):
+        return {key: with_values(item, join(path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_values(item, join(path, index)) for index, item in enumerate(value)]
+    reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if reference is None:
+        return value
+    found = os.environ.get(reference[1], "")
+    if not found:
+        raise RL4LMsLikeError(f"{path}: the environment variable {reference[1]} is not set")
+    if len(found) >= _SHORTEST_LOOKED_UP:
+        _looked_up.add(found)
+    return found
 
 
 def without_secrets(text: str, also: Collection[str] = ()) -> str:
@@ -223,22 +235,19 @@ def _looks_random(value: str) -> bool:
     return len(value) <= 3.5 * len(_WORDS.findall(value))
 
 
-def secret_in(value: Any, path: str = "state") -> str | None:
+def secret_in(value: Any, path: str = "state", known: Collection[str] | None = None) -> str | None:
     """Return the path in JSON-like data of a known secret or of a value that looks like one; None if there is none."""
-    own = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
-    return _place_of_secret(value, path, own)
-
-
-def _place_of_secret(value: Any, path: str, known: Collection[str]) -> str | None:
+    if known is None:
+        known = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
     if isinstance(value, dict):
         pairs = [(f"{path}[{key!r}]", item) for key, item in value.items()]
-        if any(_place_of_secret(key, "", known) is not None for key in value):
+        if any(secret_in(key, "", known) is not None for key in value):
             return f"a key of {path}"
     elif isinstance(value, list):
         pairs = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     else:
         return path if isinstance(value, str) and _holds_secret(value, known) else None
-    return next((found for inner, item in pairs if (found := _place_of_secret(item, inner, known)) is not None), None)
+    return next((found for inner, item in pairs if (found := secret_in(item, inner, known)) is not None), None)
 
 
 def _from_environment(keys: tuple[str, ...]) -> bool:
@@ -254,22 +263,6 @@ def _own_secrets() -> set[str]:
         if len(value) >= _SHORTEST and (is_secret_name(name) or name.upper().endswith(("_TOKEN", "_KEY", "_PASS")))
         if name not in ("PWD", "OLDPWD")  # folders, set by the shell
     }
-
-
-def _with_values(value: Any, path: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_values(item, join(path, key)) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_values(item, join(path, index)) for index, item in enumerate(value)]
-    reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    if reference is None:
-        return value
-    found = os.environ.get(reference[1], "")
-    if not found:
-        raise RL4LMsLikeError(f"{path}: the environment variable {reference[1]} is not set")
-    if len(found) >= _SHORTEST_LOOKED_UP:
-        _looked_up.add(found)
-    return found
 
 
 def _without_logins(text: str) -> str:

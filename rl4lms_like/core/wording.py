@@ -12,7 +12,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -121,23 +121,21 @@ def help_of(target: Any) -> dict[str, str]:
     return {name: text for doc in docs for name, text in _args_section(doc).items()}
 
 
-def summary_of(target: Any) -> str:
-    """Return the first line of a docstring."""
-    return (inspect.getdoc(target) or "").partition("\n")[0]
-
-
 def without_sections(doc: str) -> str:
     """Return a docstring without its `Args:`, `Returns:` ... sections."""
-    lines: list[str] = []
-    inside = False
+    return "\n".join(line for section, line in _with_sections(doc) if not section).strip()
+
+
+def _with_sections(doc: str) -> Iterator[tuple[str, str]]:
+    """Yield each line of a docstring with the name of its section, without the lines that name the sections."""
+    section = ""
     for line in doc.splitlines():
-        if _SECTION.match(line):
-            inside = True
-        elif inside and line and not line.startswith(" "):
-            inside = False
-        if not inside:
-            lines.append(line)
-    return "\n".join(lines).strip()
+        if found := _SECTION.match(line):
+            section = found[1]
+            continue
+        if line and not line.startswith(" "):
+            section = ""
+        yield section, line
 
 
 def _own_docs(base: type) -> list[str]:
@@ -147,19 +145,16 @@ def _own_docs(base: type) -> list[str]:
 
 def _args_section(doc: str) -> dict[str, str]:
     helps: dict[str, str] = {}
-    inside, name = False, ""
-    for line in doc.splitlines():
-        if _SECTION.match(line):
-            inside = line.startswith("Arg")
-        elif inside and line and not line.startswith(" "):
-            inside = False
-        elif inside:
-            entry = re.match(r"^ {1,4}(\*{0,2}\w+)(?: \([^)]*\))?: (.*)$", line)
-            if entry:
-                name = entry[1].lstrip("*")
-                helps[name] = entry[2].strip()
-            elif name and line.strip():
-                helps[name] += " " + line.strip()
+    name = ""
+    for section, line in _with_sections(doc):
+        if not section.startswith("Arg"):
+            continue
+        entry = re.match(r"^ {1,4}(\*{0,2}\w+)(?: \([^)]*\))?: (.*)$", line)
+        if entry:
+            name = entry[1].lstrip("*")
+            helps[name] = entry[2].strip()
+        elif name and line.strip():
+            helps[name] += " " + line.strip()
     return helps
 
 

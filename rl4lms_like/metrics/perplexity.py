@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rl4lms_like.core.devices import Device
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
+from rl4lms_like.core.model_weights import cannot_load, place_of, require_folder
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults, ScoreMetric
 from rl4lms_like.scoring.frozen import FrozenModel, n_positions

@@ -17,12 +17,12 @@ POLICIES = Registry(
     misfit=derived_from("stable_baselines3.common.policies:BasePolicy"),
     table={
         "causal_lm_actor_critic_policy": Entry(
-            "rl4lms_like.policies.causal:CausalLMActorCriticPolicy",
+            "rl4lms_like.policies.base:CausalLMActorCriticPolicy",
             "decoder-only language model (GPT-2, Llama, Qwen ...) with a separate or shared critic",
             arguments=_ARGUMENTS,
         ),
         "seq2seq_lm_actor_critic_policy": Entry(
-            "rl4lms_like.policies.seq2seq:Seq2SeqLMActorCriticPolicy",
+            "rl4lms_like.policies.base:Seq2SeqLMActorCriticPolicy",
             "encoder-decoder language model (T5, BART, Marian ...) with a separate or shared critic",
             arguments=_ARGUMENTS,
         ),

@@ -1,16 +1,23 @@
-"""The `alg.policy.args` block: all arguments of a policy with their defaults. Does not import torch."""
+"""The `alg.policy.args` block: all arguments of a policy with their defaults. Does not import torch or PEFT.
+
+PolicyArguments       of all policies; MaskablePolicyArguments adds those of the maskable ones
+GENERATION_TYPES      numbers and flags of `generation_kwargs`
+LoraArguments         supported fields of `peft`
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Interval, Lt
 
 from rl4lms_like.core.errors import ConfigError, Mistake
-from rl4lms_like.core.numbers import Count, NonNegative
-from rl4lms_like.core.schema import join
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Share, Whole
+from rl4lms_like.core.schema import check_arguments, check_value, join
+from rl4lms_like.core.wording import shown
 
 Arguments = TypeVar("Arguments", bound="PolicyArguments")
 
@@ -127,4 +134,120 @@ def mask_mistakes(arguments: Mapping[str, Any], path: str = "") -> list[Mistake]
         if generation_kwargs.get(key) is not None:
             message = "generates several tokens per step, but masks are computed token by token: remove it"
             mistakes.append(Mistake(join(path, f"generation_kwargs.{key}"), message))
+    return mistakes
+
+
+GENERATION_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values"), bool),
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_beam_groups"), Count),
+    **dict.fromkeys(("min_new_tokens", "min_length", "top_k"), Whole),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), Whole),
+    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), Positive),
+    **dict.fromkeys(("top_p", "min_p"), Share),
+    "typical_p": Annotated[float, Gt(0), Interval(le=1)],
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), Annotated[float, Ge(0), Interval(lt=1)]),
+    "penalty_alpha": NonNegative,
+    "length_penalty": float,
+    "early_stopping": bool | Literal["never"],
+}
+"""Arguments of transformers' `generate` -> valid values; null means the default.
+
+transformers reports an invalid value only during a rollout, or silently generates something else. All other arguments
+are checked after transformers is loaded (`policies.generation`).
+"""
+
+
+def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Mistake]]:
+    """Return the arguments at a path of the config with their numbers parsed, and the errors."""
+    bound, mistakes = dict(kwargs), []
+    for key, value in kwargs.items():
+        if key in GENERATION_TYPES and value is not None:
+            bound[key], wrong = check_value(value, GENERATION_TYPES[key], join(path, key))
+            mistakes += wrong
+        elif not isinstance(key, str):
+            mistakes.append(Mistake(join(path, key), "keys must be text"))
+    return bound, mistakes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraArguments:
+    """Arguments of low-rank adapters (arXiv 2106.09685); names and defaults are those of PEFT's `LoraConfig`.
+
+    Args:
+        r: rank of the adapters.
+        lora_alpha: adapters are scaled by `lora_alpha / r`.
+        lora_dropout: dropout on the input of the adapters; 0 unless `dropout` is on.
+        target_modules: names of the linear layers that get adapters, a regular expression, or `all-linear`; default:
+            PEFT's choice for the model's family.
+        exclude_modules: names, or a regular expression, of layers without adapters.
+        layers_to_transform: indices of the blocks that get adapters; default: all.
+        layers_pattern: name of the list of blocks, if PEFT does not find it.
+        rank_pattern: name or regular expression -> rank of these layers.
+        alpha_pattern: name or regular expression -> `lora_alpha` of these layers.
+        use_rslora: scale by `lora_alpha / sqrt(r)` (arXiv 2312.03732).
+        use_dora: train magnitude and direction of the weights separately (arXiv 2402.09353).
+        init_lora_weights: true, `gaussian` or `orthogonal`; the initial contribution of the adapters is always 0.
+        bias: biases are not trained.
+        peft_type: LoRA is the only supported kind of adapter.
+    """
+
+    r: Count = 8
+    lora_alpha: Count = 8
+    lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, Count] = field(default_factory=dict)
+    alpha_pattern: dict[str, Count] = field(default_factory=dict)
+    use_rslora: bool = False
+    use_dora: bool = False
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+    bias: Literal["none"] = "none"
+    peft_type: Literal["LORA"] = "LORA"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the keyword arguments of PEFT's `LoraConfig`."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "peft_type"}
+        return fields | {"rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern)}
+
+
+_INSTEAD = {
+    "modules_to_save": "is not supported: these layers are weights of the base, which stays frozen",
+    "trainable_token_indices": "is not supported: embeddings are weights of the base, which stays frozen",
+    "task_type": "cannot be set: it is determined by the model's family",
+    "inference_mode": "cannot be set: adapters are trained",
+    "fan_in_fan_out": "cannot be set: it is determined by the layers",
+    "base_model_name_or_path": "cannot be set: it is the model_name",
+}
+"""Fields of `LoraConfig` that would train or change weights of the base, which all networks share -> the reason."""
+
+
+def lora_mistakes(peft: Any, path: str) -> list[Mistake]:
+    """Return all errors of a `peft` block at a path of the config; null is valid."""
+    if peft is None:
+        return []
+    if not isinstance(peft, Mapping):
+        return [Mistake(path, f"expected null or a mapping with fields of PEFT's LoraConfig, got {shown(peft)}")]
+    mistakes = [Mistake(join(path, key), _INSTEAD[key]) for key in peft if key in _INSTEAD]
+    known = {key: value for key, value in peft.items() if key not in _INSTEAD}
+    bound, wrong = check_arguments(LoraArguments, known, path)
+    return mistakes + (wrong or _pattern_mistakes(bound, path))
+
+
+def _pattern_mistakes(peft: Mapping[str, Any], path: str) -> list[Mistake]:
+    """Return errors for an empty list of layers and for invalid regular expressions."""
+    mistakes = []
+    if peft.get("target_modules") in ([], ""):
+        message = "is empty; list layers, write all-linear, or remove it to use PEFT's default for the family"
+        mistakes.append(Mistake(join(path, "target_modules"), message))
+    patterns = [(join(path, key), peft.get(key)) for key in ("target_modules", "exclude_modules")]
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns += [(join(path, key), pattern) for pattern in peft.get(key) or ()]
+    for place, pattern in patterns:
+        if isinstance(pattern, str):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                mistakes.append(Mistake(place, f"{shown(pattern)} is not a valid regular expression: {error}"))
     return mistakes

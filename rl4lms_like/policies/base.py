@@ -11,7 +11,8 @@ Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` instead of the obs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,13 +23,13 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.networks import load_networks
-from rl4lms_like.policies.optimizer import make_optimizer, parameter_groups
+from rl4lms_like.policies.generation import TextWriter
+from rl4lms_like.policies.loading import load_networks, save_language_model
 from rl4lms_like.policies.parity import (
     check_parity,
     first_episodes,
@@ -36,9 +37,7 @@ from rl4lms_like.policies.parity import (
     require_finite,
     warn_of_dynamic_positions,
 )
-from rl4lms_like.policies.saving import save_language_model
-from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeReader, EpisodeScores
-from rl4lms_like.policies.writing import TextWriter
+from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 
 
 class LMActorCriticPolicy(BasePolicy):
@@ -130,12 +129,14 @@ class LMActorCriticPolicy(BasePolicy):
                 f"{self.arguments.model_name!r} has {self.vocab_size} output tokens, but the environment's action "
                 f"space has {self.action_space.n}: build the environment with vocab_size={self.vocab_size}"
             )
-        reference = self.ref_model
-        if reference is not None and reference.config.get_text_config().vocab_size != self.vocab_size:
-            raise ModelError(
-                f"the reference model {self.arguments.reference_model!r} has "
-                f"{reference.config.get_text_config().vocab_size} tokens, but the policy has {self.vocab_size}"
-            )
+        others = (("critic", self.value_model), ("reference", self.ref_model))
+        for role, n_tokens in ((role, _n_tokens(model)) for role, model in others if model is not None):
+            if n_tokens != self.vocab_size:
+                name = getattr(self.arguments, f"{role}_model")
+                raise ModelError(
+                    f"the {role} {name!r} has {n_tokens} tokens, but the policy {self.arguments.model_name!r} has "
+                    f"{self.vocab_size}: both must have the same vocabulary"
+                )
 
     def _build_heads(self) -> None:
         probe = probe_episodes(self.vocab_size, self.reader.prompt_side).to(self.policy_model.device)
@@ -173,7 +174,7 @@ class LMActorCriticPolicy(BasePolicy):
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the model's vocabulary."""
-        return int(self.policy_model.config.get_text_config().vocab_size)
+        return _n_tokens(self.policy_model)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -215,9 +216,8 @@ class LMActorCriticPolicy(BasePolicy):
             self.ref_model.eval()
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.arguments.dtype == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        bfloat16 = self.arguments.dtype == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if bfloat16 else nullcontext()
 
     # --- generation ---------------------------------------------------------------------------------------------
 
@@ -232,19 +232,7 @@ class LMActorCriticPolicy(BasePolicy):
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> EpisodeBatch:
-        """Generate one response per prompt.
-
-        Args:
-            prompt_ids: `[n, prompt_len]`, padded on either side.
-            prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
-            eos_token_ids: tokens that end a response; if empty, all responses reach the length limit.
-            max_new_tokens: the environment's limit.
-            generation_kwargs: arguments of `generate`; default: those of the policy.
-            seed: seed of the sampling; None uses torch's global generator.
-
-        Returns:
-            The finished episodes, on the policy's device.
-        """
+        """Generate one response per prompt; see `TextWriter.generate`."""
         return self.writer.generate(
             prompt_ids,
             prompt_mask,
@@ -397,3 +385,59 @@ class LMActorCriticPolicy(BasePolicy):
             "use_reference": self.ref_model is not None,
             **asdict(self.arguments),
         }
+
+
+class CausalLMActorCriticPolicy(LMActorCriticPolicy):
+    """Actor-critic policy of any `AutoModelForCausalLM`: GPT-2, OPT, GPT-NeoX, Llama, Qwen, Mistral, Gemma ..."""
+
+    reader_class = CausalReader
+    auto_class = AutoModelForCausalLM
+
+
+class Seq2SeqLMActorCriticPolicy(LMActorCriticPolicy):
+    """Actor-critic policy of any `AutoModelForSeq2SeqLM`: T5, BART, Marian, mBART, Blenderbot ..."""
+
+    reader_class = Seq2SeqReader
+    auto_class = AutoModelForSeq2SeqLM
+
+
+def _n_tokens(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config().vocab_size)
+
+
+def parameter_groups(
+    actor: Iterable[nn.Parameter], critic: Iterable[nn.Parameter], *, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Return optimizer groups with the extra key `role` (`actor` or `critic`), so that each can have a learning rate.
+
+    Biases and normalisation weights (everything with fewer than two dimensions) have no weight decay. A parameter that
+    both use belongs to the actor.
+    """
+    groups: list[dict[str, Any]] = []
+    seen: set[int] = set()
+    for role, parameters in (("actor", actor), ("critic", critic)):
+        own = [p for p in parameters if p.requires_grad and id(p) not in seen]
+        seen.update(id(p) for p in own)
+        for decay, members in (
+            (weight_decay, [p for p in own if p.ndim >= 2]),
+            (0.0, [p for p in own if p.ndim < 2]),
+        ):
+            if members:
+                groups.append({"params": members, "weight_decay": decay, "role": role})
+    return groups
+
+
+def make_optimizer(
+    optimizer_class: type[torch.optim.Optimizer],
+    groups: list[dict[str, Any]],
+    *,
+    learning_rate: float,
+    optimizer_kwargs: Mapping[str, Any],
+) -> torch.optim.Optimizer:
+    """Return the optimizer; Adam and AdamW are fused unless `optimizer_kwargs` set `fused` or `foreach`."""
+    kwargs = {name: value for name, value in optimizer_kwargs.items() if name != "weight_decay"}
+    if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and not {"fused", "foreach"} & set(kwargs):
+        kwargs["fused"] = True
+    if "lr" in inspect.signature(optimizer_class).parameters:
+        kwargs.setdefault("lr", learning_rate)
+    return optimizer_class(groups, **kwargs)

@@ -1,7 +1,17 @@
-"""Loading of models and tokenizers from a hub id or a local folder.
+"""Loading and saving of models, tokenizers and a policy's networks, from a hub id or a local folder.
 
-A name may also be that of an adapter (`adapter_config.json`, as PEFT writes it). The model is then its base with the
-adapter merged into the weights; the base may itself be an adapter.
+    policy      model_name                     all weights trained, or adapters only (`peft`)
+    critic      the same, or critic_model      separate adapters if the policy has adapters; `separate` only
+    reference   the same, or reference_model   frozen
+
+Each checkpoint is read once. Networks from the same checkpoint share their frozen weights. A name may also be that of
+an adapter (`adapter_config.json`, as PEFT writes it). The model is then its base with the adapter merged into the
+weights; the base may itself be an adapter.
+
+A model is saved whole, for `AutoModel*.from_pretrained`, or as adapters only, for PEFT:
+
+    whole      config.json  model.safetensors  generation_config.json                   tokenizer
+    adapters   adapter_config.json  adapter_model.safetensors  generation_config.json   tokenizer
 """
 
 from __future__ import annotations
@@ -10,9 +20,10 @@ import json
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -26,9 +37,17 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.model_names import cannot_load, place_of
-from rl4lms_like.core.model_weights import Unused, check_complete, load_complete
-from rl4lms_like.policies.lora import merge_adapter_folder
+from rl4lms_like.core.model_weights import Unused, cannot_load, check_complete, load_complete, output_layer, place_of
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.lora import (
+    add_lora,
+    copy_sharing_frozen,
+    has_lora,
+    merge_adapter_folder,
+    merged,
+    refuse_unknown_layers,
+    save_adapters,
+)
 
 
 def load_tokenizer(
@@ -90,19 +109,13 @@ def load_model(
         ModelError: it cannot be loaded, or weights are missing.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
+    adapters: list[str] = []
+    while (base := adapter_base(model_name)) is not None:
+        if place_of(model_name) in adapters:
+            raise ModelError(f"the adapter {model_name!r} is named as its own base model")
+        adapters.append(place_of(model_name))
+        model_name = base
     model_name = place_of(model_name)
-    base = adapter_base(model_name)
-    if base is not None:
-        model, rates = load_model(
-            auto_class,
-            base,
-            role=role,
-            unused=unused,
-            dropout=dropout,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-        )
-        return merge_adapter_folder(model, model_name), rates
     options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     try:
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
@@ -122,6 +135,8 @@ def load_model(
         trust_remote_code=trust_remote_code,
         **options,
     )
+    for folder in reversed(adapters):
+        model = merge_adapter_folder(model, folder)
     # The language model of a multimodal model has its own nested config; keep only the rates of that part.
     part = next((f"{name}." for name, value in vars(config).items() if type(value) is type(model.config)), "")
     return model, {name.removeprefix(part): rate for name, rate in rates.items() if name.startswith(part)}
@@ -135,14 +150,7 @@ def check_model_weights(
     unused: Unused | None = None,
     trust_remote_code: bool = False,
 ) -> bool:
-    """Raise if a local folder lacks weights, without reading them; see `core.model_weights.check_complete`.
-
-    Args:
-        auto_class: transformers' `AutoModelFor...`.
-        model_name: hub id or local folder; of an adapter, its base is checked.
-        role: see `load_model`.
-        unused: see `load_model`.
-        trust_remote_code: run code that is part of the model.
+    """Raise if a local folder lacks weights, without reading them; arguments as in `load_model`.
 
     Returns:
         False if the weights could not be compared.
@@ -209,8 +217,7 @@ def load_model_config(
     except ModelError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"cannot load the config of the model {model_name!r}: {reason}") from error
+        raise ModelError(cannot_load("config of the model", model_name, error)) from error
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
@@ -261,3 +268,103 @@ def _tokenizer_place(model_name: str, *, local_files_only: bool) -> str:
         return model_name
     base = adapter_base(model_name, local_files_only=local_files_only)
     return model_name if base is None else _tokenizer_place(base, local_files_only=local_files_only)
+
+
+class Networks(NamedTuple):
+    """Language models of an actor-critic; `dropout_rates` are those of the policy's checkpoint."""
+
+    policy: PreTrainedModel
+    critic: PreTrainedModel | None
+    reference: PreTrainedModel | None
+    dropout_rates: dict[str, float]
+
+
+def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference: bool) -> Networks:
+    """Load the networks of a policy.
+
+    Raises:
+        ModelError: a checkpoint cannot be loaded, or is not valid for its role.
+        MissingExtraError: PEFT is needed and not installed.
+    """
+    if arguments.critic_model is not None and arguments.critic != "separate":
+        raise ModelError("critic_model requires critic: separate")
+    policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
+    if arguments.peft is not None:
+        policy.requires_grad_(False)  # before it is copied: copies share frozen weights
+
+    def other(model_name: str | None, role: str, unused: Unused | None = None) -> PreTrainedModel:
+        """Return a network from another checkpoint, or a copy of the policy."""
+        if model_name in (None, arguments.model_name):
+            return copy_sharing_frozen(policy)
+        return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+
+    critic = other(arguments.critic_model, "critic", output_layer) if arguments.critic == "separate" else None
+    reference = other(arguments.reference_model, "reference").requires_grad_(False) if use_reference else None
+    trained = [model for model in (policy, critic) if model is not None]
+    if arguments.peft is not None:
+        refuse_unknown_layers(trained, arguments.peft)
+    for model in trained:
+        if arguments.peft is not None:
+            add_lora(model, arguments.peft, dropout=arguments.dropout)
+        if arguments.gradient_checkpointing:
+            checkpoint_activations(model)
+    return Networks(policy, None if critic is None else without_output_layer(critic), reference, dropout_rates)
+
+
+def _load(
+    auto_class: Any, model_name: str, arguments: PolicyArguments, *, role: str = "model", unused: Unused | None = None
+) -> tuple[PreTrainedModel, dict[str, float]]:
+    return load_model(
+        auto_class,
+        model_name,
+        role=role,
+        unused=unused,
+        dropout=arguments.dropout,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+
+
+def save_language_model(
+    model: PreTrainedModel,
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    checkpoint_dropout: Mapping[str, float],
+    merge: bool = False,
+) -> Path:
+    """Save a language model; of a model with adapters only these, so loading also needs the base.
+
+    Args:
+        model: with or without adapters; not changed.
+        folder: target folder.
+        tokenizer: saved in the same folder.
+        checkpoint_dropout: dropout rates to save in the config of a whole model.
+        merge: merge the adapters and save a whole model.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        if has_lora(model) and not merge:
+            save_adapters(model, folder)
+        else:
+            _save_whole(merged(model) if has_lora(model) else model, folder, checkpoint_dropout)
+    except SafetensorError as error:  # raised by safetensors if the disk is full
+        raise OSError(str(error)) from error
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:
+    rates = dropout_rates(model.config)
+    try:
+        set_dropout_rates(model.config, checkpoint_dropout)
+        model.save_pretrained(folder, safe_serialization=True)
+    finally:
+        set_dropout_rates(model.config, rates)

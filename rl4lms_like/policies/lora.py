@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import Mistake, ModelError, import_extra
-from rl4lms_like.policies.lora_arguments import LoraArguments
+from rl4lms_like.policies.arguments import LoraArguments
 
 NAME = "default"
 """PEFT's default adapter name."""
@@ -53,10 +53,6 @@ def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: b
 
 def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[Mistake]:
     """Return the errors that PEFT finds in an otherwise valid block.
-
-    Args:
-        peft: fields of `LoraArguments`, or None.
-        path: path in the config, `alg.policy.args.peft`.
 
     Raises:
         MissingExtraError: PEFT is not installed.
@@ -101,10 +97,6 @@ def refuse_unknown_layers(models: Sequence[PreTrainedModel], peft: Mapping[str, 
     """Raise unless each layer name in `peft` matches a layer of one of the models.
 
     PEFT ignores unknown names as long as one name matches.
-
-    Args:
-        models: models that will get adapters.
-        peft: fields of `LoraArguments`.
 
     Raises:
         ModelError: a name matches no layer.
@@ -160,10 +152,6 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     """Save `adapter_config.json` and `adapter_model.safetensors`, as PEFT reads them, and the generation config.
 
     No `config.json` is saved: with it, transformers would also look for the whole weights in this folder.
-
-    Args:
-        model: a model with adapters.
-        folder: created if it does not exist.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,35 +1,233 @@
 """Policies restricted to the tokens that a mask model allows (NLPO, Ramamurthy et al., arXiv 2210.01241).
 
-    policy_model   trained; log-probs and entropy are renormalised over the allowed tokens
-    mask_model     older, frozen copy of the policy; determines the allowed tokens at every step
+    policy_model   logits ─ min_new_tokens, suppressed ... ─> only allowed tokens ─ temperature, top_k ... ─> token
+    mask_model     older, frozen copy of the policy; separate cache and encoder pass ─ logits ─ rule ─> allowed tokens
 
-The masks are stored with the episodes (`EpisodeBatch.allowed`), so scoring does not depend on this module. NLPO calls
-`update_mask_model` at intervals; other algorithms never update the mask model.
+Log-probs and entropy are renormalised over the allowed tokens. The masks are stored with the episodes as packed bits
+(`EpisodeBatch.allowed`) and never recomputed: different padding or precision could change single bits, and the mask
+model may have been updated since. NLPO calls `update_mask_model` at intervals; other algorithms never do.
+
+The mask of a mask model depends only on the rule; if `generation_kwargs` exclude all tokens that the rule allows, all
+tokens are allowed. As for every policy, other exclusions of `generation_kwargs` affect the sampling, not the trained
+distribution. Without a mask model the rule is applied to the scores after `generation_kwargs` (for instance a penalty
+or a minimum length).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.errors import ModelError, ParityError
+from rl4lms_like.core.token_masks import contains, pack, top_k_mask, top_p_mask, with_tokens
 from rl4lms_like.policies.arguments import MaskablePolicyArguments
-from rl4lms_like.policies.base import LMActorCriticPolicy
-from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
-from rl4lms_like.policies.loading import auto_class_of, load_model
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
+from rl4lms_like.policies.generation import TextWriter
+from rl4lms_like.policies.loading import auto_class_of, load_model, save_language_model
 from rl4lms_like.policies.lora import copy_sharing_frozen, has_lora, merged
-from rl4lms_like.policies.masking import MaskedTextWriter, MaskRule, check_mask_parity
-from rl4lms_like.policies.saving import save_language_model
-from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
+from rl4lms_like.policies.parity import TOLERANCE, TOLERANCE_BFLOAT16, probe_episodes
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """Rule that computes the allowed tokens from logits.
+
+    Args:
+        mask_type: `learned_top_p`, `learned_top_k` (logits of the mask model) or `topk` (the policy's own scores).
+        top_mask: total probability of the allowed tokens, or their number.
+        min_tokens_to_keep: minimum number of allowed tokens with `learned_top_p`.
+        special_token_ids: always allowed.
+    """
+
+    mask_type: Literal["learned_top_k", "learned_top_p", "topk"]
+    top_mask: float
+    min_tokens_to_keep: int = 1
+    special_token_ids: tuple[int, ...] = ()
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Return the mask of allowed tokens `[n, vocab]`, bool, for logits `[n, vocab]`."""
+        if self.mask_type == "learned_top_p":
+            allowed = top_p_mask(logits, self.top_mask, self.min_tokens_to_keep)
+        else:
+            allowed = top_k_mask(logits, int(self.top_mask))
+        return with_tokens(allowed, self.special_token_ids)
+
+
+class MaskDecoder:
+    """Runs the mask model along with a generation, step by step, with its own encoder pass and cache.
+
+    Args:
+        model: the mask model, in evaluation mode.
+        prompt_ids: `[n, prompt_len]`, padded on the side that the family requires.
+        prompt_mask: `[n, prompt_len]`, bool.
+        n_beams: rows generated per prompt. Beams are reordered at every step, so with more than one beam the whole
+            text is processed at every step, without a cache. This also holds for families without a key-value cache,
+            for instance state-space models.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, *, n_beams: int = 1) -> None:
+        self.model: Any = model
+        self.prompt_mask = prompt_mask.long().repeat_interleave(n_beams, dim=0)
+        self._known = set(inspect.signature(model.forward).parameters)
+        self._uses_cache = n_beams == 1 and "past_key_values" in self._known
+        self._cache: Any = None
+        self._encoded: Any = None
+        if model.config.is_encoder_decoder:
+            self._encoded = model.get_encoder()(input_ids=prompt_ids, attention_mask=prompt_mask.long())
+            self._encoded.last_hidden_state = self._encoded.last_hidden_state.repeat_interleave(n_beams, dim=0)
+
+    def next_logits(self, input_ids: Tensor) -> Tensor:
+        """Return the logits `[n * n_beams, vocab]` of the next token.
+
+        Args:
+            input_ids: ids that `generate` has so far: prompt and response, or start token and response.
+        """
+        new_ids = input_ids if self._cache is None else input_ids[:, -1:]
+        if self._encoded is None:
+            inputs = self._causal_inputs(new_ids, input_ids.shape[1])
+        else:
+            inputs = {"encoder_outputs": self._encoded, "decoder_input_ids": new_ids, "past_key_values": self._cache}
+            inputs["attention_mask"] = self.prompt_mask
+        output = self.model(**inputs, use_cache=self._uses_cache)
+        self._cache = output.past_key_values if self._uses_cache else None
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _causal_inputs(self, new_ids: Tensor, length: int) -> dict[str, Any]:
+        """Return a decoder-only model's inputs for `new_ids`, the last of `length` tokens, not in the cache."""
+        written = self.prompt_mask.new_ones(len(new_ids), length - self.prompt_mask.shape[1])
+        mask = torch.cat([self.prompt_mask, written], dim=1)
+        positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new_ids.shape[1] :]
+        optional = {"position_ids": positions, "logits_to_keep": 1, "past_key_values": self._cache}
+        known = {name: value for name, value in optional.items() if name in self._known}
+        return {"input_ids": new_ids, "attention_mask": mask, **known}
+
+
+class MaskProcessor(LogitsProcessor):
+    """Logits processor that excludes and records tokens by mask; valid for one `generate` call.
+
+    transformers applies it after its own rules (`min_new_tokens`, suppressed tokens) and before temperature, `top_k`
+    and `top_p`. If those rules exclude all allowed tokens, all tokens are allowed at that step.
+
+    Args:
+        rule: rule for the allowed tokens.
+        decoder: the mask model; None if the rule uses the policy's own scores.
+        record: store the masks.
+    """
+
+    def __init__(self, rule: MaskRule, decoder: MaskDecoder | None, *, record: bool = True) -> None:
+        self.rule = rule
+        self.decoder = decoder
+        self.record = record
+        self._steps: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores `[n, vocab]` with -inf for tokens that are not allowed."""
+        allowed = self.rule.allowed(scores if self.decoder is None else self.decoder.next_logits(input_ids))
+        possible = scores > torch.finfo(scores.dtype).min  # `remove_invalid_values` turns -inf into this minimum
+        nothing_left = ~(allowed & possible).any(dim=1, keepdim=True)
+        allowed |= nothing_left
+        if self.record:
+            self._steps.append(pack(allowed))
+        return scores.masked_fill(~allowed, -torch.inf)
+
+    def recorded(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the masks of the episodes' actions `[n_tokens, n_bytes]`.
+
+        Raises:
+            ModelError: the masks do not match the episodes, because generation was not token by token.
+        """
+        steps = torch.stack(self._steps, dim=1)
+        if steps.shape[:2] == episodes.response_mask.shape:
+            masks = steps[episodes.response_mask]
+            if bool(contains(masks, episodes.actions).all()):
+                return masks
+        raise ModelError(
+            f"the masks of {steps.shape[1]} steps do not match responses of {episodes.response_ids.shape[1]} tokens: "
+            f"a maskable policy must generate token by token; remove other generation modes (assistants, prompt "
+            f"lookup) from alg.policy.args.generation_kwargs"
+        )
+
+
+class MaskedTextWriter(TextWriter):
+    """Text generator restricted to allowed tokens; the masks are stored in the episodes.
+
+    Beam search is supported, but without recorded masks.
+
+    Args:
+        model: the policy's model.
+        mask_model: model for the masks, in evaluation mode; None for the policy's own scores. Updated in place.
+        rule: rule for the allowed tokens.
+        **options: as in `TextWriter`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, mask_model: PreTrainedModel | None, rule: MaskRule, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self.mask_model = mask_model
+        self.rule = rule
+
+    def _episodes(
+        self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
+    ) -> EpisodeBatch:
+        n_beams = arguments.get("num_beams") or 1
+        decoder = None
+        if self.mask_model is not None:
+            with self._autocast():
+                decoder = MaskDecoder(self.mask_model, ids, mask, n_beams=n_beams)
+        processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
+        episodes = super()._episodes(ids, mask, arguments, [*processors, processor])
+        return replace(episodes, allowed=processor.recorded(episodes)) if processor.record else episodes
+
+
+@torch.no_grad()
+def check_mask_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = False) -> float:
+    """Check on two short prompts that a mask model's step-by-step decoding gives its teacher-forced log-probs.
+
+    Args:
+        reader: reader of the mask model, which is in evaluation mode.
+        name: name of the model in messages.
+        in_bfloat16: check under bfloat16 autocast.
+
+    Returns:
+        The largest difference of log-probs, in nats.
+
+    Raises:
+        ParityError: it exceeds the tolerance.
+    """
+    model = reader.model
+    probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side).to(model.device)
+    start = getattr(reader, "start_token_id", None)
+    written = probe.prompt_ids if start is None else torch.full_like(probe.prompt_ids[:, :1], start)
+    written = torch.cat([written, probe.response_ids], dim=1)
+    n_steps = probe.response_ids.shape[1]
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+        decoder = MaskDecoder(model, probe.prompt_ids, probe.prompt_mask)
+        steps = [decoder.next_logits(written[:, : step - n_steps]) for step in range(n_steps)]
+        forced = reader.logits(probe)
+    stepped = torch.stack(steps, dim=1).flatten(0, 1)
+    gap = float((stepped.log_softmax(dim=-1) - forced.log_softmax(dim=-1)).abs().max())
+    if not gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else TOLERANCE):
+        raise ParityError(
+            f"{type(model).__name__} ({name!r}) as a mask model: log-probs of step-by-step decoding differ by "
+            f"{gap:.3g} nats from those of one forward pass, so the masks would be wrong. Likely cause: its cache "
+            f"needs arguments that are not passed. Try attn_implementation: eager, or report the family"
+        )
+    return gap
+
 
 MASK_MODEL_FOLDER = "mask_model"
 """Subfolder of a saved policy that contains its mask model."""
@@ -164,10 +362,6 @@ def masked_writer(
 
 def load_mask_model(auto_class: Any, arguments: MaskablePolicyArguments) -> PreTrainedModel | None:
     """Load the mask model that was saved with a model, or return None.
-
-    Args:
-        auto_class: transformers' `AutoModelFor...`.
-        arguments: arguments of the policy.
 
     Raises:
         ModelError: it cannot be loaded.

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError, ParityError, RL4LMsLikeError
@@ -51,25 +51,6 @@ def probe_episodes(vocab_size: int, prompt_side: Literal["left", "right"]) -> Ep
     return EpisodeBatch(prompt_ids, mask, response_ids, response_mask, response_mask[:, 0], prompt_side=prompt_side)
 
 
-class _PadAt(LogitsProcessor):
-    """Logits processor that forces the pad token at one step.
-
-    Args:
-        length: length of the ids before that step.
-        pad_token_id: id of the pad token.
-    """
-
-    def __init__(self, length: int, pad_token_id: int) -> None:
-        self.length = length
-        self.pad_token_id = pad_token_id
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores `[n, vocab]`, with only the pad token possible at that step."""
-        if input_ids.shape[1] != self.length:
-            return scores
-        return torch.full_like(scores, -torch.inf).index_fill(1, scores.new_tensor([self.pad_token_id]).long(), 0.0)
-
-
 @torch.no_grad()
 def parity_gap(
     reader: EpisodeReader, prompt_ids: Tensor, prompt_mask: Tensor, *, max_new_tokens: int, with_pad: bool = True
@@ -86,7 +67,7 @@ def parity_gap(
     device = prompt_ids.device
     model: Any = reader.model
     start = 1 if reader.is_encoder_decoder else prompt_ids.shape[1]
-    processors = LogitsProcessorList([_PadAt(start, pad_token_id(model.config))] if with_pad else [])
+    pad, any_token = [pad_token_id(model.config)], list(range(model.config.get_text_config().vocab_size))
     with plain_generation(model), seeded(0, device):
         output = model.generate(
             input_ids=prompt_ids,
@@ -95,7 +76,7 @@ def parity_gap(
             top_k=0,
             max_new_tokens=max_new_tokens,
             eos_token_id=None,
-            logits_processor=processors,
+            prefix_allowed_tokens_fn=(lambda _, ids: pad if len(ids) == start else any_token) if with_pad else None,
             output_logits=True,
             return_dict_in_generate=True,
         )
@@ -190,12 +171,7 @@ def check_parity(
 
 
 def require_finite(model: PreTrainedModel, name: str, numbers: Tensor) -> None:
-    """Raise if a model's outputs on the probe contain NaN or infinity.
-
-    Args:
-        model: the model; its non-finite weights are named in the error.
-        name: name of the model in messages.
-        numbers: its outputs.
+    """Raise if a model's outputs on the probe contain NaN or infinity; the error names its non-finite weights.
 
     Raises:
         ModelError: not all outputs are finite.

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.token_scores import (
+    Head,
     masked_logits,
     masked_scores_of_logits,
     masked_token_scores,
     scores_of_logits,
     token_scores,
 )
-from rl4lms_like.policies.heads import current_head, linear_head_scale
 
 
 class ActionScores(NamedTuple):
@@ -153,16 +153,13 @@ class CausalReader(EpisodeReader):
         self._takes_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the hidden states that chose the actions `[n_tokens, d]`."""
         return self._hidden(episodes, drop_last=True)[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, drop_last=False)
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the model's own logits for each action `[n_tokens, vocab]`."""
         length = episodes.response_ids.shape[1]
         keep = {"logits_to_keep": length} if self._takes_keep else {}
         logits = self.model(**self._inputs(episodes, drop_last=True), **keep).logits[:, -length:]
@@ -190,7 +187,6 @@ class CausalReader(EpisodeReader):
         return inputs
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return the logits `[n, vocab]` of the token after an environment's observation."""
         mask = observation["input_attention_mask_pt"].bool()
         ids = observation["input_encoded_pt"].long()
         empty = ids.new_zeros(len(ids), 1)
@@ -220,16 +216,13 @@ class Seq2SeqReader(EpisodeReader):
         self._decoder: Any = torch.compile(decoder, dynamic=True) if compile else decoder
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the decoder's hidden states that chose the actions `[n_tokens, d]`."""
         return self._hidden(episodes, self._shifted(episodes)[:, :-1])[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the decoder's hidden state after each episode's last token `[n, d]`."""
         hidden = self._hidden(episodes, self._shifted(episodes))
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the model's own logits for each action `[n_tokens, vocab]`."""
         output = self.model(
             input_ids=episodes.prompt_ids,
             attention_mask=episodes.prompt_mask.long(),
@@ -250,7 +243,6 @@ class Seq2SeqReader(EpisodeReader):
         ).last_hidden_state
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
-        """Return the logits `[n, vocab]` of the token after an environment's observation."""
         prompt_ids, prompt_mask = aligned(
             observation["prompt_or_input_encoded_pt"].long(),
             observation["prompt_or_input_attention_mask_pt"].bool(),
@@ -298,3 +290,47 @@ def aligned(ids: Tensor, mask: Tensor, side: Literal["left", "right"]) -> tuple[
     width = max(int(mask.sum(dim=1).max()), 1)
     columns = slice(-width, None) if side == "left" else slice(width)
     return ids.gather(1, order)[:, columns], mask.gather(1, order)[:, columns]
+
+
+MATCH = 3e-6
+"""Largest difference of logits, relative to the largest logit, at which a linear head is accepted."""
+
+
+def current_head(model: PreTrainedModel, scale: float) -> Head:
+    """Return the model's output layer as a `Head` with its current weights."""
+    layer = model.get_output_embeddings()
+    bias = getattr(layer, "bias", None)
+    extra = getattr(model, "final_logits_bias", None)
+    if extra is not None:
+        extra = extra.reshape(-1)
+        bias = extra if bias is None else bias + extra
+    return Head(layer.weight, bias, scale)
+
+
+def linear_head_scale(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> float | None:
+    """Return the scale at which `head(hidden)` equals the model's logits.
+
+    Args:
+        model: the language model.
+        hidden: `[n, d]`, its last hidden states.
+        logits: `[n, vocab]`, the logits of its own forward.
+
+    Returns:
+        1, `d ** -0.5`, or None if the logits are not such a linear function.
+    """
+    if getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        return None  # changes large logits only, so the probe would not detect it in an untrained model
+    layer = model.get_output_embeddings()
+    if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
+        return None
+    if hasattr(layer, "base_layer"):
+        return None  # an adapter changes the layer; its initial contribution is 0, so the probe would not detect it
+    if layer.weight.shape != (logits.shape[-1], hidden.shape[-1]):
+        return None
+    tolerance = MATCH * float(logits.abs().max().clamp_min(1.0))
+    for scale in (1.0, hidden.shape[-1] ** -0.5):
+        with torch.no_grad():
+            difference = (current_head(model, scale).logits(hidden) - logits).abs().max()
+        if float(difference) <= tolerance:
+            return scale
+    return None

@@ -13,8 +13,7 @@ from typing import Any
 
 from rl4lms_like.core.devices import Device, Dtype, existing_device
 from rl4lms_like.core.errors import ModelError, import_extra
-from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
-from rl4lms_like.core.model_weights import check_complete, load_complete, pooler
+from rl4lms_like.core.model_weights import cannot_load, check_complete, load_complete, place_of, pooler, require_folder
 from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.scoring.frozen import longest_input, require_finite, shared, version_of
 from rl4lms_like.scoring.score import Score, Texts

@@ -18,8 +18,7 @@ from weakref import WeakValueDictionary
 
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.model_names import cannot_load, place_of, require_folder
-from rl4lms_like.core.model_weights import check_complete, load_complete
+from rl4lms_like.core.model_weights import cannot_load, check_complete, load_complete, place_of, require_folder
 
 T = TypeVar("T")
 

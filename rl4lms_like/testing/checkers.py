@@ -15,7 +15,8 @@ import copy
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -86,7 +87,11 @@ def check_reward_function(
     name = type(reward_fn).__name__
     assert callable(reward_fn), f"{name} is not callable; derive it from RewardFunction or BatchedRewardFunction"
     given = copy.deepcopy(list(samples))
-    episodes = _episodes(given, responses, tokenizer or _default_tokenizer())
+    if tokenizer is None:
+        from rl4lms_like.testing.models import make_tokenizer
+
+        tokenizer = make_tokenizer()
+    episodes = _episodes(given, responses, tokenizer)
     rewards = _scored(reward_fn, episodes)
     assert given == list(samples), f"{name} changes the samples it is given"
     again = _scored(reward_fn, episodes)
@@ -132,12 +137,10 @@ def check_metric(
         assert len(generated_texts) == len(samples), f"{len(generated_texts)} texts for {len(samples)} samples"
         generated = list(generated_texts)
     as_given = list(generated)
-    try:
+    with _failing_as_assertion():
         first = compute_metric(metric, prompts, generated, references, metas, model, "val")
         second = compute_metric(metric, prompts, generated, references, metas, model, "val")
         alone = compute_metric(metric, prompts[:1], generated[:1], references[:1], metas[:1], model, "val")
-    except ComponentError as error:
-        raise AssertionError(str(error)) from error
     unchanged = given == (prompts, references, metas) and generated == as_given
     assert unchanged, f"{name} changes the lists it is given"
     assert first.keys() == second.keys() == alone.keys(), f"{name} does not always report the same names"
@@ -165,10 +168,8 @@ def check_post_processor(function: Callable[..., str], **args: Any) -> None:
     name = getattr(function, "__name__", type(function).__name__)
     bound = functools.partial(function, **args)
     texts = [*EDGE_TEXTS, "One. Two! Three? Four.", "first line\nsecond line\n", *RESPONSES]
-    try:
+    with _failing_as_assertion():
         first, second = post_process(bound, texts), post_process(bound, texts)
-    except ComponentError as error:
-        raise AssertionError(str(error)) from error
     assert first == second, f"{name} returns different texts in a second call"
 
 
@@ -237,6 +238,14 @@ def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLIT
         assert samples == again.samples, f"{where}: a second call of prepare() gives other samples; seed the shuffle"
 
 
+@contextmanager
+def _failing_as_assertion() -> Iterator[None]:
+    try:
+        yield
+    except ComponentError as error:
+        raise AssertionError(str(error)) from error
+
+
 def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys: Collection[str]) -> None:
     """Check that references and edge cases are scored under the same names."""
     identical = [(sample, sample.references[0]) for sample in samples if sample.references]
@@ -244,7 +253,7 @@ def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys
     for pairs in (identical, at_the_edges):
         if not pairs:
             continue
-        try:
+        with _failing_as_assertion():
             results = compute_metric(
                 metric,
                 [sample.prompt_or_input_text for sample, _ in pairs],
@@ -254,8 +263,6 @@ def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys
                 model,
                 "val",
             )
-        except ComponentError as error:
-            raise AssertionError(str(error)) from error
         assert results.keys() == keys, f"{type(metric).__name__} does not always report the same names"
 
 
@@ -300,10 +307,8 @@ def _check_picklable(reward_fn: AnyReward, episodes: Sequence[Observation], rewa
 
 
 def _scored(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
-    try:
+    with _failing_as_assertion():
         return score_episodes(reward_fn, episodes)
-    except ComponentError as error:
-        raise AssertionError(str(error)) from error
 
 
 def _episodes(
@@ -317,9 +322,3 @@ def _episodes(
         for sample, prompt in zip(samples, prompts, strict=True)
         for response in written
     ]
-
-
-def _default_tokenizer() -> PreTrainedTokenizerBase:
-    from rl4lms_like.testing.models import make_tokenizer
-
-    return make_tokenizer()

@@ -4,7 +4,7 @@
     model = make_causal_lm("gpt2", tokenizer)         2 layers, hidden size 32, float32, seeded
     folder = save_model(path, model, tokenizer)       loaded by `from_pretrained`
 
-All family-specific settings are in one table; a new family is a new row. The models keep their family's conventions
+All family-specific settings are in `_dimensions`; a new family is a new row. The models keep their family's conventions
 (dropout, attention windows, decoder start token), because tests need to cover them.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,99 +38,8 @@ SENTENCES: Sequence[str] = (
     "Who wrote the letter? Nobody knew, and nobody asked!",
 )
 
-# Rows: arguments of `AutoConfig.for_model` besides vocabulary and special tokens. `size` is the hidden size, a multiple
-# of `heads`; `positions` is the maximum length; `scale` multiplies the family's initial weight scale.
-
-
-def _gpt2(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return {
-        "n_embd": size,
-        "n_layer": layers,
-        "n_head": heads,
-        "n_positions": positions,
-        "initializer_range": 0.02 * scale,
-    }
-
-
-def _opt(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return {
-        "hidden_size": size,
-        "word_embed_proj_dim": size,
-        "ffn_dim": 4 * size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": positions,
-        "init_std": 0.02 * scale,
-    }
-
-
-def _rotary(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return {
-        "hidden_size": size,
-        "intermediate_size": 4 * size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": positions,
-        "initializer_range": 0.02 * scale,
-    }
-
-
-def _grouped(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return _rotary(size, layers, heads, positions, scale) | {"num_key_value_heads": max(1, heads // 2)}
-
-
-def _windowed(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return _grouped(size, layers, heads, positions, scale) | {"head_dim": size // heads, "sliding_window": 8}
-
-
-def _gemma(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return _grouped(size, layers, heads, positions, scale) | {"head_dim": size // heads}
-
-
-def _gemma2(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return _windowed(size, layers, heads, positions, scale) | {"query_pre_attn_scalar": size // heads}
-
-
-def _t5(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    return {
-        "d_model": size,
-        "d_ff": 4 * size,
-        "d_kv": size // heads,
-        "num_layers": layers,
-        "num_decoder_layers": layers,
-        "num_heads": heads,
-        "initializer_factor": float(scale),
-    }
-
-
-def _bart(size: int, layers: int, heads: int, positions: int, scale: float) -> dict[str, Any]:
-    sides = ("encoder", "decoder")
-    return {
-        "d_model": size,
-        **{f"{side}_layers": layers for side in sides},
-        **{f"{side}_attention_heads": heads for side in sides},
-        **{f"{side}_ffn_dim": 4 * size for side in sides},
-        "max_position_embeddings": positions,
-        "init_std": 0.02 * scale,
-    }
-
-
-_CAUSAL = MappingProxyType(
-    {
-        "gpt2": _gpt2,
-        "opt": _opt,
-        "gpt_neox": _rotary,
-        "llama": _grouped,
-        "qwen2": _grouped,
-        "mistral": _windowed,
-        "gemma": _gemma,
-        "gemma2": _gemma2,
-    }
-)
-_SEQ2SEQ = MappingProxyType({"t5": _t5, "bart": _bart, "marian": _bart, "mbart": _bart})
-
-CAUSAL_FAMILIES: Sequence[str] = tuple(_CAUSAL)
-SEQ2SEQ_FAMILIES: Sequence[str] = tuple(_SEQ2SEQ)
+CAUSAL_FAMILIES: Sequence[str] = ("gpt2", "opt", "gpt_neox", "llama", "qwen2", "mistral", "gemma", "gemma2")
+SEQ2SEQ_FAMILIES: Sequence[str] = ("t5", "bart", "marian", "mbart")
 
 _EAGER_ONLY = frozenset({"gemma2"})
 _START_WITH_PAD = frozenset({"t5", "marian"})  # the others' decoders start with the end token
@@ -224,7 +132,7 @@ def make_causal_lm(
     Raises:
         ValueError: the family is unknown.
     """
-    size = _dimensions(_CAUSAL, family, hidden_size, n_layers, n_heads, n_positions, scale)
+    size = _dimensions(CAUSAL_FAMILIES, family, hidden_size, n_layers, n_heads, n_positions, scale)
     return _make(AutoModelForCausalLM, family, tokenizer, size | config, seed)
 
 
@@ -247,7 +155,7 @@ def make_seq2seq_lm(
     Raises:
         ValueError: the family is unknown.
     """
-    size = _dimensions(_SEQ2SEQ, family, hidden_size, n_layers, n_heads, n_positions, scale)
+    size = _dimensions(SEQ2SEQ_FAMILIES, family, hidden_size, n_layers, n_heads, n_positions, scale)
     size["decoder_start_token_id"] = tokenizer.pad_token_id if family in _START_WITH_PAD else tokenizer.eos_token_id
     if family in _END_IS_FORCED:
         size["forced_eos_token_id"] = tokenizer.eos_token_id
@@ -263,11 +171,45 @@ def save_model(path: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTo
 
 
 def _dimensions(
-    table: Mapping[str, Any], family: str, size: int, layers: int, heads: int, positions: int, scale: float
+    known: Sequence[str], family: str, size: int, layers: int, heads: int, positions: int, scale: float
 ) -> dict[str, Any]:
-    if family not in table:
-        raise ValueError(f"unknown family {family!r}; known: {', '.join(table)}")
-    return table[family](size, layers, heads, positions, scale)
+    """Return arguments of `AutoConfig.for_model`, without vocabulary and special tokens.
+
+    Transformers maps the common names to those of the family (`hidden_size` to GPT-2's `n_embd`).
+
+    Args:
+        known: families of the kind.
+        family: the model's family.
+        size: hidden size, a multiple of `heads`.
+        layers: number of blocks, in each of encoder and decoder.
+        heads: number of attention heads.
+        positions: maximum length.
+        scale: multiplies the family's initial weight scale.
+    """
+    if family not in known:
+        raise ValueError(f"unknown family {family!r}; known: {', '.join(known)}")
+    limit = {"max_position_embeddings": positions}
+    rotary = limit | {"intermediate_size": 4 * size, "initializer_range": 0.02 * scale}
+    grouped = rotary | {"num_key_value_heads": max(1, heads // 2)}
+    gemma = grouped | {"head_dim": size // heads}
+    windowed = gemma | {"sliding_window": 8}
+    bart = limit | {"decoder_layers": layers, "decoder_attention_heads": heads, "init_std": 0.02 * scale}
+    bart |= {"encoder_ffn_dim": 4 * size, "decoder_ffn_dim": 4 * size}
+    rows: dict[str, dict[str, Any]] = {
+        "gpt2": limit | {"initializer_range": 0.02 * scale},
+        "opt": limit | {"word_embed_proj_dim": size, "ffn_dim": 4 * size, "init_std": 0.02 * scale},
+        "gpt_neox": rotary,
+        "llama": grouped,
+        "qwen2": grouped,
+        "mistral": windowed,
+        "gemma": gemma,
+        "gemma2": windowed | {"query_pre_attn_scalar": size // heads},
+        "t5": {"d_ff": 4 * size, "d_kv": size // heads, "num_decoder_layers": layers, "initializer_factor": scale},
+        "bart": bart,
+        "marian": bart,
+        "mbart": bart,
+    }
+    return {"hidden_size": size, "num_hidden_layers": layers, "num_attention_heads": heads} | rows[family]
 
 
 def _make(

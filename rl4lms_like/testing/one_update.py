@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,21 +19,11 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.vec_env import TextVecEnv
-from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
-from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
-from rl4lms_like.policies.seq2seq import Seq2SeqLMActorCriticPolicy
+from rl4lms_like.policies import POLICIES
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_tokenizer, save_model
-
-POLICIES = {
-    ("causal", False): CausalLMActorCriticPolicy,
-    ("seq2seq", False): Seq2SeqLMActorCriticPolicy,
-    ("causal", True): MaskableCausalLMActorCriticPolicy,
-    ("seq2seq", True): MaskableSeq2SeqLMActorCriticPolicy,
-}
-"""Policies by (family, True for algorithms with masks)."""
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3}
 """Arguments for a fast update, used if the algorithm has them and the user did not set them."""
@@ -86,17 +75,18 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
     masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
     known = {argument.name for argument in signature_of(takes).arguments}
     small = {name: value for name, value in SMALL.items() if name in known}
-    policy = POLICIES[family, masks]
+    policy = POLICIES.resolve(f"{'maskable_' if masks else ''}{family}_lm_actor_critic_policy")
     tokenizer = make_tokenizer(append_eos=family == "seq2seq")
     with tempfile.TemporaryDirectory() as folder:
         make = make_causal_lm if family == "causal" else make_seq2seq_lm
-        save_model(folder, make("gpt2" if family == "causal" else "t5", tokenizer), tokenizer)
+        model = make("gpt2" if family == "causal" else "t5", tokenizer)
+        save_model(folder, model, tokenizer)
         kwargs = {"model_name": folder, "generation_kwargs": {"do_sample": True, "top_k": 0}} | (MASKS if masks else {})
         torch.manual_seed(derived_seed(seed, "weights"))
         text_algorithm: Any = with_text_rollouts(algorithm)
         built = text_algorithm(
             policy,
-            _environment(tokenizer, Path(folder), family, seed),
+            _environment(tokenizer, model.config, family, seed),
             policy_kwargs=kwargs,
             kl_controller=FixedKLController(0.05),
             **{"seed": seed, "device": "cpu"} | small | dict(args),
@@ -108,10 +98,7 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
     return Update(eyes.before, after, eyes.ratio_gap(), _differences(classes, _attributes_of_classes(built.policy)))
 
 
-def _environment(tokenizer: Any, folder: Path, family: str, seed: int) -> TextVecEnv:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+def _environment(tokenizer: Any, config: Any, family: str, seed: int) -> TextVecEnv:
     env = TextVecEnv(
         4,
         tokenizer,

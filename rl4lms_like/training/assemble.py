@@ -30,10 +30,17 @@ from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.components import build_components, check_references
-from rl4lms_like.training.config.fit import check_fit, check_lengths, check_weights, load_networks, response_length
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import ComponentConfig, RunConfig, TokenizerConfig
-from rl4lms_like.training.config.settings import check_prompts, check_settings
+from rl4lms_like.training.config.settings import (
+    check_fit,
+    check_lengths,
+    check_prompts,
+    check_settings,
+    check_weights,
+    load_networks,
+    response_length,
+)
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
-from rl4lms_like.training.config.chosen_metrics import PLACE, unknown_metric
+from rl4lms_like.training.config.cross_checks import PLACE, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.checkpoints import write_folder
 from rl4lms_like.training.watchers import Watcher

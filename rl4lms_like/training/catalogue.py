@@ -12,7 +12,7 @@ from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
-from rl4lms_like.training.config.nested_rewards import takes_shaping
+from rl4lms_like.training.config.binding import takes_shaping
 from rl4lms_like.training.config.places import FILLED_IN, REGISTRIES
 from rl4lms_like.training.config.run_config import SupervisedAlgConfig
 

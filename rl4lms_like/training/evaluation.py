@@ -20,7 +20,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
-from rl4lms_like.policies.writing import TextWriter
+from rl4lms_like.policies.generation import TextWriter
 from rl4lms_like.post_processors.call import post_process
 from rl4lms_like.rewards.naming import texts_to_score
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.core.model_names import require_folder
+from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.training.config.remote_code import refuse_unless_trusted
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import calm_libraries
@@ -265,9 +265,9 @@ def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
+    from rl4lms_like.policies.generation import TextWriter
     from rl4lms_like.policies.loading import auto_class_of, load_model
     from rl4lms_like.policies.masked import masked_writer
-    from rl4lms_like.policies.writing import TextWriter
     from rl4lms_like.training.assemble import end_tokens, load_generation_config, load_model_config
 
     given = _policy_arguments(config)

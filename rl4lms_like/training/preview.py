@@ -121,7 +121,7 @@ class _Models:
 def _models(config: RunConfig) -> tuple[str, _Models | None]:
     """Check that models, tokenizer and lengths fit each other, and describe them; only local files are read."""
     from rl4lms_like.training.assemble import build_tokenizer, load_model_config
-    from rl4lms_like.training.config.fit import check_fit, check_lengths, check_weights, load_networks
+    from rl4lms_like.training.config.settings import check_fit, check_lengths, check_weights, load_networks
     from rl4lms_like.training.small_models.embedded import with_embedded_models
 
     config = with_embedded_models(config)

@@ -163,14 +163,8 @@ def test_value_losses(golden):
     case = golden["value_loss_clipped"]
     values, old, returns, mask = tensors(case, "values", "old_values", "returns", "mask")
     mask = mask.bool()
-    values.requires_grad_()
-    loss = losses.clipped_value_error(values[mask], returns[mask], old[mask], 0.2).mean()
-    close(loss.detach(), case["expected"]["token_mean"])
-    close(torch.autograd.grad(loss, values)[0], case["expected"]["grad_token_mean"], mask)
-    close(
-        losses.value_error(values[mask], returns[mask], old[mask], 0.2).mean().detach(),
-        case["expected"]["sb3_mse_of_clipped"],
-    )
+    loss = losses.value_error(values[mask], returns[mask], old[mask], 0.2).mean()
+    close(loss, case["expected"]["sb3_mse_of_clipped"])
 
 
 def test_a2c_loss(golden):

@@ -246,7 +246,7 @@ def test_log_probs_are_exact_under_autocast_where_logits_share_a_large_offset():
 def test_a_policy_must_fit_its_action_space(tiny_gpt2_dir):
     from gymnasium import spaces
 
-    from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+    from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 
     with pytest.raises(ModelError, match="vocab_size=320"):
         CausalLMActorCriticPolicy(spaces.Dict({}), spaces.Discrete(7), lambda _: 0.1, model_name=str(tiny_gpt2_dir))

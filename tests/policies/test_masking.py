@@ -8,9 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_masks import contains, n_allowed, pack, unpack
-from rl4lms_like.policies import masking
-from rl4lms_like.policies.masked import MaskablePolicy
-from rl4lms_like.policies.masking import MaskRule
+from rl4lms_like.policies import masked
+from rl4lms_like.policies.masked import MaskablePolicy, MaskRule
 from rl4lms_like.testing import models
 from tests.builders import MASKABLE, make_env, make_policy
 
@@ -271,12 +270,12 @@ def test_a_family_without_keys_and_values_reads_the_whole_text_at_every_step(tmp
 
 
 def test_a_mask_model_that_is_followed_wrongly_fails_when_the_policy_is_built(tiny_gpt2_dir, monkeypatch):
-    original = masking.CausalMaskDecoder._forward
+    original = masked.MaskDecoder.next_logits
 
-    def without_padding(self, new_ids, length):
+    def without_padding(self, input_ids):
         self.prompt_mask = torch.ones_like(self.prompt_mask)
-        return original(self, new_ids, length)
+        return original(self, input_ids)
 
-    monkeypatch.setattr(masking.CausalMaskDecoder, "_forward", without_padding)
+    monkeypatch.setattr(masked.MaskDecoder, "next_logits", without_padding)
     with pytest.raises(ParityError, match="as a mask model"):
         maskable(tiny_gpt2_dir)

@@ -10,8 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.policies.loading import load_model
-from rl4lms_like.policies.saving import save_language_model
+from rl4lms_like.policies.loading import load_model, save_language_model
 from rl4lms_like.testing import models
 from tests.builders import POLICIES, SAMPLING, make_env, make_policy
 
@@ -84,7 +83,7 @@ def test_a_critic_of_the_same_checkpoint_equals_the_policys_network(tiny_gpt2_di
 
 
 def test_a_critic_of_the_other_family_is_refused(tiny_gpt2_dir, tiny_t5_dir):
-    with pytest.raises(ModelError, match=r"is an encoder-decoder model, but the policy '.*' is a decoder-only model"):
+    with pytest.raises(ModelError, match="cannot load the critic"):
         make_policy("causal", tiny_gpt2_dir, critic_model=str(tiny_t5_dir))
 
 

@@ -108,7 +108,7 @@ def test_good_algorithms_pass(algorithm):
     ],
 )
 def test_bad_algorithms_are_told_why(algorithm, said, monkeypatch):
-    from rl4lms_like.policies.causal import CausalLMActorCriticPolicy
+    from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 
     if algorithm is Patches:  # put back afterwards
         monkeypatch.setattr(CausalLMActorCriticPolicy, "evaluate_actions", CausalLMActorCriticPolicy.evaluate_actions)

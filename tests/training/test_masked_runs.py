@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.policies.masking import MaskedTextWriter
+from rl4lms_like.policies.masked import MaskedTextWriter
 from rl4lms_like.training import inference
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config

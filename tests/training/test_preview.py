@@ -10,8 +10,8 @@ from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training import assemble as training_assemble
 from rl4lms_like.training.assemble import assemble, load_model_config
-from rl4lms_like.training.config.fit import response_length
 from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.settings import response_length
 from rl4lms_like.training.preview import preview
 from tests.training.configs import run_blocks, supervised_blocks
 

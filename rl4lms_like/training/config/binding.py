@@ -1,36 +1,241 @@
 """Resolve the components of a config, check their `args` against their signatures, add defaults, and build them.
 
-Arguments with the type of a reward are `{id, args}` too and are bound in the same way, at any depth. So is the
-`shaping_fn` that every reward accepts. Works on the raw mapping, so a mistake in one place of a block does not prevent
-checks of the others. Loads no model and does not import torch itself.
+Arguments with the type of a reward are components too and are bound in the same way, at any depth. So is the
+`shaping_fn` that every reward accepts.
+
+    annotation                            config
+    RewardFunction | None                 id, or {id, args}
+    list[BatchedRewardFunction]           [id, {id, args}]
+    dict[str, AnyReward]                  {name: {id, args}}
+    list[RewardPart]                      [{id, args, weight, name}]
+    a dataclass with such fields          {reward: {id, args}, ...}
+
+A checked reward is a `Nested`: the mapping of the config, with the class of the object to build. Works on the raw
+mapping, so a mistake in one place of a block does not prevent checks of the others. Loads no model and does not import
+torch itself.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import MinLen
+from pydantic import PlainValidator
 
 from rl4lms_like.core.errors import ComponentError, ConfigError, MissingExtraError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.schema import at, check_arguments, join, signature_of
+from rl4lms_like.core.schema import (
+    ComponentOf,
+    RefusedError,
+    at,
+    check_arguments,
+    check_block,
+    check_value,
+    join,
+    signature_of,
+)
 from rl4lms_like.core.wording import raised
 from rl4lms_like.envs.arguments import EnvArguments
-from rl4lms_like.policies.generation_arguments import bind_generation
-from rl4lms_like.policies.lora_arguments import LoraArguments
+from rl4lms_like.policies.arguments import LoraArguments, bind_generation
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.rewards.base import RewardFunction, RewardPart
-from rl4lms_like.rewards.combine import shaped
-from rl4lms_like.training.config.nested_rewards import (
-    SHAPING,
-    Nested,
-    changed,
-    check_component,
-    name_of,
-    plain,
-    takes_shaping,
-)
+from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
+from rl4lms_like.rewards.combine import CombinedReward, shaped
 from rl4lms_like.training.config.places import FILLED_IN, GENERATION, Slot, slots, targets
+
+if TYPE_CHECKING:
+    from rl4lms_like.training.config.run_config import ComponentConfig
+
+SHAPING = "shaping_fn"
+"""Argument that every reward accepts in a config: another reward, whose value is added."""
+
+_REWARDS = (RewardFunction, BatchedRewardFunction)
+
+
+@dataclass(frozen=True)
+class _Reward:
+    """A reward's block."""
+
+    id: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Part(_Reward):
+    """The block of a `RewardPart`."""
+
+    weight: Finite = 1.0
+    name: Annotated[str, MinLen(1)] | None = None
+
+
+class Nested(dict[str, Any]):
+    """Mapping of a config that describes an object.
+
+    Args:
+        fields: `id` and `args` of a reward, also `weight` and `name` of a part; or the fields of a dataclass.
+        kind: `RewardFunction`, `RewardPart`, or the dataclass.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], kind: type) -> None:
+        super().__init__(fields)
+        self.kind = kind
+
+
+def plain(value: Any) -> Any:
+    """Return a checked value with a plain mapping in place of each `Nested`."""
+    return changed(value, lambda nested, fields, path: fields)
+
+
+def changed(value: Any, change: Callable[[Nested, dict[str, Any], str], Any], path: str = "") -> Any:
+    """Return a checked value with `change(nested, its fields, path)` in place of each `Nested`, inner ones first."""
+    if isinstance(value, list | tuple):
+        return type(value)(changed(item, change, join(path, index)) for index, item in enumerate(value))
+    if not isinstance(value, dict):
+        return value
+    fields = {key: changed(item, change, join(path, key)) for key, item in value.items()}
+    return change(value, fields, path) if isinstance(value, Nested) else fields
+
+
+def takes_shaping(registry: Registry, target: Callable[..., Any]) -> bool:
+    """Return whether the library adds a `shaping_fn`: to any reward that has no parameter of that name."""
+    return registry is REWARDS and SHAPING not in {argument.name for argument in signature_of(target).arguments}
+
+
+def name_of(id: str) -> str:
+    """Return the default name of a component: its id, or the last part of an import path."""
+    return id.rpartition(":")[2]
+
+
+def check_component(
+    registry: Registry,
+    target: Callable[..., Any],
+    args: Mapping[str, Any],
+    path: str,
+    exclude: Sequence[str] = (),
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """Check the arguments of a component against its signature.
+
+    Args:
+        registry: registry of the component's id.
+        target: class or function that receives the arguments.
+        args: arguments in the config.
+        path: config path of the arguments, `reward_fn.args`.
+        exclude: arguments that the library fills in.
+
+    Returns:
+        The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the mistakes.
+    """
+    also = (SHAPING,) if takes_shaping(registry, target) else ()
+    own = {name: value for name, value in args.items() if name not in also}
+    bound, mistakes = check_arguments(target, own, path, exclude=exclude, also=also, special=_validator_of)
+    if also and args.get(SHAPING) is not None:
+        try:
+            bound[SHAPING] = _reward(_REWARDS, args[SHAPING])
+        except RefusedError as refused:
+            mistakes += [mistake.below(join(path, SHAPING)) for mistake in refused.mistakes]
+    return bound, mistakes
+
+
+def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
+    """Return the function that validates a type of this module's table; None for any other type."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *rules = typing.get_args(annotation)
+        named = {rule.name for rule in rules if isinstance(rule, ComponentOf)}
+        if named:
+            return partial(_reward, tuple(base for base in _REWARDS if base.__name__ in named))
+        return _validator_of(annotation)
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if is_union else (annotation,)
+    kinds = [option for option in options if option is not type(None)]
+    if kinds and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds):
+        return partial(_reward, options)
+    if annotation is RewardPart:
+        return _part
+    if typing.get_origin(annotation) is list and _validator_of(typing.get_args(annotation)[0]) is _part:
+        return _parts
+    is_block = inspect.isclass(annotation) and dataclasses.is_dataclass(annotation)
+    return partial(_block, annotation) if is_block else None
+
+
+def _reward(bases: tuple[type, ...], value: Any) -> Any:
+    """Validate a reward: `{id, args}` or the id alone in a config, or an object in Python."""
+    if value is None and type(None) in bases:
+        return None
+    return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, value)
+
+
+def _part(value: Any) -> Nested:
+    """Validate a `RewardPart`, `{id, args, weight, name}` or the id alone; the name defaults to the id."""
+    part = _component(_Part, _REWARDS, RewardPart, value)
+    return Nested({**part, "name": part.get("name") or name_of(part["id"])}, RewardPart)
+
+
+def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> Nested:
+    is_id = isinstance(value, str)
+    fields, mistakes = check_block(block, {"id": value} if is_id else value, None)
+    if isinstance(id := fields.get("id"), str) and (is_id or "args" in fields or "args" not in value):
+        try:
+            target, args = REWARDS.signature(id), fields.get("args", {})
+            if (misfit := _misfit(id, target, args, bases)) is not None:
+                mistakes.append(Mistake("id", misfit))
+            fields["args"], wrong = check_component(REWARDS, target, args, "args")
+            mistakes += wrong
+        except ConfigError as error:
+            mistakes += [Mistake("id", mistake.message) for mistake in error.mistakes]
+        except MissingExtraError:  # building the reward reports what to install
+            pass
+    if mistakes:
+        raise RefusedError(*(Mistake("", one.message) if is_id and one.path == "id" else one for one in mistakes))
+    return Nested({"args": {}, **fields}, kind)
+
+
+def _misfit(id: str, target: Callable[..., Any], args: Mapping[str, Any], bases: tuple[type, ...]) -> str | None:
+    """Return the message for a reward that is not of the expected kind; None if it is, or if its kind is unknown."""
+    kind: Any = REWARDS.resolve(id)
+    if not inspect.isclass(kind) or not issubclass(kind, _REWARDS):
+        return None
+    if args.get(SHAPING) is not None and takes_shaping(REWARDS, target):
+        kind = CombinedReward
+    if issubclass(kind, bases):
+        return None
+    is_sum = issubclass(kind, CombinedReward)
+    role = next(base.__name__ for base in _REWARDS if issubclass(kind, base))
+    what = "combination of rewards, which scores single tokens" if is_sum else role
+    return f"expected a {' or '.join(base.__name__ for base in bases if base in _REWARDS)}; {id!r} is a {what}"
+
+
+def _parts(value: Any) -> Any:
+    """Validate a list of `RewardPart` with distinct names."""
+    parts, mistakes = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
+    taken: dict[str, int] = {}
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        given = item if isinstance(item, Mapping) else {"id": item}
+        name = given.get("name") or name_of(str(given.get("id")))
+        if isinstance(given.get("id"), str) and (first := taken.setdefault(str(name), index)) != index:
+            said = f"{name!r} is already the name of item {first}; give each item a distinct name"
+            mistakes.append(Mistake(f"{index}.name", said))
+    if mistakes:
+        raise RefusedError(*mistakes)
+    return parts
+
+
+def _block(kind: type, value: Any) -> Any:
+    """Validate a dataclass, given as a mapping of its fields."""
+    if isinstance(value, kind):
+        return value
+    fields, mistakes = check_block(kind, value, _validator_of)
+    if mistakes:
+        raise RefusedError(*mistakes)
+    return Nested(fields, kind)
+
 
 _METHODS = {"reward": "__call__", "metric": "compute"}
 """Method that a component must have, by its registry's kind."""
@@ -142,16 +347,7 @@ def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
     return mistakes
 
 
-class _Component(Protocol):
-    """The `id` and `args` of a component."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def args(self) -> Mapping[str, Any]: ...
-
-
-def build_component(registry: Registry, config: _Component, kind: str) -> Any:
+def build_component(registry: Registry, config: ComponentConfig, kind: str) -> Any:
     """Build a reward or metric of a config.
 
     Raises:

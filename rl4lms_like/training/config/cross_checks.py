@@ -1,12 +1,19 @@
 """Check combinations of a config's keys, and names of local files. Loads no model and imports no torch.
 
-Each check receives the whole raw mapping after `binding.bind`, and returns the mistakes that it finds.
+Each check receives the whole raw mapping after `binding.bind`, and returns the mistakes that it finds. The metrics that
+a config selects by key must be keys that `train_evaluation.metrics` reports:
+
+    train_evaluation.keep_best: {metric: lexical/meteor, mode: max}      the model of the best evaluation
+    alg.training_args.metric_for_best_model: eval_lexical/meteor         the same, in supervised runs
+    doctor.held_out: [{metric: lexical/meteor, mode: max}]               must not fall while the reward rises
 """
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +26,7 @@ from rl4lms_like.algorithms.arguments import (
 )
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, Mistake
+from rl4lms_like.core.model_weights import names_folder
 from rl4lms_like.core.schema import at, join, signature_of, unknown_key
 from rl4lms_like.core.secrets import names_variable
 from rl4lms_like.core.wording import shown
@@ -26,11 +34,13 @@ from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.arguments import MaskablePolicyArguments, mask_mistakes
-from rl4lms_like.policies.lora_arguments import lora_mistakes
-from rl4lms_like.training.config.chosen_metrics import chosen_metric_mistakes
+from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_mistakes, mask_mistakes
 from rl4lms_like.training.config.places import GENERATION, POST_PROCESSING, targets
 from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unknown_embedded_model
+
+PLACE, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
+SUPERVISED = "alg.training_args.metric_for_best_model"
+"""Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
 
 
 def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
@@ -64,7 +74,7 @@ def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
     return [
         Mistake(path, f"there is no folder {name!r}" + _where_from(name))
         for path, name in names
-        if isinstance(name, str) and names_folder(name) and not with_home(name).is_dir()
+        if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir()
     ]
 
 
@@ -77,18 +87,6 @@ def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
     if with_home(folder).is_dir():
         return []
     return [Mistake("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
-
-
-def names_folder(name: str) -> bool:
-    """Return whether a model name means a local folder: hub ids are `name` or `owner/name`.
-
-    `owner/name` means a folder only if a folder `owner` exists; `embedded/name` never does.
-    """
-    if is_embedded(name):
-        return False
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        return True
-    return "/" in name and Path(name).parent.is_dir()
 
 
 def _where_from(name: str) -> str:
@@ -170,7 +168,7 @@ def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
     owners: dict[str, int] = {}
     for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
         for key in () if metric in metrics[:index] else _keys_of(metric):
-            if owners.setdefault(key, index) != index:
+            if "{" not in key and owners.setdefault(key, index) != index:
                 other = f"train_evaluation.metrics.{owners[key]} ({metrics[owners[key]]['id']})"
                 said = f"reports {key!r}, as {other} does; give one of them a name, which is appended to its keys"
                 mistakes.append(Mistake(f"train_evaluation.metrics.{index}", said))
@@ -179,12 +177,12 @@ def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
 
 
 def _keys_of(metric: Any) -> list[str]:
-    """Return the keys that a metric of the table reports, without those that depend on its arguments."""
+    """Return the keys that a metric of the table reports; `{n}` is a part that depends on its arguments."""
     id = metric.get("id") if isinstance(metric, Mapping) else None
     if not isinstance(id, str) or id not in METRICS:
         return []
     name = metric.get("name")
-    return [named_key(key, name) if name else key for key in METRICS.entry(id).keys if "{" not in key]
+    return [named_key(key, name) if name else key for key in METRICS.entry(id).keys]
 
 
 def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
@@ -275,6 +273,51 @@ def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
 def _is_kind(target: Any, kind: type) -> bool:
     """Return whether the target of a component's `args` is a class of this kind."""
     return isinstance(target, type) and issubclass(target, kind)
+
+
+def chosen_metric_mistakes(blocks: Mapping[str, Any]) -> list[Mistake]:
+    """Return a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
+    known = _reported(at(blocks, "train_evaluation.metrics"))
+    if known is None:
+        return []
+    held_out = at(blocks, HELD_OUT)
+    chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
+    for index, each in enumerate(held_out if isinstance(held_out, list) else []):
+        chosen[f"{HELD_OUT}.{index}.metric"] = each.get("metric") if isinstance(each, Mapping) else None
+    mistakes = [
+        unknown_metric(path, wanted, known)
+        for path, wanted in chosen.items()
+        if isinstance(wanted, str) and not _is_among(wanted, known)
+    ]
+    best = at(blocks, SUPERVISED)
+    if isinstance(best, str) and not _is_among(best.removeprefix("eval_"), ["loss", *known]):
+        mistakes.append(unknown_metric(SUPERVISED, best, ["loss", *known]))
+    return mistakes
+
+
+def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> Mistake:
+    """Return the mistake for a key at a config path that no metric reports, with the closest known key."""
+    keys = list(known)
+    near = difflib.get_close_matches(wanted, keys, n=1)
+    listed = ", ".join(keys) or "none, because train_evaluation.metrics is empty"
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
+    return Mistake(path, f"no metric reports {wanted!r}; {hint}")
+
+
+def _reported(metrics: Any) -> list[str] | None:
+    """Return the keys of the config's metrics; None with a user's metric, whose keys are unknown before evaluation."""
+    keys: list[str] = []
+    for metric in metrics if isinstance(metrics, list) else []:
+        own = _keys_of(metric)
+        if not own:
+            return None
+        keys += own
+    return keys
+
+
+def _is_among(wanted: str, keys: Iterable[str]) -> bool:
+    """Return whether a key is among the keys of the table, where `{n}` is a part that depends on arguments."""
+    return any(re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(key)), wanted) for key in keys)
 
 
 CROSS_CHECKS = (

@@ -7,8 +7,6 @@ docs/coming_from_trl.md has the same table and explains the differences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rl4lms_like.core.errors import Mistake
 from rl4lms_like.core.schema import UNKNOWN_KEY
 
@@ -54,12 +52,8 @@ HERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 _OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.policy.args.peft.")
 
 
-def with_keys_of_here(mistakes: Sequence[Mistake]) -> list[Mistake]:
-    """Return the mistakes; for unknown keys of other libraries, the message has the equivalent key of this library."""
-    return [_with_key_of_here(mistake) for mistake in mistakes]
-
-
-def _with_key_of_here(mistake: Mistake) -> Mistake:
+def with_key_of_here(mistake: Mistake) -> Mistake:
+    """Return the mistake; for an unknown key of another library, with the equivalent key of this library."""
     here = HERE.get(mistake.path.rpartition(".")[2])
     if here is None or not mistake.message.startswith(UNKNOWN_KEY) or mistake.path.startswith(_OWN_ARGUMENTS):
         return mistake

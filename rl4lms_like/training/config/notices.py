@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from rl4lms_like.core.errors import Mistake
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.places import GENERATION
@@ -31,15 +31,8 @@ _NEUTRAL = {
 """Arguments that change the sampled distribution -> value without effect. For an unset `top_k` see `_sampling`."""
 
 
-@dataclass(frozen=True)
-class Notice:
-    """Message about a config path (`alg.policy.args.generation_kwargs`)."""
-
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+class Notice(Mistake):
+    """Message about a config path (`alg.policy.args.generation_kwargs`) that is valid."""
 
 
 def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Notice]]:
@@ -141,50 +134,34 @@ def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def _sizes(blocks: Mapping[str, Any]) -> list[Notice]:
-    return [*_second_batch(blocks), *_one_minibatch(blocks), *_small_minibatches(blocks)]
-
-
-def _second_batch(blocks: Mapping[str, Any]) -> list[Notice]:
-    """Report rollouts that are full only if all episodes are: an early end then costs a whole generation batch."""
-    kwargs = "alg.policy.args.generation_kwargs"
-    n_steps = at(with_defaults(blocks), "alg.args.n_steps")
-    length = _longest_response(blocks)
-    fixed = (at(blocks, kwargs) or {}).get("min_length") or 0
-    if not n_steps or n_steps % length or fixed >= length or not at(blocks, "env.args.terminate_on_eos"):
-        return []
-    message = (
-        f"{n_steps} is a multiple of the longest response, {length}: if one response ends early, the rollout is too "
-        f"short and another whole batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
-    )
-    return [Notice("alg.args.n_steps", message)]
-
-
-def _one_minibatch(blocks: Mapping[str, Any]) -> list[Notice]:
+    """Report sizes of rollouts and minibatches that waste generation or make the gradient noisy."""
     complete = with_defaults(blocks)
-    batch, n_steps = at(complete, "alg.args.batch_size"), at(complete, "alg.args.n_steps")
+    args = at(complete, "alg.args") or {}
+    n_steps, batch, length = args.get("n_steps"), args.get("batch_size"), _longest_response(blocks)
+    notices = []
+    shortest = (at(blocks, _ROLLOUTS) or {}).get("min_length") or 0
+    if n_steps and n_steps % length == 0 and shortest < length and at(blocks, "env.args.terminate_on_eos"):
+        message = (
+            f"{n_steps} is a multiple of the longest response, {length}: if one response ends early, the rollout is "
+            f"too short and another whole batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
+        )
+        notices.append(Notice("alg.args.n_steps", message))
     rollout = (n_steps or 0) * (at(complete, "env.n_envs") or 1)
-    if batch is None or n_steps is None or batch <= rollout:
-        return []
-    message = f"above the minimum of a rollout, n_steps * n_envs = {rollout} tokens: one minibatch may hold all of it"
-    return [Notice("alg.args.batch_size", message)]
-
-
-def _small_minibatches(blocks: Mapping[str, Any]) -> list[Notice]:
-    """Report minibatches of few whole episodes, whose gradient is mostly noise."""
-    args = at(with_defaults(blocks), "alg.args") or {}
-    batch = args.get("batch_size")
-    if batch is None or args.get("n_epochs") is None:  # in trpo only the critic has minibatches
-        return []
-    length = _longest_response(blocks)
-    n_episodes = max(batch // length, 1)
-    if n_episodes >= FEW_EPISODES:
-        return []
-    message = (
-        f"{batch} tokens are {n_episodes} episode{'s' if n_episodes > 1 else ''} of {length} tokens: all tokens of an "
-        f"episode share its reward, so the gradient of so small a minibatch is noisy; {FEW_EPISODES * length} or more "
-        f"hold {FEW_EPISODES}"
-    )
-    return [Notice("alg.args.batch_size", message)]
+    if batch is not None and n_steps is not None and batch > rollout:
+        message = (
+            f"above the minimum of a rollout, n_steps * n_envs = {rollout} tokens: one minibatch may hold all of it"
+        )
+        notices.append(Notice("alg.args.batch_size", message))
+    n_episodes = max((batch or 0) // length, 1)
+    if batch is not None and args.get("n_epochs") is not None and n_episodes < FEW_EPISODES:
+        # without n_epochs (trpo) only the critic has minibatches
+        message = (
+            f"{batch} tokens are {n_episodes} episode{'s' if n_episodes > 1 else ''} of {length} tokens: all tokens of "
+            f"an episode share its reward, so the gradient of so small a minibatch is noisy; {FEW_EPISODES * length} "
+            f"or more hold {FEW_EPISODES}"
+        )
+        notices.append(Notice("alg.args.batch_size", message))
+    return notices
 
 
 def _default_learning_rate(blocks: Mapping[str, Any]) -> list[Notice]:
@@ -199,12 +176,7 @@ def _default_learning_rate(blocks: Mapping[str, Any]) -> list[Notice]:
 
 
 def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice | None:
-    """Return a notice if the learning rate is far above the suitable one for a model's size; else None.
-
-    Args:
-        blocks: the config.
-        n_parameters: of the policy's model.
-    """
+    """Return a notice if the learning rate is far above the suitable one for a model's size; else None."""
     args = at(with_defaults(blocks), "alg.args") or {}
     rate = args.get("learning_rate")
     if not isinstance(rate, int | float) or "cg_max_steps" in args:  # in trpo it is the critic's
@@ -225,7 +197,7 @@ def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice
 
 def _longest_response(blocks: Mapping[str, Any]) -> int:
     limit = at(blocks, "env.args.max_episode_length") or 512
-    return min(limit, response_limit(blocks, "alg.policy.args.generation_kwargs"))
+    return min(limit, response_limit(blocks, _ROLLOUTS))
 
 
 def response_limit(blocks: Mapping[str, Any], path: str) -> int:

@@ -44,26 +44,10 @@ GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_
 FILLED_IN: dict[str, tuple[str, ...]] = {
     "data pool": ("split",),
     "policy": (
-        "observation_space",
-        "action_space",
-        "lr_schedule",
-        "tokenizer",
-        "optimizer_class",
-        "use_sde",
-        "use_reference",
-        "device",
-        "special_token_ids",
-        "state_dict",
+        *("observation_space", "action_space", "lr_schedule", "tokenizer", "optimizer_class", "use_sde"),
+        *("use_reference", "device", "special_token_ids", "state_dict"),
     ),
-    "algorithm": (
-        "policy",
-        "env",
-        "policy_kwargs",
-        "kl_controller",
-        "norm_reward",
-        "tracker",
-        "_init_setup_model",
-    ),
+    "algorithm": (*("policy", "env", "policy_kwargs", "kl_controller", "norm_reward", "tracker", "_init_setup_model"),),
 }
 """Arguments that the library passes to components itself, by the registry's kind."""
 
@@ -76,17 +60,15 @@ class Slot:
         path: config path of the component.
         block: its `id` and `args`.
         registry: registry of its kind.
-        id_path: config path of the id, if it is not `path.id`.
     """
 
     path: str
     block: dict[str, Any]
     registry: Registry
-    id_path: str | None = None
 
     def wrong_id(self, message: str) -> Mistake:
         """Return the mistake for an invalid id."""
-        return Mistake(self.id_path or join(self.path, "id"), message)
+        return Mistake(join(self.path, "id"), message)
 
     def takes(self) -> Callable[..., Any]:
         """Return the class or function that receives the `args`: the target's `arguments_class` if it has one.

@@ -20,13 +20,11 @@ from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Pr
 from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.core.secrets import secret_mistakes, without_values
 from rl4lms_like.training.config.binding import bind
-from rl4lms_like.training.config.chosen_metrics import KeepBestConfig
 from rl4lms_like.training.config.cross_checks import cross_check, data_mistakes
-from rl4lms_like.training.config.keys_elsewhere import with_keys_of_here
+from rl4lms_like.training.config.keys_elsewhere import with_key_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
-from rl4lms_like.training.config.overrides import apply_overrides
 from rl4lms_like.training.config.places import RunKind, run_kind
-from rl4lms_like.training.config.yaml_file import read_yaml
+from rl4lms_like.training.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
 MOST_TOLD = 500
@@ -155,6 +153,19 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeepBestConfig:
+    """The `train_evaluation.keep_best` block: keeps the model of the best evaluation on `val` in `best/`.
+
+    Args:
+        metric: a key of the metrics on `val`, `lexical/meteor`.
+        mode: `max` if larger is better, `min` if smaller is better.
+    """
+
+    metric: str
+    mode: Literal["max", "min"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainEvaluationConfig:
     """The `train_evaluation` block of an RL run.
 
@@ -192,7 +203,33 @@ class TrainEvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class _AnyRunConfig:
+    """Keys of the top level that RL and supervised runs have in common.
+
+    Args:
+        seed: of all random numbers of the run.
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
+        n_threads: number of torch threads; `auto` chooses by the size of the model.
+        deterministic: use only operations with bitwise reproducible results, which may be slower on a GPU.
+        notices: messages about the config; not a key of the file.
+    """
+
+    seed: Seed = 0
+    device: str = "auto"
+    n_threads: Threads | Literal["auto"] = "auto"
+    deterministic: bool = False
+    notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the config as plain data, which parses to an equal config; its blocks come first."""
+        data = dataclasses.asdict(self)
+        del data["notices"]
+        shared = {key: data.pop(key) for key in ("seed", "device", "n_threads", "deterministic")}
+        return data | shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(_AnyRunConfig):
     """Config of an RL run.
 
     Args:
@@ -203,11 +240,6 @@ class RunConfig:
         alg: algorithm, KL penalty and policy.
         train_evaluation: schedule and metrics.
         doctor: settings of the run doctor.
-        seed: of all random numbers of the run.
-        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
-        n_threads: number of torch threads; `auto` chooses by the size of the model.
-        deterministic: use only operations with bitwise reproducible results, which may be slower on a GPU.
-        notices: messages about the config; not a key of the file.
     """
 
     tokenizer: TokenizerConfig
@@ -217,15 +249,6 @@ class RunConfig:
     alg: AlgorithmConfig
     train_evaluation: TrainEvaluationConfig
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
-    seed: Seed = 0
-    device: str = "auto"
-    n_threads: Threads | Literal["auto"] = "auto"
-    deterministic: bool = False
-    notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the config as plain data, which parses to an equal config."""
-        return _to_dict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +309,7 @@ class SupervisedEvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedConfig:
+class SupervisedConfig(_AnyRunConfig):
     """Config of a supervised run.
 
     Args:
@@ -294,26 +317,12 @@ class SupervisedConfig:
         datapool: the data pool to train on, `id` and `args`.
         alg: model and training arguments.
         train_evaluation: batch size and metrics.
-        seed: of all random numbers of the run.
-        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
-        n_threads: number of torch threads; `auto` chooses by the size of the model.
-        deterministic: use only operations with bitwise reproducible results, which may be slower on a GPU.
-        notices: messages about the config; not a key of the file.
     """
 
     tokenizer: TokenizerConfig
     datapool: ComponentConfig
     alg: SupervisedAlgConfig
     train_evaluation: SupervisedEvaluationConfig
-    seed: Seed = 0
-    device: str = "auto"
-    n_threads: Threads | Literal["auto"] = "auto"
-    deterministic: bool = False
-    notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the config as plain data, which parses to an equal config."""
-        return _to_dict(self)
 
 
 AnyConfig: TypeAlias = RunConfig | SupervisedConfig
@@ -367,7 +376,7 @@ def parse_config(
     kind = KINDS[run_kind(mapping)]
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
-    found = with_keys_of_here(found) if kind is RunConfig else found
+    found = list(map(with_key_of_here, found)) if kind is RunConfig else found
     if found:
         told = _in_order_of(mapping, found)[:MOST_TOLD]
         more = [Mistake("", f"and {len(found) - len(told)} more")] if len(found) > len(told) else []
@@ -380,9 +389,3 @@ def _in_order_of(mapping: Mapping[str, Any], mistakes: list[Mistake]) -> list[Mi
     """Sort mistakes by the order of their blocks in the file; those outside its blocks come first."""
     rank = {str(block): index for index, block in enumerate(mapping)}
     return sorted(mistakes, key=lambda mistake: rank.get(mistake.path.partition(".")[0], -1))
-
-
-def _to_dict(config: AnyConfig) -> dict[str, Any]:
-    fields = dataclasses.asdict(config)
-    del fields["notices"]
-    return fields

@@ -1,12 +1,16 @@
-"""Checks of an RL config that need torch, transformers or PEFT, and checks of models and tokenizers.
+"""Checks of an RL config that need torch, transformers or PEFT; no weights are read.
 
-before anything is loaded    generation arguments, adapters, the device
-with the models' configs     vocabulary, positions, prompts
+settings    generation arguments, adapters, optimizer, device
+tokenizer   has no token that the policy cannot embed
+models      policy, critic and reference are of the family that `alg.policy.id` supports
+lengths     prompt and response fit into the positions of each
+weights     local folders have all weights of their configs, by name and shape
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from stable_baselines3.common.utils import get_device
@@ -14,14 +18,25 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake, ModelError
+from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.generation import unknown_generation_arguments
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.base import make_optimizer
+from rl4lms_like.policies.generation import NO_PROMPT, generate_arguments, unknown_generation_arguments
+from rl4lms_like.policies.loading import auto_class_of, check_model_weights
 from rl4lms_like.policies.lora import lora_conflicts
-from rl4lms_like.policies.optimizer import make_optimizer
-from rl4lms_like.policies.writing import NO_PROMPT
 from rl4lms_like.rollouts.supported import unsupported_with
 from rl4lms_like.training.config.run_config import RunConfig
+
+ARGS = "alg.policy.args"
+_NETWORKS = {"model_name": "the model", "critic_model": "the critic", "reference_model": "the reference"}
+"""Argument of a policy that names a model -> its description in messages."""
+
+Networks = Mapping[str, PretrainedConfig]
+"""`model_name`, and if the run has them `critic_model` and `reference_model` -> the model's config."""
 
 
 def check_settings(config: RunConfig) -> None:
@@ -30,13 +45,13 @@ def check_settings(config: RunConfig) -> None:
     Raises:
         ConfigError: lists all mistakes.
     """
-    mistakes = dict.fromkeys([*settings_mistakes(config), *_device_mistakes(config, here=True)])
+    mistakes = settings_mistakes(config, here=True)
     if mistakes:
-        raise ConfigError(list(mistakes))
+        raise ConfigError(mistakes)
 
 
-def settings_mistakes(config: RunConfig) -> list[Mistake]:
-    """Return the mistakes in these settings that do not depend on this machine's devices."""
+def settings_mistakes(config: RunConfig, *, here: bool = False) -> list[Mistake]:
+    """Return the mistakes in these settings; those that depend on this machine's devices only if `here` is true."""
     places = {
         "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
         "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
@@ -47,12 +62,9 @@ def settings_mistakes(config: RunConfig) -> list[Mistake]:
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
     mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
-    return [
-        *mistakes,
-        *_algorithm_mistakes(config),
-        *_optimizer_mistakes(config),
-        *_device_mistakes(config, here=False),
-    ]
+    own = config.alg.args.get("device")
+    devices = device_mistakes(own or config.device, "alg.args.device" if own else "device", here=here)
+    return [*mistakes, *_algorithm_mistakes(config), *_optimizer_mistakes(config), *devices]
 
 
 def _algorithm_mistakes(config: RunConfig) -> list[Mistake]:
@@ -77,11 +89,6 @@ def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
     return []
 
 
-def _device_mistakes(config: RunConfig, *, here: bool) -> list[Mistake]:
-    own = config.alg.args.get("device")
-    return device_mistakes(own or config.device, "alg.args.device" if own else "device", here=here)
-
-
 def device_mistakes(device: str, path: str = "device", *, here: bool = True) -> list[Mistake]:
     """Return the mistake in a config's device: on this machine, or on any machine if `here` is false."""
     try:
@@ -93,11 +100,16 @@ def device_mistakes(device: str, path: str = "device", *, here: bool = True) -> 
     return []
 
 
+def n_tokens(network: PretrainedConfig) -> int:
+    """Return the number of tokens in a model's vocabulary."""
+    return int(network.get_text_config().vocab_size)
+
+
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
 ) -> None:
     """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed."""
-    vocab_size = int(model_config.get_text_config().vocab_size)
+    vocab_size = n_tokens(model_config)
     if len(tokenizer) > vocab_size:
         raise ModelError(
             f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only "
@@ -119,23 +131,103 @@ def check_prompts(
             )
 
 
-def check_positions(
-    model_config: PretrainedConfig, network: str, max_prompt_length: int, max_episode_length: int
-) -> None:
-    """Raise a `ConfigError` if a network has fewer positions than an episode may need."""
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if positions is None:
-        return
-    seq2seq = bool(model_config.is_encoder_decoder)
-    needed = max(max_prompt_length, max_episode_length) if seq2seq else max_prompt_length + max_episode_length
-    if needed > positions:
-        what = "the longer of prompt and response" if seq2seq else "prompt and response together"
-        raise ConfigError(
-            [
-                Mistake(
-                    "env.args",
-                    f"{network} has {positions} positions, {what} may need {needed} (max_prompt_length "
-                    f"{max_prompt_length}, response {max_episode_length}): reduce these lengths",
-                )
-            ]
+def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
+    """Return the configs of all models that a run loads.
+
+    Args:
+        config: of the run, with a folder in place of each embedded model.
+        load: loads the config of the model in a policy's arguments.
+
+    Raises:
+        ModelError: a config cannot be loaded.
+    """
+    arguments = PolicyArguments.known_in(config.alg.policy.args)
+    names = {key: getattr(arguments, key) for key in _NETWORKS}
+    if config.alg.kl_div.coeff == 0:
+        names["reference_model"] = None  # not loaded
+    return {key: load(replace(arguments, model_name=name)) for key, name in names.items() if name is not None}
+
+
+def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> None:
+    """Check the families and vocabularies of the models and the vocabulary of the tokenizer.
+
+    Raises:
+        ConfigError: the policy does not support the family of a model, or the models have different vocabularies.
+        ModelError: the tokenizer has tokens that the policy does not have.
+    """
+    wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
+    mistakes = []
+    for key, network in networks.items():
+        if wanted is not None and auto_class_of(network) is not wanted:
+            kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
+            said = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
+            mistakes.append(Mistake(f"{ARGS}.{key}", said))
+        elif (found := n_tokens(network)) != (expected := n_tokens(networks["model_name"])):
+            said = f"{_NETWORKS[key]} has {found} tokens, the policy {expected}: they must have the same vocabulary"
+            mistakes.append(Mistake(f"{ARGS}.{key}", said))
+    if mistakes:
+        raise ConfigError(mistakes)
+    model_name = config.alg.policy.args["model_name"]
+    check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
+
+
+def check_weights(config: RunConfig, networks: Networks) -> bool:
+    """Compare the weights of models in local folders with their configs, by name and shape.
+
+    Returns:
+        Whether all weights could be compared; loading compares them in any case.
+
+    Raises:
+        ModelError: weights are missing, have another shape, or belong to layers that the config does not build.
+    """
+    arguments = PolicyArguments.known_in(config.alg.policy.args)
+    compared = [
+        check_model_weights(
+            auto_class_of(network),
+            getattr(arguments, key),
+            role=_NETWORKS[key].removeprefix("the "),
+            unused=output_layer if key == "critic_model" else None,
+            trust_remote_code=arguments.trust_remote_code,
         )
+        for key, network in networks.items()
+    ]
+    return all(compared)
+
+
+def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> tuple[int, int]:
+    """Return the maximum lengths of prompt and response in tokens, after a check against the networks' positions.
+
+    Raises:
+        ConfigError: a network has fewer positions than they need, or no limit of the prompt length is known.
+    """
+    prompt, response = _prompt_length(config, tokenizer), response_length(config, networks["model_name"])
+    for key, network in networks.items():
+        positions = getattr(network.get_text_config(), "max_position_embeddings", None)
+        needed = max(prompt, response) if network.is_encoder_decoder else prompt + response
+        if positions is not None and needed > positions:
+            what = "the longer of prompt and response" if network.is_encoder_decoder else "prompt and response together"
+            said = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
+            raise ConfigError([Mistake("env.args", f"{said}response {response}): reduce these lengths")])
+    return prompt, response
+
+
+def _prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the maximum prompt length in tokens: the config's `max_prompt_length`, else the tokenizer's limit."""
+    given = config.env.args.get("max_prompt_length")
+    if given is not None:
+        return int(given)
+    try:
+        return length_limit(tokenizer)
+    except ConfigError as error:
+        raise ConfigError([one.below("env.args") for one in error.mistakes]) from error
+
+
+def response_length(config: RunConfig, network: PretrainedConfig) -> int:
+    """Return the maximum response length in tokens: the generation limit or `max_episode_length`, whichever is less."""
+    asked = generate_arguments(
+        config.alg.policy.args.get("generation_kwargs") or {},
+        max_new_tokens=EnvArguments(**config.env.args).max_episode_length,
+        eos_token_ids=(),
+        is_encoder_decoder=bool(network.is_encoder_decoder),
+    )
+    return int(asked["max_new_tokens"])

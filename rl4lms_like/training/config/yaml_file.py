@@ -7,12 +7,20 @@
 
 Python's tags (`!!python/...`) are rejected, as by `yaml.safe_load`. So are endless nesting and an excessive number of
 values, both of which anchors can produce.
+
+Overrides are applied before a config is checked, so that invalid paths are reported as if they were in the file:
+
+    alg.args.learning_rate=1e-5                 a key; missing blocks on the path are created
+    train_evaluation.metrics.0.args.size=3      a list item by its index
+    train_evaluation.metrics=[{id: diversity}]  any YAML value
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +52,14 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(token)
 
 
-def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
-    _refuse_long(node)
-    return int(loader.construct_yaml_int(node))
-
-
-def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    _refuse_long(node)
-    return float(loader.construct_yaml_float(node))
-
-
-def _refuse_long(node: yaml.ScalarNode) -> None:
+def _number(construct: Callable[[_Loader, yaml.ScalarNode], Any], loader: _Loader, node: yaml.ScalarNode) -> Any:
     if len(node.value) > LONGEST_NUMBER:
         raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} characters", problem_mark=node.start_mark)
+    return construct(loader, node)
 
 
-_Loader.add_constructor(_INT, _whole_number)
-_Loader.add_constructor(_REAL, _float)
+_Loader.add_constructor(_INT, partial(_number, _Loader.construct_yaml_int))
+_Loader.add_constructor(_REAL, partial(_number, _Loader.construct_yaml_float))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -203,3 +202,54 @@ def _syntax(error: Exception) -> str:
     what = getattr(error, "problem", None) or str(error).partition("\n")[0]
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
     return f"not valid YAML: {where}{what}"
+
+
+def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Mistake]]:
+    """Return a copy of the mapping with the overrides applied, and a mistake for each invalid override."""
+    changed, mistakes = dict(mapping), []
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        path = path.strip()
+        if not equals or not all(path.split(".")):
+            mistakes.append(Mistake("--set", f"expected PATH=VALUE as in alg.args.gamma=1, got {override!r}"))
+            continue
+        try:
+            changed, wrong = apply_values(changed, {path: parse_value(text)}, "--set")
+        except ValueError as error:
+            wrong = [Mistake(f"--set {path}", str(error))]
+        mistakes += wrong
+    return changed, mistakes
+
+
+def apply_values(
+    mapping: Mapping[str, Any], values: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """Apply parsed values, `{"alg.args.gamma": 1}`, like `apply_overrides`; mistakes begin with `where`."""
+    changed = copy.deepcopy(dict(mapping))
+    mistakes = []
+    for path, value in values.items():
+        try:
+            _set(changed, str(path).split("."), copy.deepcopy(value))
+        except ValueError as error:
+            mistakes.append(Mistake(f"{where} {path}", str(error)))
+    return changed, mistakes
+
+
+def _set(container: Any, keys: list[str], value: Any) -> None:
+    walked = ""
+    for key in keys[:-1]:
+        place = _place(container, key, walked)
+        if isinstance(container, dict) and container.get(key) is None:
+            container[key] = {}
+        container, walked = container[place], join(walked, key)
+    container[_place(container, keys[-1], walked)] = value
+
+
+def _place(container: Any, key: str, walked: str) -> Any:
+    if isinstance(container, dict):
+        return key
+    if isinstance(container, list):
+        if key.isdecimal() and int(key) < len(container):
+            return int(key)
+        raise ValueError(f"{walked} is a list of {len(container)}; expected an index below that, got {key!r}")
+    raise ValueError(f"{walked} is {shown(container)}, which has no keys to set")

@@ -25,7 +25,7 @@ from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.messages import IN_SHORT
 from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.assemble import Run
-from rl4lms_like.training.config.chosen_metrics import HELD_OUT, unknown_metric
+from rl4lms_like.training.config.cross_checks import HELD_OUT, unknown_metric
 from rl4lms_like.training.doctor import of_evaluations, of_rollouts, of_updates
 from rl4lms_like.training.doctor.examples import Example, evaluation_examples, rollout_examples
 from rl4lms_like.training.doctor.findings import Alarm, Case, Finding

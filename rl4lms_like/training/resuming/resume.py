@@ -24,8 +24,8 @@ from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import check_sizes, hold, to_json
-from rl4lms_like.training.config.overrides import apply_overrides
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
+from rl4lms_like.training.config.yaml_file import apply_overrides
 from rl4lms_like.training.resuming.checkpoints import (
     TrainingState,
     newest_checkpoint,

@@ -18,10 +18,9 @@ from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.policies.generation import generate_arguments, seeded, unknown_generation_arguments
+from rl4lms_like.policies.generation import TextWriter, generate_arguments, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
-from rl4lms_like.policies.writing import TextWriter
 from rl4lms_like.training.assemble import (
     SMALL_MODEL,
     build_datapools,

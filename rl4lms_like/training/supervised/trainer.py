@@ -23,7 +23,7 @@ from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
-from rl4lms_like.policies.saving import save_language_model
+from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import check_sizes, to_json

@@ -28,8 +28,7 @@ from rl4lms_like.core.wording import help_of
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.envs.arguments import EnvArguments
-from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
-from rl4lms_like.policies.lora_arguments import LoraArguments
+from rl4lms_like.policies.arguments import LoraArguments, MaskablePolicyArguments, PolicyArguments
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.testing import models

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4lms_like.training.config.overrides import apply_overrides
+from rl4lms_like.training.config.yaml_file import apply_overrides
 
 BLOCKS = {"alg": {"args": {"gamma": 1}}, "metrics": [{"id": "a"}, {"id": "b", "args": None}], "seed": 1}
 

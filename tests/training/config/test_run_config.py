@@ -15,15 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.core.model_weights import names_folder
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.training.config import run_config as config_module
 from rl4lms_like.training.config.binding import with_defaults
-from rl4lms_like.training.config.cross_checks import names_folder
 from rl4lms_like.training.config.notices import learning_rate_notice
-from rl4lms_like.training.config.overrides import apply_values
 from rl4lms_like.training.config.places import REGISTRIES
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig, load_config, parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
+from rl4lms_like.training.config.yaml_file import apply_values, dump_yaml, parse_yaml
 from tests.training.configs import run_blocks, supervised_blocks
 
 ROOT = Path(__file__).parents[3]
@@ -578,7 +577,7 @@ def documented_rows():
     from rl4lms_like.algorithms import ALGORITHMS
     from rl4lms_like.envs.arguments import EnvArguments
     from rl4lms_like.policies import POLICIES
-    from rl4lms_like.policies.lora_arguments import LoraArguments
+    from rl4lms_like.policies.arguments import LoraArguments
     from rl4lms_like.training.catalogue import table_rows
 
     blocks = [

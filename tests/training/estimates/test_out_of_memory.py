@@ -12,7 +12,7 @@ import torch
 from rl4lms_like.core.errors import OutOfMemoryError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.base import LMActorCriticPolicy
-from rl4lms_like.policies.writing import TextWriter
+from rl4lms_like.policies.generation import TextWriter
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.run import train_config
 from tests.training.configs import supervised_blocks
