@@ -70,7 +70,7 @@ def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[Mistake]:
     return []
 
 
-def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool) -> None:
+def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, empty: bool = False) -> None:
     """Freeze a model and add trainable adapters, in place; its outputs are unchanged at first.
 
     The adapters are initialized with torch's global generator. The model remains a `PreTrainedModel`.
@@ -79,6 +79,7 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool) 
         model: a language model.
         peft: fields of `LoraArguments`.
         dropout: keep `lora_dropout`.
+        empty: create adapters without values, on torch's `meta` device.
 
     Raises:
         MissingExtraError: PEFT is not installed.
@@ -88,7 +89,7 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool) 
     name = str(model.name_or_path)
     with _quietly():
         try:
-            _library().inject_adapter_in_model(config, model, NAME)
+            _library().inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=empty)
         except (ValueError, TypeError) as error:
             raise ModelError(f"peft does not fit the model {name!r}: {error}") from error
     model._hf_peft_config_loaded = True  # makes transformers treat it as a model with adapters
