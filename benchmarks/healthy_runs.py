@@ -50,7 +50,7 @@ def train(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 def what_was_said(run: Path) -> dict[str, Any]:
     """Iterations, evaluations, alarms and the checks in which one held, from a run's folder."""
-    from rl4lms_like.training.doctor.watcher import ALARMS
+    from rl4lms_like.training.doctor.alerts import ALERTS
 
     def lines(file: str) -> list[dict[str, Any]]:
         path = run / file
@@ -63,7 +63,7 @@ def what_was_said(run: Path) -> dict[str, Any]:
     return {
         "iterations": len(updates),
         "evaluations": len(evaluations),
-        "checks": len(updates) * len(ALARMS) + len(evaluations),
+        "checks": len(updates) * len(ALERTS) + len(evaluations),
         "checks_with_alarm": max(held, len(alarms)),
         "alarms": alarms,
         "reward": [round(rollouts[index]["rollout_info/ep_rew"], 3) for index in (0, -1)],

@@ -34,8 +34,7 @@ from rl4lms_like.benchmarking.main import benchmark
 from rl4lms_like.data_pools.film_opinions import film_opinions
 from rl4lms_like.training.assemble import build_datapool
 from rl4lms_like.training.config.run_config import ComponentConfig
-from rl4lms_like.training.small_models.tiny_model import make_model, make_tokenizer
-from rl4lms_like.training.small_models.warm_start import train_language_model
+from rl4lms_like.training.small_models.warm_start import make_model, make_tokenizer, train_language_model
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "rl4lms_files"

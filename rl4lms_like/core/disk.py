@@ -46,6 +46,19 @@ def reason(error: OSError) -> str:
     return str(error)
 
 
+@contextmanager
+def writing(what: str, place: Path) -> Iterator[None]:
+    """Report an `OSError` in the block as "cannot <what> to <place>", with its reason.
+
+    Raises:
+        RL4LMsLikeError: files could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RL4LMsLikeError(f"cannot {what} to {place}: {reason(error)}") from error
+
+
 def is_denied(error: BaseException) -> bool:
     """Return whether an error means that this process lacks permission, or that the disk is read-only."""
     return isinstance(error, OSError) and error.errno in _DENIED

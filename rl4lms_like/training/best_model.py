@@ -15,8 +15,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.disk import reason
-from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.disk import writing
+from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
@@ -50,7 +50,7 @@ class BestModel(Watcher):
             raise ConfigError([Mistake(PLACE, said)])
 
     def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
-        """Write the model if it is better than all before.
+        """Write the model if it is better than all before; NaN, infinities and `n/a` never are.
 
         Raises:
             ConfigError: no metric reports the key.
@@ -58,13 +58,16 @@ class BestModel(Watcher):
         """
         if self.asked is None or split != "val":
             return
-        if self.asked.metric not in evaluation.scores:
-            raise ConfigError([unknown_metric(f"{PLACE}.metric", self.asked.metric, evaluation.scores)])
-        score: Any = evaluation.scores[self.asked.metric]
-        if not self._is_better(score):
+        metric, mode = self.asked.metric, self.asked.mode
+        if metric not in evaluation.scores:
+            raise ConfigError([unknown_metric(f"{PLACE}.metric", metric, evaluation.scores)])
+        score: Any = evaluation.scores[metric]
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+            return
+        if self.score is not None and not (score > self.score if mode == "max" else score < self.score):
             return
         if epoch:
-            self._write({"epoch": epoch, "metric": self.asked.metric, "mode": self.asked.mode, "score": float(score)})
+            self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
         self.epoch, self.score = epoch, float(score)
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,25 +82,13 @@ class BestModel(Watcher):
             raise ValueError(f"invalid best evaluation: score {shown(score)}, epoch {shown(epoch)}")
         self.epoch, self.score = epoch, score
 
-    def _is_better(self, score: Any) -> bool:
-        """Return whether a score is better than all before; NaN, infinities and `n/a` never are."""
-        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-            return False
-        if self.score is None:
-            return True
-        return score > self.score if self.asked is not None and self.asked.mode == "max" else score < self.score
-
     def _write(self, best: dict[str, Any]) -> None:
-        folder = self.tracker.run_path / FOLDER
-
         def write(partial: Path) -> None:
             self.run.policy.save_model(partial, self.run.tokenizer)
             (partial / FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
 
-        try:
+        with writing("save the best model", folder := self.tracker.run_path / FOLDER):
             write_folder(folder, write)
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the best model to {folder}: {reason(error)}") from error
         self.tracker.log_info(
             f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; saved to {folder}"
         )

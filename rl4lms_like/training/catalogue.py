@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from rl4lms_like.core.errors import ConfigError, Mistake
-from rl4lms_like.core.registry import Registry
+from rl4lms_like.core.registry import Entry, Registry
 from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
 from rl4lms_like.training.config.binding import takes_shaping
@@ -79,15 +79,25 @@ def _fitting(path: str) -> Registry:
     raise ConfigError([Mistake("", f"{path!r} is none of {kinds}")], f"the id {path!r}")
 
 
+def import_path(entry: Entry) -> str:
+    """Return the import path of a component."""
+    target = entry.target
+    return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+
+
+def text_and_excluded(registry: Registry, id: str) -> tuple[str, Collection[str]]:
+    """Return a component's docstring without sections, and its parameters that a config cannot set."""
+    if registry.entry(id).arguments is not None:
+        return "", ()
+    return without_sections(inspect.getdoc(registry.signature(id)) or ""), FILLED_IN.get(registry.kind, ())
+
+
 def _describe(registry: Registry, id: str, *, kind: str) -> str:
     entry, target = registry.entry(id), registry.signature(id)
-    exclude = FILLED_IN.get(registry.kind, ()) if entry.arguments is None else ()
+    text, exclude = text_and_excluded(registry, id)
     signature = signature_of(target, exclude=exclude)
-    path = entry.target if isinstance(entry.target, str) else f"{entry.target.__module__}:{entry.target.__qualname__}"
-    lines = [f"{id} ({kind})", f"  {_summary(registry, id)}", f"  {path}"]
-    text = without_sections(inspect.getdoc(target) or "")
-    if text and entry.arguments is None:
-        lines += ["", textwrap.indent(text, "  ")]
+    lines = [f"{id} ({kind})", f"  {_summary(registry, id)}", f"  {import_path(entry)}"]
+    lines += ["", textwrap.indent(text, "  ")] if text else []
     lines += ["", "  arguments:" if signature.arguments or signature.open else "  no arguments"]
     lines += [line for argument in signature.arguments for line in _argument(argument)]
     if signature.open:
@@ -101,14 +111,9 @@ def _describe(registry: Registry, id: str, *, kind: str) -> str:
 
 def _supervised() -> str:
     """Return the description of `supervised`, which is in no registry: a supervised run has its own `alg` block."""
-    lines = [
-        "supervised (alg.id)",
-        "  trains on the references of a data pool with transformers' Trainer",
-        "",
-        "  keys of alg:",
-    ]
-    lines += [line for key in signature_of(SupervisedAlgConfig).arguments for line in _argument(key)]
-    return "\n".join(lines)
+    head = "supervised (alg.id)\n  trains on the references of a data pool with transformers' Trainer\n\n  keys of alg:"
+    keys = signature_of(SupervisedAlgConfig).arguments
+    return "\n".join([head, *(line for key in keys for line in _argument(key))])
 
 
 def _argument(argument: Argument) -> list[str]:

@@ -5,16 +5,14 @@ python -m rl4lms_like.training.catalogue_page docs/catalogue.md      regenerates
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rl4lms_like.core.errors import MissingExtraError
 from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.wording import without_sections
-from rl4lms_like.training.catalogue import table_rows
-from rl4lms_like.training.config.places import FILLED_IN, REGISTRIES
+from rl4lms_like.training.catalogue import import_path, table_rows, text_and_excluded
+from rl4lms_like.training.config.places import REGISTRIES
 
 _OPENING = """\
 # Catalogue
@@ -50,31 +48,22 @@ def _tables(kind: str, registry: Registry) -> str:
         rows.append(" | ".join(cells + ([_keys(entry.keys[:_KEYS_IN_ROW], len(entry.keys))] if reports else [])))
     titles = ["id", "what it is", "needs", *(["reports"] if reports else [])]
     lines = [" | ".join(titles), " | ".join(["---"] * len(titles)), *rows]
-    notes = ["Every reward also takes `shaping_fn`: the id or `{id, args}` of a reward that is added to it.", ""]
-    return "\n".join(
-        [
-            f"## {kind.replace('_', ' ').capitalize()}",
-            "",
-            *(f"| {line} |" for line in lines),
-            "",
-            *(notes if registry.kind == "reward" else []),
-        ]
-    )
+    page = [f"## {kind.replace('_', ' ').capitalize()}", "", *(f"| {line} |" for line in lines), ""]
+    if registry.kind == "reward":
+        page += ["Every reward also takes `shaping_fn`: the id or `{id, args}` of a reward that is added to it.", ""]
+    return "\n".join(page)
 
 
 def _entry(registry: Registry, id: str, *, heading: str) -> str:
     """Return the entry of one component: import path, docstring and arguments."""
     entry = registry.entry(id)
-    path = entry.target if isinstance(entry.target, str) else f"{entry.target.__module__}:{entry.target.__qualname__}"
-    lines = [f"### {heading}", "", f"`{path}`", ""]
+    lines = [f"### {heading}", "", f"`{import_path(entry)}`", ""]
     try:
         target = registry.signature(id)
     except MissingExtraError as error:
         return "\n".join([*lines, str(error), ""])
-    text = without_sections(inspect.getdoc(target) or "")
-    if text and entry.arguments is None:
-        lines += [text, ""]
-    exclude = FILLED_IN.get(registry.kind, ()) if entry.arguments is None else ()
+    text, exclude = text_and_excluded(registry, id)
+    lines += [text, ""] if text else []
     if rows := table_rows(target, exclude=exclude):
         lines += ["| argument | values | default | meaning |", "|---|---|---|---|", *rows, ""]
     if len(entry.keys) > _KEYS_IN_ROW:

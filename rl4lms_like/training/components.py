@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rl4lms_like.core.errors import (
-    ComponentError,
-    ConfigError,
-    DataPoolError,
-    Mistake,
-    NotReadyError,
-    RL4LMsLikeError,
-)
+from rl4lms_like.core.errors import ComponentError, ConfigError, DataPoolError, Mistake, NotReadyError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
@@ -71,7 +64,8 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
         except RL4LMsLikeError as error:
             errors[path] = error
     if any(_is_mistake(error) for error in errors.values()):
-        raise ConfigError([Mistake(_args_of(path, error), str(error)) for path, error in errors.items()])
+        paths = {path: f"{path}.args" if _is_mistake(error) else path for path, error in errors.items()}
+        raise ConfigError([Mistake(paths[path], str(error)) for path, error in errors.items()])
     if len(errors) == 1:
         raise next(iter(errors.values()))
     if errors:
@@ -125,10 +119,6 @@ def _metrics_to_build(config: AnyConfig) -> list[int]:
 def _is_mistake(error: RL4LMsLikeError) -> bool:
     """Return whether the config caused the error: constructors reject the value of an argument with `ValueError`."""
     return isinstance(error, ComponentError) and isinstance(error.__cause__, ValueError)
-
-
-def _args_of(path: str, error: RL4LMsLikeError) -> str:
-    return f"{path}.args" if _is_mistake(error) else path
 
 
 def build_post_processor(config: AnyConfig) -> Callable[[str], str] | None:

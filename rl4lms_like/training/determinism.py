@@ -29,30 +29,24 @@ _NO_SUCH_FORM = re.compile(r"(\S+) does not have a deterministic implementation"
 
 
 @contextmanager
-def threads_as_before() -> Iterator[None]:
-    """Restore the number of torch threads on exit: a run may set it, and the next run may need torch's default."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def deterministic_operations(wanted: bool) -> Iterator[None]:
-    """Use torch's deterministic algorithms inside the block if `wanted`; restore all settings on exit.
+    """Use torch's deterministic algorithms inside the block if `wanted`; restore all settings of torch on exit.
+
+    They include the number of threads: a run may set it, and the next run may need torch's default.
 
     Raises:
         ConfigError: CUDA has started already, with a setting that is not deterministic.
         RL4LMsLikeError: an operation has no deterministic implementation.
     """
-    if not wanted:
-        yield
-        return
     import torch
 
+    n_threads = torch.get_num_threads()
+    if not wanted:
+        try:
+            yield
+        finally:
+            torch.set_num_threads(n_threads)
+        return
     workspace = os.environ.get(_VARIABLE)
     if torch.cuda.is_initialized() and workspace not in _WORKSPACES:
         said = f"CUDA has started already: set {_VARIABLE}={_WORKSPACES[0]} before anything uses CUDA"
@@ -74,6 +68,7 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
             f"\n{error}"
         ) from error
     finally:
+        torch.set_num_threads(n_threads)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = benchmark
         if workspace is None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.disk import reason
+from rl4lms_like.core.disk import writing
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.training.config.remote_code import refuse_unless_trusted
@@ -66,7 +65,7 @@ def evaluate_run(
     calm_libraries()
     config, model = _config_and_model(run_or_model, config_path)
     folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
-    with _writing_to(folder):  # before anything is loaded
+    with writing("write the evaluation (--output)", folder):  # before anything is loaded
         folder.mkdir(parents=True, exist_ok=True)
         files = RunFolder(folder)
     if config_path is None:
@@ -75,8 +74,8 @@ def evaluate_run(
     components = build_components(config, with_reward=False)
     tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
     writer = _writer(config, model, tokenizer)
-    samples = build_datapool(config.datapool, split).samples[:limit]
-    evaluation = config.train_evaluation
+    samples, evaluation = build_datapool(config.datapool, split).samples[:limit], config.train_evaluation
+    arguments = getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs")
     result = evaluate_on_samples(
         writer,
         tokenizer,
@@ -87,30 +86,18 @@ def evaluate_run(
         max_prompt_length=_max_prompt_length(config, tokenizer, writer.model.config),
         eos_token_ids=end_tokens(tokenizer, writer.model.config, load_generation_config(model)),
         generation_kwargs=decoding_arguments(
-            getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs") or {},
-            decoding,
-            num_beams=num_beams,
-            max_new_tokens=max_new_tokens,
+            arguments or {}, decoding, num_beams=num_beams, max_new_tokens=max_new_tokens
         ),
         post_processor=components.post_processor,
         seed=seed,
     )
-    with _writing_to(folder):
+    with writing("write the evaluation (--output)", folder):
         files.log_metrics(0, split, result.scores)
         files.log_predictions(0, split, result.predictions)
     for key, score in result.scores.items():
         print(f"{key:<48} {score:.4f}")
     print(f"{len(samples)} samples of {split}; files in {folder}")
     return result.scores
-
-
-@contextmanager
-def _writing_to(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        said = f"cannot write the evaluation to {folder}: {reason(error)} (--output)"
-        raise RL4LMsLikeError(said) from error
 
 
 def generate_texts(
@@ -153,10 +140,8 @@ def generate_texts(
     if config is not None:
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("alg",))
     name = own_model or _model_name(model)
-    own = _policy_arguments(config).get("generation_kwargs") or {}
-    arguments = decoding_arguments(
-        own or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}, decoding, max_new_tokens=max_new_tokens
-    )
+    own = _policy_arguments(config).get("generation_kwargs") or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}
+    arguments = decoding_arguments(own, decoding, max_new_tokens=max_new_tokens)
     arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
     tokenizer = load_tokenizer(name)
     writer = _writer(config, name, tokenizer)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from rl4lms_like.core.errors import ConfigError, Mistake, ModelError, RL4LMsLikeError
-from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.training.components import Components, build_components, check_references
@@ -50,8 +49,11 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     failures: list[RL4LMsLikeError] = []
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
+        from rl4lms_like.training.config.settings import settings_mistakes
+
         with _collected(failures):
-            _check_settings(config)
+            if mistakes := settings_mistakes(config):
+                raise ConfigError(mistakes)
         with _collected(failures):
             text, models = _models(config)
             yield "# models\n" + text
@@ -66,9 +68,14 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
         components = build_components(config)
     with _collected(failures):
         found = samples()
-        yield "# data\n" + _data(found, models)
-        if found is not None:
-            _check_data(config, components, found, models)
+        lengths = () if models is None else (models.tokenizer, models.max_prompt_length)
+        yield "# data\n" + (NOT_LOCAL + "\n" if found is None else _table(data_lines(found, *lengths)))
+        if found is not None and components is not None:
+            check_references(config, components, found)
+        if found is not None and models is not None:
+            from rl4lms_like.training.config.settings import check_prompts
+
+            check_prompts(found, models.tokenizer, models.config)
     if full:
         yield "# resolved config\n" + resolved(config)
     if failures:
@@ -91,22 +98,15 @@ def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
         return failures[0]
     if not any(isinstance(failure, ConfigError) for failure in failures):
         return RL4LMsLikeError("\n".join(map(str, failures)))
-    listed = [
-        failure.mistakes if isinstance(failure, ConfigError) else [Mistake("", str(failure))] for failure in failures
-    ]
-    return ConfigError([mistake for mistakes in listed for mistake in mistakes])
+    mistakes: list[Mistake] = []
+    for failure in failures:
+        mistakes += failure.mistakes if isinstance(failure, ConfigError) else [Mistake("", str(failure))]
+    return ConfigError(mistakes)
 
 
 def resolved(config: AnyConfig) -> str:
     """Return the config as YAML with every default filled in; it loads to the same run."""
     return dump_yaml(with_defaults(config.to_dict()))
-
-
-def _check_settings(config: RunConfig) -> None:
-    from rl4lms_like.training.config.settings import settings_mistakes
-
-    if mistakes := settings_mistakes(config):
-        raise ConfigError(mistakes)
 
 
 @dataclass(frozen=True)
@@ -145,25 +145,6 @@ def _samples(config: AnyConfig) -> FoundSamples:
     if not DATA_POOLS.resolve(config.datapool.id).is_local(**with_values(config.datapool.args)):
         return None
     return {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
-
-
-def _data(samples: FoundSamples, models: _Models | None) -> str:
-    if samples is None:
-        return NOT_LOCAL + "\n"
-    if models is None:
-        return _table(data_lines(samples))
-    return _table(data_lines(samples, models.tokenizer, models.max_prompt_length))
-
-
-def _check_data(
-    config: AnyConfig, components: Components | None, samples: Mapping[str, Sequence[Sample]], models: _Models | None
-) -> None:
-    from rl4lms_like.training.config.settings import check_prompts
-
-    if components is not None:
-        check_references(config, components, samples)
-    if models is not None:
-        check_prompts(samples, models.tokenizer, models.config)
 
 
 def _memory(config: RunConfig) -> str:

@@ -98,7 +98,11 @@ def quickstart(
         progress.update(task, completed=settings.steps)
     warmed = time.perf_counter()
     file = Path(__file__).with_name(f"quickstart_{family}.yml")
-    config = load_config(file, [*_own_overrides(str(warm_start.folder), seed, family), *overrides])
+    places = ["tokenizer.model_name", "alg.policy.args.model_name"]
+    if family == "gpt2":  # fluency is measured with a causal model; T5 cannot compute the perplexity of whole texts
+        places.append("train_evaluation.metrics.3.args.model_name")
+    own = [f"seed={seed}", *(f"{place}={json.dumps(str(warm_start.folder))}" for place in places)]
+    config = load_config(file, [*own, *overrides])
     run_folder = train_config(
         config,
         project_name=folder.name,
@@ -111,31 +115,22 @@ def quickstart(
     return _result(run_folder, seed, warm_start.perplexity) | {"seconds": seconds}
 
 
-def _own_overrides(model: str, seed: int, family: str) -> list[str]:
-    """Return the settings that are not in the YAML file: the seed and the folder of the warm start."""
-    places = ["tokenizer.model_name", "alg.policy.args.model_name"]
-    if family == "gpt2":  # fluency is measured with a causal model; T5 cannot compute the perplexity of whole texts
-        places.append("train_evaluation.metrics.3.args.model_name")
-    return [f"seed={seed}", *(f"{place}={json.dumps(model)}" for place in places)]
-
-
 def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:
-    evaluations = [
-        json.loads(line) for line in (run_folder / "test_split_metrics.jsonl").read_text("utf-8").splitlines()
-    ]
+    def lines(name: str) -> list[Any]:
+        file = run_folder / name
+        return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+
+    evaluations = lines("test_split_metrics.jsonl")
     first, last = evaluations[0], evaluations[-1]
-    texts = [
-        json.loads((run_folder / f"epoch_{evaluation['epoch']}_test_split_predictions.json").read_text("utf-8"))
-        for evaluation in (first, last)
-    ]
-    numbers = run_folder / "rollout_info.jsonl"
-    rollouts = numbers.read_text("utf-8").splitlines() if numbers.exists() else []
+    files = [f"epoch_{evaluation['epoch']}_test_split_predictions.json" for evaluation in (first, last)]
+    texts = [json.loads((run_folder / file).read_text("utf-8")) for file in files]
+    rollouts = lines("rollout_info.jsonl")
     return {
         "seed": seed,
         "held_out_perplexity_of_warm_start": perplexity,
         "before": first["metrics"],
         "after": last["metrics"],
-        "kl": json.loads(rollouts[-1]).get("rollout_info/kl_div_mean") if rollouts else 0.0,
+        "kl": rollouts[-1].get("rollout_info/kl_div_mean") if rollouts else 0.0,
         "pairs": [
             {"prompt": a["prompt_text"], "before": a["generated_text"], "after": b["generated_text"]}
             for a, b in list(zip(*texts, strict=True))[:N_PAIRS]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config
-from rl4lms_like.training.determinism import deterministic_operations, environment, threads_as_before
-from rl4lms_like.training.estimates.out_of_memory import explaining
+from rl4lms_like.training.determinism import deterministic_operations, environment
+from rl4lms_like.training.estimates.advice import explaining
 
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
@@ -98,15 +98,9 @@ def resume(
         asked = found.config.to_dict()
         refuse_unless_trusted(asked, trust_remote_code, f"the config of {found.run_folder}", tuple(asked))
         folder = found.run_folder.resolve()
-        with threads_as_before(), deterministic_operations(found.config.deterministic):
-            return _train(
-                found.config,
-                (folder.parent.parent, folder.parent.name, folder.name),
-                Begun(folder, found.checkpoint, lock),
-                entity_name=entity_name,
-                log_to_wandb=log_to_wandb,
-                quiet=quiet,
-            )
+        place, tracking = (folder.parent.parent, folder.parent.name, folder.name), (entity_name, log_to_wandb, quiet)
+        with deterministic_operations(found.config.deterministic):
+            return _train(found.config, place, Begun(folder, found.checkpoint, lock), *tracking)
     finally:
         lock.release()
 
@@ -133,16 +127,9 @@ def train_config(
         how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
         said = [*said, f"{found.folder} is not finished: this run {how}; --new starts a new run"]
     try:
-        with threads_as_before(), deterministic_operations(config.deterministic):
-            return _train(
-                config,
-                (base, project_name, experiment_name),
-                found,
-                said=said,
-                entity_name=entity_name,
-                log_to_wandb=log_to_wandb,
-                quiet=quiet,
-            )
+        place, tracking = (base, project_name, experiment_name), (entity_name, log_to_wandb, quiet)
+        with deterministic_operations(config.deterministic):
+            return _train(config, place, found, *tracking, said)
     finally:
         if found is not None:
             found.lock.release()
@@ -152,20 +139,19 @@ def _train(
     config: AnyConfig,
     place: tuple[str | Path, str, str],
     found: Begun | None,
-    *,
     entity_name: str | None,
     log_to_wandb: bool,
     quiet: bool,
     said: Sequence[str] = (),
 ) -> Path:
-    """Train in a new folder, or continue the run that was found.
+    """Train in a new folder, or continue the unfinished run that was found.
 
     Args:
         config: of the run.
         place: base, project and experiment, the parts of the folder's path.
         found: the unfinished run to continue; None starts a new run.
-        entity_name: of Weights & Biases.
-        log_to_wandb: log to Weights & Biases.
+        entity_name: as for `train`, like `log_to_wandb`.
+        log_to_wandb: see there.
         quiet: print only warnings.
         said: messages to log before the config's notices.
     """

@@ -86,13 +86,16 @@ class TokenCredit(Watcher):
         part = episodes.select(index)
         log_ratio = self._log_probs(part) - buffer.log_probs[tokens]
         clip_range = clip_range_of(algorithm)
-        has_critic = self.run.policy.has_critic
+        rewards, returns, values = (
+            torch.as_tensor(field, device=tokens.device)[tokens]
+            for field in (buffer.rewards, buffer.returns, buffer.values)
+        )
         fields: dict[str, Tensor | None] = {
-            "rewards": torch.as_tensor(buffer.rewards, device=tokens.device)[tokens],
+            "rewards": rewards,
             "kl_rewards": None,
             "advantages": advantages[tokens],
-            "returns": torch.as_tensor(buffer.returns, device=tokens.device)[tokens],
-            "values": torch.as_tensor(buffer.values, device=tokens.device)[tokens] if has_critic else None,
+            "returns": returns,
+            "values": values if self.run.policy.has_critic else None,
             "kl": None,
             "probs": buffer.log_probs[tokens].exp(),
             "ratios": log_ratio.exp(),
@@ -131,14 +134,10 @@ class TokenCredit(Watcher):
         episodes: EpisodeBatch,
         fields: Mapping[str, Tensor],
     ) -> Iterator[dict[str, Any]]:
-        tokenizer = self.run.tokenizer
-        special = set(tokenizer.all_special_ids)
-        lengths = episodes.lengths.tolist()
-        numbers = {name: [listed(each) for each in field.split(lengths)] for name, field in fields.items()}
+        tokenizer, special = self.run.tokenizer, set(self.run.tokenizer.all_special_ids)
+        numbers = {name: field.split(episodes.lengths.tolist()) for name, field in fields.items()}
         for row, choice in enumerate(chosen):
             ids = episodes.response_ids[row][episodes.action_mask[row]].tolist()
-            prompt_ids = episodes.prompt_ids[row][episodes.prompt_mask[row]].tolist()
-            pieces = text_pieces(self._decode, ids)
             names = tokenizer.convert_ids_to_tokens(ids)
             yield {
                 "sample_id": infos[choice.episode]["sample_id"],
@@ -146,11 +145,11 @@ class TokenCredit(Watcher):
                 "followed": choice.followed,
                 "reward": infos[choice.episode]["r"],
                 "terminated": bool(episodes.terminated[row]),
-                "prompt": self._decode(prompt_ids),
-                "tokens": pieces,
+                "prompt": self._decode(episodes.prompt_ids[row][episodes.prompt_mask[row]].tolist()),
+                "tokens": text_pieces(self._decode, ids),
                 "token_ids": ids,
                 "special": {str(i): names[i] for i, id in enumerate(ids) if id in special},
-                **{name: each[row] for name, each in numbers.items()},
+                **{name: listed(each[row]) for name, each in numbers.items()},
             }
 
     def _decode(self, ids: list[int]) -> str:

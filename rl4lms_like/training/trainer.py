@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rl4lms_like.core.disk import reason
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.disk import writing
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.best_model import BestModel
+from rl4lms_like.training.doctor.watcher import Doctor
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.resume_point import ResumePoint
 from rl4lms_like.training.resuming.checkpoints import forget_interrupted, write_folder
-from rl4lms_like.training.watchers import watchers_of
+from rl4lms_like.training.token_credit import TokenCredit
+from rl4lms_like.training.watchers import Watcher
 
 
 class OnPolicyTrainer:
@@ -46,7 +48,11 @@ class OnPolicyTrainer:
         self.evaluated: set[tuple[int, str]] = set()
         self.seconds_before = self._began = 0.0
         self.interruption = Interruption()
-        self.watchers = watchers_of(run, tracker)
+        self.watchers: dict[str, Watcher] = {  # by the names of their states in checkpoints
+            "best_model": BestModel(run, tracker),
+            "doctor": Doctor(run, tracker),
+            "token_credit": TokenCredit(run, tracker),
+        }
         self.resume_point = ResumePoint(self)
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         run.algorithm.interruption, run.algorithm.on_step = self.interruption, self.resume_point.mark_in_update
@@ -71,8 +77,9 @@ class OnPolicyTrainer:
             self._iterate(self.schedule.n_iters)
             self._evaluate_and_save()
         if self.schedule.save_model:
-            with self.interruption.finishing("the model of this run"):
-                self._save_whole(self.tracker.run_path / "model")
+            folder = self.tracker.run_path / "model"
+            with self.interruption.finishing("the model of this run"), writing("save the model", folder):
+                write_folder(folder, self.save)
         self.evaluate(("val", "test"))
         forget_interrupted(self.tracker.run_path / "checkpoints")
 
@@ -150,19 +157,11 @@ class OnPolicyTrainer:
         """
         return self.resume_point.write()
 
-    def _save_whole(self, folder: Path) -> None:
-        try:
-            write_folder(folder, self.save)
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error
-
     def save(self, folder: Path) -> Path:
         """Write the language model and the tokenizer, ready for `from_pretrained`.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        try:
+        with writing("save the model", folder):
             return Path(self.run.policy.save_model(folder, self.run.tokenizer))
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error

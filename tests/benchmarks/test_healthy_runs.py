@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.healthy_runs import RESULTS, ROOT, RUNS, summary, what_was_said
 from rl4lms_like.training.config.run_config import load_config
-from rl4lms_like.training.doctor.watcher import ALARMS
+from rl4lms_like.training.doctor.alerts import ALERTS
 from rl4lms_like.training.run import train_config
 
 SHORTER = (
@@ -22,7 +22,7 @@ def test_short_healthy_runs_have_no_alarm(name, tmp_path):
     config = load_config(ROOT / RUNS[name], SHORTER)
     said = what_was_said(train_config(config, base_path_to_store_results=tmp_path, quiet=True))
     assert said["alarms"] == []
-    assert said["checks"] == 8 * len(ALARMS) + 3 and said["checks_with_alarm"] == 0
+    assert said["checks"] == 8 * len(ALERTS) + 3 and said["checks_with_alarm"] == 0
 
 
 def test_ten_healthy_runs_were_quiet():

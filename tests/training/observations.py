@@ -341,17 +341,17 @@ def alarms(**signs: Any) -> Sight:
     """What the doctor finds, with the numbers it compares: in a sick history, some of its signs changed."""
 
     def seen(made: Made) -> Any:
+        from rl4lms_like.training.doctor.alerts import ALERTS, reward_hacking
         from rl4lms_like.training.doctor.history import Mark, Trail
-        from rl4lms_like.training.doctor.of_evaluations import reward_hacking
-        from rl4lms_like.training.doctor.watcher import ALARMS, case_of
+        from rl4lms_like.training.doctor.watcher import context_of
 
-        case = case_of(made.run)
+        case = context_of(made.run)
         past = history(**{**SICK, **signs})
         for key in case.modes:
             worse = 0.5 if case.modes[key] == "max" else 1.5
             ends = [Mark(epoch, worse, 0.0, 2.0, 0.0) for epoch in (9, 10)]
             past.held_out[key] = Trail(Mark(0, 1.0, 0.0, 0.0, 0.0), ends)
-        found = {name: alarm(past, case) for name, alarm in {**ALARMS, "hacking": reward_hacking}.items()}
+        found = {name: alarm(past, case) for name, alarm in {**ALERTS, "hacking": reward_hacking}.items()}
         return {name: (each.said, each.evidence, each.metric) for name, each in found.items() if each is not None}
 
     LOOKS.append(seen)

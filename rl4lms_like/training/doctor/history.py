@@ -1,20 +1,18 @@
-"""History of a run's diagnostics. It is saved in checkpoints, so that a resumed run gives the same alerts.
-
-first        first known value of each diagnostic
-best_reward  largest reward of any episode so far
-recent       diagnostics of the last consecutive iterations
-held_out     best evaluation and last evaluations of each held-out metric
-"""
+"""History of a run's diagnostics. It is saved in checkpoints, so that a resumed run gives the same alerts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import Any
-
-from rl4lms_like.training.doctor.signs import Signs
 
 N_MARKS = 2
 """Number of consecutive evaluations that must agree."""
+
+Diagnostics = dict[str, float | None]
+"""Diagnostics of one iteration, and its number as `iteration`."""
 
 
 @dataclass(frozen=True)
@@ -54,50 +52,67 @@ class Trail:
 
 @dataclass
 class History:
-    """Diagnostics of a run that alerts use."""
+    """Diagnostics of a run that alerts use.
 
-    first: Signs = field(default_factory=dict)
-    recent: list[Signs] = field(default_factory=list)
+    Args:
+        first: first known value of each diagnostic.
+        recent: diagnostics of the last consecutive iterations.
+        held_out: best evaluation and last evaluations of each held-out metric.
+        best_reward: largest reward of any episode so far.
+    """
+
+    first: Diagnostics = field(default_factory=dict)
+    recent: list[Diagnostics] = field(default_factory=list)
     held_out: dict[str, Trail] = field(default_factory=dict)
     best_reward: float | None = None
 
-    def add(self, signs: Signs, keep: int) -> None:
+    def add(self, diagnostics: Diagnostics, keep: int) -> None:
         """Add the diagnostics of an iteration; `keep` is the number of iterations in the history."""
-        if self.recent and self.recent[-1]["iteration"] != (signs["iteration"] or 0) - 1:
+        if self.recent and self.recent[-1]["iteration"] != (diagnostics["iteration"] or 0) - 1:
             self.recent = []
-        self.recent = [*self.recent, signs][-keep:]
-        for name, value in signs.items():
+        self.recent = [*self.recent, diagnostics][-keep:]
+        for name, value in diagnostics.items():
             if value is not None:
                 self.first.setdefault(name, value)
-        best = signs.get("best_reward")
+        best = diagnostics.get("best_reward")
         if best is not None:
             self.best_reward = best if self.best_reward is None else max(best, self.best_reward)
 
+    def add_evaluation(self, epoch: int, key: str, mode: str, score: float, scores_of_texts: Iterable[Any]) -> None:
+        """Add a held-out metric, with the mean reward of the iterations since its previous evaluation."""
+        trail = self.held_out.get(key)
+        since = trail.last[-1].epoch if trail else 0
+        recent = [each for each in self.recent if (each["iteration"] or 0) > since]
+        rewards = [reward for each in recent if (reward := each.get("reward")) is not None]
+        variance = math.fsum((each.get("reward_std") or 0.0) ** 2 / (each.get("n_episodes") or 1.0) for each in recent)
+        paid = (fmean(rewards), math.sqrt(variance) / len(rewards)) if rewards else (None, 0.0)
+        mark = Mark(epoch, score, standard_error(scores_of_texts), *paid)
+        if trail is None:
+            self.held_out[key] = Trail(mark, [mark])
+        else:
+            trail.add(mark, mode)
+
     def last(self, name: str, n: int) -> list[float]:
         """Return a diagnostic of the last `n` iterations; empty if one of them lacks it."""
-        values = [signs.get(name) for signs in self.recent[-n:]]
-        present = [value for value in values if value is not None]
-        return present if len(present) == n else []
+        values = self.known(name, n)
+        return values if len(values) == n else []
 
     def known(self, name: str, n: int) -> list[float]:
         """Return the known values of a diagnostic in the last `n` iterations; empty if there are fewer iterations."""
-        values = [signs.get(name) for signs in self.recent[-n:]]
+        values = [each.get(name) for each in self.recent[-n:]]
         return [value for value in values if value is not None] if len(values) == n else []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the history in JSON types."""
-        trails = {
-            key: {"best": vars(trail.best), "last": [vars(mark) for mark in trail.last]}
-            for key, trail in self.held_out.items()
-        }
-        recent = [dict(signs) for signs in self.recent]
-        return {"first": dict(self.first), "recent": recent, "held_out": trails, "best_reward": self.best_reward}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
-        """Create a history from the result of `state_dict`."""
+        """Create a history from its fields as `dataclasses.asdict` returns them."""
         trails = {
             key: Trail(Mark(**trail["best"]), [Mark(**mark) for mark in trail["last"]])
             for key, trail in state["held_out"].items()
         }
-        return cls(dict(state["first"]), [dict(signs) for signs in state["recent"]], trails, state["best_reward"])
+        return cls(dict(state["first"]), list(state["recent"]), trails, state["best_reward"])
+
+
+def standard_error(values: Iterable[Any]) -> float:
+    """Return the standard error of the mean of a metric's scores of single texts; 0 for fewer than two scores."""
+    numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    return stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0

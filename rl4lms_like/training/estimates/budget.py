@@ -20,36 +20,20 @@ from rl4lms_like.training.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batch sizes and step counts of a run, for episodes of full length.
+    """Batch sizes and step counts of a run, for episodes of full length."""
 
-    Args:
-        tokens_per_rollout: minimum number of tokens per rollout.
-        response_tokens: maximum response length.
-        prompt_tokens: maximum prompt length; None if the tokenizer's limit is used.
-        prompts_per_batch: prompts per `generate` call.
-        generation_batches: `generate` calls per rollout.
-        episodes: episodes per rollout.
-        minibatch_episodes: episodes per minibatch.
-        micro_batch_episodes: episodes per forward pass of the update.
-        minibatches: per epoch.
-        n_epochs: passes over a rollout; only of the critic, if it is updated separately.
-        n_iters: iterations of the run.
-        rl4lms_steps_per_iteration: optimizer steps of RL4LMs with the same values, if it has the algorithm. Its
-            minibatches are single tokens sampled from the whole rollout.
-    """
-
-    tokens_per_rollout: int
-    response_tokens: int
-    prompt_tokens: int | None
-    prompts_per_batch: int
-    generation_batches: int
-    episodes: int
+    tokens_per_rollout: int  # minimum
+    response_tokens: int  # maximum of a response
+    prompt_tokens: int | None  # maximum of a prompt; None if the tokenizer's limit is used
+    prompts_per_batch: int  # per `generate` call
+    generation_batches: int  # `generate` calls per rollout
+    episodes: int  # per rollout
     minibatch_episodes: int
-    micro_batch_episodes: int
-    minibatches: int
-    n_epochs: int
+    micro_batch_episodes: int  # per forward pass of the update
+    minibatches: int  # per epoch
+    n_epochs: int  # passes over a rollout; only of the critic, if it is updated separately
     n_iters: int
-    rl4lms_steps_per_iteration: int | None = None
+    rl4lms_steps_per_iteration: int | None  # of RL4LMs with the same values; its minibatches are single tokens
 
     @property
     def steps_per_iteration(self) -> int:
@@ -91,19 +75,18 @@ def plan_batches(config: RunConfig) -> BatchPlan:
     tokens = int(args.get("n_steps") or 1) * n_envs
     response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
     generations = math.ceil(tokens / (n_envs * response))
-    episodes = generations * n_envs
     batch_size, n_epochs = args.get("batch_size"), int(args.get("n_epochs") or args.get("n_critic_updates") or 1)
-    minibatch = _fitting(batch_size, response, episodes)
+    minibatch = _fitting(batch_size, response, generations * n_envs)
     return BatchPlan(
         tokens_per_rollout=tokens,
         response_tokens=response,
         prompt_tokens=env.max_prompt_length,
         prompts_per_batch=n_envs,
         generation_batches=generations,
-        episodes=episodes,
+        episodes=generations * n_envs,
         minibatch_episodes=minibatch,
         micro_batch_episodes=_fitting(args.get("micro_batch_size"), response, minibatch),
-        minibatches=math.ceil(episodes / minibatch),
+        minibatches=math.ceil(generations * n_envs / minibatch),
         n_epochs=n_epochs,
         n_iters=config.train_evaluation.n_iters,
         rl4lms_steps_per_iteration=n_epochs * math.ceil(tokens / int(batch_size)) if batch_size else None,

@@ -29,37 +29,36 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import is_causal
 from rl4lms_like.training.config.run_config import RunConfig
 from rl4lms_like.training.estimates.budget import BatchPlan, plan_batches
-from rl4lms_like.training.estimates.network_shapes import FLOAT, NetworkShapes
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 
+if TYPE_CHECKING:
+    import torch
+
+FLOAT = 4
 SLACK = 1.25
 """Largest measured ratio of a process's peak memory to the memory of its tensors."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimated memory in bytes, by part in order of allocation.
-
-    Args:
-        parts: name -> bytes.
-        gradients_beside: bytes of the gradients that exist at the same time as the activations.
-        device: `cpu` or `cuda`.
-        available: available bytes of that device.
-    """
+    """Estimated memory in bytes, by part in order of allocation."""
 
     parts: dict[str, int]
-    gradients_beside: int
-    device: str
-    available: int
+    gradients_beside: int  # the gradients that exist at the same time as the activations
+    device: str  # `cpu` or `cuda`
+    available: int  # on that device
 
     @property
     def n_parameters(self) -> int:
@@ -69,15 +68,13 @@ class MemoryEstimate:
     @property
     def update(self) -> int:
         """Peak of the update, bytes."""
-        parts = self.parts
-        passing = parts["activations"] + parts["logits"] + self.gradients_beside
-        return self._always + max(passing, parts["gradients"])
+        passing = self.parts["activations"] + self.parts["logits"] + self.gradients_beside
+        return self._always + max(passing, self.parts["gradients"])
 
     @property
     def rollout(self) -> int:
         """Peak of the rollout, bytes."""
-        parts = self.parts
-        return self._always + parts["gradients"] + max(parts["KV cache"], parts["logits"])
+        return self._always + self.parts["gradients"] + max(self.parts["KV cache"], self.parts["logits"])
 
     @property
     def _always(self) -> int:
@@ -96,11 +93,10 @@ class MemoryEstimate:
         of = f"{gibibytes(self.peak)} to {gibibytes(int(SLACK * self.peak))} of {gibibytes(self.available)} {kind}"
         if SLACK * self.peak <= self.available:
             return f"fits: {of}"
-        levers = (
-            "a smaller alg.args.micro_batch_size, critic: shared, gradient_checkpointing: true or dtype: bfloat16 "
-            "(alg.policy.args) need less"
+        return (
+            f"{'tight' if self.peak <= self.available else 'does not fit'}: {of}; a smaller alg.args.micro_batch_size, "
+            "critic: shared, gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
         )
-        return f"{'tight' if self.peak <= self.available else 'does not fit'}: {of}; {levers}"
 
 
 def estimate_memory(config: RunConfig) -> MemoryEstimate:
@@ -113,89 +109,204 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
 
     config = with_embedded_models(config)
     blocks = with_defaults(config.to_dict())
-    policy_args = blocks["alg"]["policy"]["args"]
-    arguments = PolicyArguments.known_in(policy_args)
-    plan = plan_batches(config)
+    policy_args, args = blocks["alg"]["policy"]["args"], blocks["alg"]["args"]
+    arguments, plan = PolicyArguments.known_in(policy_args), plan_batches(config)
     policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
-    critic = _critic(policy, arguments)
+    critic_weights, critic_trained, critic = _critic(policy)
     device, available = _device(config)
-    trained = policy.trained + critic.trained
+    trained = policy.trained + critic_trained
     n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
     mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
-    state = 1 if blocks["alg"]["args"].get("use_rms_prop") else 2
     parts = {
         "process": _process() if device == "cpu" else 0,
         "policy weights": FLOAT * policy.parameters,
-        "critic weights": FLOAT * critic.weights,
-        "reference weights": FLOAT * _reference(policy, arguments) if config.alg.kl_div.coeff > 0 else 0,
+        "critic weights": FLOAT * critic_weights,
+        "reference weights": FLOAT * _reference(policy) if config.alg.kl_div.coeff > 0 else 0,
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "masks": 2 * plan.tokens_per_rollout * mask_bytes,
-        "optimizer state": FLOAT * state * trained,
+        "optimizer state": FLOAT * (1 if args.get("use_rms_prop") else 2) * trained,
         "gradients": FLOAT * trained,
-        "activations": policy.activations(plan) + (critic.network.activations(plan) if critic.network else 0),
+        "activations": policy.activations(plan) + (critic.activations(plan) if critic else 0),
         "logits": policy.logits(plan),
         "KV cache": (1 + n_mask_models) * policy.cache(plan),
     }
     single = plan.micro_batch_episodes == plan.minibatch_episodes and not arguments.gradient_checkpointing
-    whole = arguments.peft is None and single
-    beside = FLOAT * policy.output_layer if whole else parts["gradients"]
-    if "cg_max_steps" in blocks["alg"]["args"]:
-        parts |= _trust_region(policy, critic, plan, blocks["alg"]["args"].get("micro_batch_size"))
+    beside = FLOAT * policy.output_layer if single and arguments.peft is None else parts["gradients"]
+    if "cg_max_steps" in args:  # TRPO: the graph of its Fisher products, no optimizer state for the policy
+        eager = NetworkShapes(
+            arguments.model_name, replace(arguments, attn_implementation="eager"), causal=policy.causal
+        )
+        budget = int(arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
+        episodes = max(min(budget, args.get("micro_batch_size") or budget) // plan.response_tokens, 1)
+        batch = replace(plan, micro_batch_episodes=min(episodes, plan.episodes))
+        parts["optimizer state"] = 2 * FLOAT * critic_trained
+        parts["activations"] = 3 * eager.activations(batch)  # the model's graph, and that of its derivative
+        parts["logits"] = 2 * eager.logits(batch)
         beside = 7 * FLOAT * policy.trained  # gradient, step, initial weights, four vectors of the conjugate gradient
     return MemoryEstimate(parts, beside, device, available)
 
 
-def _trust_region(
-    policy: NetworkShapes, critic: _Critic, plan: BatchPlan, micro_batch_size: int | None
-) -> dict[str, int]:
-    """Return the parts that differ for TRPO: the graph of its Fisher products, no optimizer state for the policy."""
-    eager = NetworkShapes(
-        policy.arguments.model_name, replace(policy.arguments, attn_implementation="eager"), causal=policy.causal
-    )
-    budget = int(policy.arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
-    episodes = max(min(budget, micro_batch_size or budget) // plan.response_tokens, 1)
-    batch = replace(plan, micro_batch_episodes=min(episodes, plan.episodes))
-    return {
-        "optimizer state": 2 * FLOAT * critic.trained,
-        "activations": 3 * eager.activations(batch),  # the model's graph, and that of its derivative
-        "logits": 2 * eager.logits(batch),
-    }
-
-
-class _Critic(NamedTuple):
-    """Number of the critic's own weights, of the trained ones (both with value head), and its network if it has one."""
-
-    weights: int
-    trained: int
-    network: NetworkShapes | None
-
-
-def _critic(policy: NetworkShapes, arguments: PolicyArguments) -> _Critic:
+def _critic(policy: NetworkShapes) -> tuple[int, int, NetworkShapes | None]:
+    """Return the number of the critic's own weights, of the trained ones, and its network if it has one."""
+    arguments = policy.arguments
     if arguments.critic == "none":
-        return _Critic(0, 0, None)
+        return 0, 0, None
     if arguments.critic == "shared":
-        return _Critic(policy.width, policy.width, None)
+        return policy.width, policy.width, None
     if arguments.critic_model in (None, arguments.model_name):
         own = policy.trained_trunk + policy.width  # frozen weights are shared with the policy
-        return _Critic(own, own, policy)
+        return own, own, policy
     network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
-    return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
+    return network.trunk + network.width, network.trained_trunk + network.width, network
 
 
-def _reference(policy: NetworkShapes, arguments: PolicyArguments) -> int:
+def _reference(policy: NetworkShapes) -> int:
     """Return the number of weights of the reference that are not shared with the policy."""
+    arguments = policy.arguments
     if arguments.reference_model not in (None, arguments.model_name):
         whole = replace(arguments, peft=None)
         return NetworkShapes(str(arguments.reference_model), whole, causal=policy.causal).parameters
     return policy.parameters if arguments.peft is None else 0
 
 
+class NetworkShapes:
+    """Shapes of one network of a policy, built from its config with fake tensors, which have no memory.
+
+    Args:
+        model_name: hub id or local folder; only local files are read.
+        arguments: of the policy.
+        causal: true for decoder-only, false for encoder-decoder models.
+
+    Attributes:
+        parameters: number of parameters, adapters included.
+        trained: number of trained parameters: all of them, or the adapters (`peft`).
+        trunk: number of parameters that a critic has: all without the output layer.
+        trained_trunk: number of trained parameters that a critic has.
+        output_layer: number of parameters of the layer that computes logits.
+        width: size of the hidden states.
+
+    Raises:
+        ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
+    """
+
+    def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from transformers import AutoConfig
+
+        from rl4lms_like.policies.loading import whole_checkpoint
+
+        name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
+        try:
+            self.config: Any = AutoConfig.from_pretrained(
+                name, local_files_only=True, trust_remote_code=arguments.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{model_name!r} is neither a folder with a model nor in the local cache") from error
+        self.arguments, self.causal = arguments, causal
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            self._model = self._built()
+        except (ValueError, ImportError, ModelError) as error:
+            raise ModelError(f"cannot build {model_name!r} from its config: {error}") from error
+        model = self._model
+        self.config = self.config.get_text_config() if causal else self.config
+        everything = list(model.parameters())
+        trunks = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]
+        trunk = {id(p): p for part in trunks for p in part.parameters()}.values()  # tied weights count once
+        self.parameters = sum(p.numel() for p in everything)
+        self.trained = sum(p.numel() for p in everything if p.requires_grad)
+        self.trunk = sum(p.numel() for p in trunk)
+        self.trained_trunk = sum(p.numel() for p in trunk if p.requires_grad)
+        self.width = int(self.config.hidden_size)
+        self.output_layer = int(self.config.vocab_size) * self.width
+
+    def _built(self) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+        from rl4lms_like.policies.lora import add_lora
+
+        auto_class = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
+        attention = self.arguments.attn_implementation
+        options = {} if attention is None else {"attn_implementation": attention}
+        with self._mode:
+            model: Any = auto_class.from_config(self.config, dtype=torch.float32, **options).eval()
+        if self.arguments.peft is not None:
+            add_lora(model, self.arguments.peft, dropout=False, empty=True)
+            for module in model.modules():  # adapters are on the `meta` device; replace them by fake tensors
+                for name, weight in list(module.named_parameters(recurse=False)):
+                    if weight.is_meta:
+                        with self._mode:
+                            fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
+                        module.register_parameter(name, fake)
+        return model
+
+    def activations(self, plan: BatchPlan) -> int:
+        """Return the bytes kept between the forward and the backward pass of one micro-batch."""
+        n, prompt, response = plan.micro_batch_episodes, self._prompt(plan), plan.response_tokens
+        kept = self._kept(n, prompt, response)
+        if self.arguments.gradient_checkpointing:
+            kept = kept // self._layers + self._layers * n * (prompt + response) * self.width * FLOAT
+        return kept
+
+    def logits(self, plan: BatchPlan) -> int:
+        """Return the bytes of the two buffers in which log-probs and their gradients are computed."""
+        whole = FLOAT * plan.micro_batch_episodes * plan.response_tokens * int(self.config.vocab_size)
+        return 2 * min(whole, int(self.arguments.logits_budget_mb * 2**20))
+
+    def cache(self, plan: BatchPlan) -> int:
+        """Return the bytes of keys and values while `n_envs` prompts are continued to full length."""
+        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        width = getattr(self.config, "head_dim", None) or self.width // self.config.num_attention_heads
+        tokens = self._prompt(plan) + plan.response_tokens
+        return 2 * self._layers * int(heads * width) * tokens * plan.prompts_per_batch * FLOAT
+
+    @property
+    def _layers(self) -> int:
+        """Number of layers of the decoder."""
+        names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
+        return int(next(getattr(self.config, name) for name in names if getattr(self.config, name, None)))
+
+    def _prompt(self, plan: BatchPlan) -> int:
+        if plan.prompt_tokens is not None:
+            return plan.prompt_tokens
+        limit = getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
+        return max(int(limit or 512) - plan.response_tokens, 1)
+
+    def _kept(self, n: int, prompt: int, response: int) -> int:
+        """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
+        import torch
+
+        model, sizes = self._model, {}
+        own = {p.untyped_storage()._cdata for p in model.parameters()}
+        alive = []  # prevents that a storage is freed and its address is reused by another
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                sizes[storage._cdata] = storage.nbytes()
+                alive.append(storage)
+            return tensor
+
+        half = self.arguments.dtype == "bfloat16"
+        autocast: Any = torch.autocast("cpu", dtype=torch.bfloat16) if half else nullcontext()
+        with self._mode, autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            ids = torch.ones(n, prompt + response if self.causal else prompt, dtype=torch.long)
+            mask = torch.ones_like(ids)
+            if self.causal:
+                model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+            else:
+                encoded = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+                inputs = {"input_ids": torch.ones(n, response, dtype=torch.long), "encoder_hidden_states": encoded}
+                model.get_decoder()(**inputs, encoder_attention_mask=mask, use_cache=False)
+        return sum(sizes.values())
+
+
 def gibibytes(size: int) -> str:
     """Format a number of bytes: `1.50 GiB`, `12 MiB` or `30 KiB`."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}" if unit == "GiB" else f"{size / scale:.0f} {unit}"
-    return f"{size / 2**10:.0f} KiB"
+    if size >= 2**30:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
 def _device(config: RunConfig) -> tuple[str, int]:

@@ -127,8 +127,13 @@ def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _make(family: Any, texts: str, folder: Path) -> None:
-    from rl4lms_like.training.small_models.tiny_model import make_model, make_word_tokenizer
-    from rl4lms_like.training.small_models.warm_start import WarmStartSettings, make_warm_start, train_language_model
+    from rl4lms_like.training.small_models.warm_start import (
+        WarmStartSettings,
+        make_model,
+        make_warm_start,
+        make_word_tokenizer,
+        train_language_model,
+    )
 
     if texts == "films":
         make_warm_start(folder, WarmStartSettings(family=family))

@@ -14,18 +14,33 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from rl4lms_like.data_pools import film_grammar
 from rl4lms_like.data_pools.film_opinions import film_opinions, split_opinion
-from rl4lms_like.training.small_models.tiny_model import Family, make_model, make_tokenizer
+
+SPECIAL_TOKEN = "<|endoftext|>"
+"""Begins, ends and pads a text; id 0."""
+
+Family = Literal["gpt2", "t5"]
 
 RECORD = "warm_start.json"
 """File next to the model with settings, held-out perplexity and the files' checksums; written last."""
@@ -89,6 +104,85 @@ class WarmStart:
     n_parameters: int
     seconds: float
     reused: bool
+
+
+# --- tokenizer and model ---------------------------------------------------------------------------------------------
+
+
+def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer with the most frequent words of `texts`, each with its leading space, as tokens.
+
+    Words beyond `vocab_size` are encoded as bytes, so every text can be encoded and decoded without loss. Compared with
+    merges, whole words halve the vocabulary that a given corpus needs, and prevent a small model from joining word
+    pieces to words that do not exist.
+    """
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    counts = Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
+    first = [SPECIAL_TOKEN, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
+    vocabulary = [*first, *words[: max(0, vocab_size - len(first))]]
+    ids = {token: id for id, token in enumerate(vocabulary)}
+    backend = Tokenizer(models.BPE(vocab=ids, merges=[], ignore_merges=True))
+    backend.pre_tokenizer = split
+    backend.decoder = decoders.ByteLevel()
+    return _with_special_token(backend)
+
+
+def make_word_tokenizer(words: Sequence[str], *, separated: bool = True) -> PreTrainedTokenizerFast:
+    """Return a tokenizer for these words; every other word is encoded as the special token.
+
+    Args:
+        words: one token each.
+        separated: words are separated by spaces; if false, each character is a word.
+    """
+    vocabulary = {token: id for id, token in enumerate([SPECIAL_TOKEN, *words])}
+    backend = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=SPECIAL_TOKEN))
+    backend.pre_tokenizer = (
+        pre_tokenizers.WhitespaceSplit() if separated else pre_tokenizers.Split(Regex("."), "isolated")
+    )
+    if not separated:
+        backend.decoder = decoders.Fuse()
+    return _with_special_token(backend)
+
+
+def _with_special_token(backend: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=SPECIAL_TOKEN,
+        eos_token=SPECIAL_TOKEN,
+        pad_token=SPECIAL_TOKEN,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    family: Family = "gpt2",
+    n_layer: int = 2,
+    n_embd: int = 64,
+    n_head: int = 4,
+    n_positions: int = 96,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """Return a small model without dropout, with weights drawn from `seed`. Torch's global generator is unchanged.
+
+    T5 has `n_layer` encoder and as many decoder layers; its positions are relative, so `n_positions` is only recorded.
+    """
+    own: dict[str, Any] = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    own["n_positions"] = n_positions
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if family == "gpt2":  # GPT-2's activation in one kernel; its initial scale, 0.02, is for a width of 768
+            own |= {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_head}
+            own |= {"initializer_range": 0.1, "activation_function": "gelu_pytorch_tanh"}
+            return GPT2LMHeadModel(GPT2Config(**own, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+        own |= {"num_layers": n_layer, "num_decoder_layers": n_layer, "num_heads": n_head, "dropout_rate": 0.0}
+        own |= {"d_model": n_embd, "d_ff": 4 * n_embd, "d_kv": n_embd // n_head, "decoder_start_token_id": 0}
+        return T5ForConditionalGeneration(T5Config.from_dict(own))
+
+
+# --- training --------------------------------------------------------------------------------------------------------
 
 
 def make_warm_start(
@@ -216,25 +310,11 @@ def _made(folder: Path, settings: WarmStartSettings, progress: Progress | None) 
     started = time.perf_counter()
     texts = film_opinions(settings.n_texts, settings.seed)
     tokenizer = make_tokenizer(texts, settings.vocab_size)
-    model = make_model(
-        tokenizer,
-        family=settings.family,
-        n_layer=settings.n_layer,
-        n_embd=settings.n_embd,
-        n_head=settings.n_head,
-        n_positions=settings.n_positions,
-        seed=settings.seed,
-    )
-    train_language_model(
-        model,
-        tokenizer,
-        texts,
-        steps=settings.steps,
-        lr=settings.lr,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        progress=progress,
-    )
+    own = asdict(settings)
+    sizes = {name: own[name] for name in ("family", "n_layer", "n_embd", "n_head", "n_positions", "seed")}
+    model = make_model(tokenizer, **sizes)
+    training = {name: own[name] for name in ("steps", "lr", "batch_size", "seed")}
+    train_language_model(model, tokenizer, texts, **training, progress=progress)
     held_out = perplexity(model, tokenizer, film_opinions(settings.n_held_out, settings.seed, split="val"))
     n_parameters = model.num_parameters()
     (folder / RECORD).unlink(missing_ok=True)

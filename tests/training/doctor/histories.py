@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl4lms_like.training.doctor.findings import Case
+from rl4lms_like.training.doctor.alerts import Context
 from rl4lms_like.training.doctor.history import History
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
@@ -25,7 +25,7 @@ def history(*, n: int = 0, **signs) -> History:
     return made
 
 
-def case(**fields) -> Case:
+def case(**fields) -> Context:
     """A case, whose `limits` may be given as a mapping."""
     limits = fields.pop("limits", {})
-    return Case(**{"limits": DoctorConfig(**limits), "ratio_cause": "a cause", **fields})
+    return Context(**{"limits": DoctorConfig(**limits), "ratio_cause": "a cause", **fields})

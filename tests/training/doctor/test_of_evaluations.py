@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.training.doctor.history import History, Mark, Trail
-from rl4lms_like.training.doctor.of_evaluations import direction_of, mark_of, reward_hacking, standard_error
+from rl4lms_like.training.doctor.alerts import direction_of, reward_hacking
+from rl4lms_like.training.doctor.history import History, Mark, Trail, standard_error
 from tests.training.doctor.histories import case
 
 KEY = "lexical/meteor"
@@ -68,12 +68,12 @@ def test_directions_are_known_by_the_beginning_of_the_key(key, mode):
 
 
 def test_marks_have_the_standard_errors_of_both():
-    predictions = [{KEY: score} for score in (1.0, 2.0, 3.0, "n/a")]
-    recent = [
-        {"reward": 0.2, "reward_std": 0.3, "n_episodes": 9.0},
-        {"reward": 0.4, "reward_std": 0.4, "n_episodes": 16.0},
-    ]
-    mark = mark_of(5, KEY, 2.0, predictions, recent)
+    texts = [1.0, 2.0, 3.0, "n/a"]
+    past = History()
+    past.add({"iteration": 1, "reward": 0.2, "reward_std": 0.3, "n_episodes": 9.0}, keep=9)
+    past.add({"iteration": 2, "reward": 0.4, "reward_std": 0.4, "n_episodes": 16.0}, keep=9)
+    past.add_evaluation(5, KEY, "max", 2.0, texts)
+    (mark,) = past.held_out[KEY].last
     assert mark.error == pytest.approx((1 / 3) ** 0.5) and mark.reward == pytest.approx(0.3)
     assert mark.reward_error == pytest.approx((0.01 + 0.01) ** 0.5 / 2)
     assert standard_error(["n/a", 3.0]) == 0.0

@@ -7,32 +7,32 @@ import pytest
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.training.catalogue import table_rows
 from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.doctor import of_evaluations, of_rollouts, of_updates
+from rl4lms_like.training.doctor import alerts
 from rl4lms_like.training.doctor.thresholds import DoctorConfig, HeldOutConfig
 from tests.training.doctor.histories import case, history
 from tests.training.doctor.test_of_evaluations import KEY, followed
 
 EXPLODED = {"value_loss": [0.1] * 10 + [2.0] * 3, "explained_variance": -0.5}
 ROWS = [
-    ("patience", 4, of_rollouts.all_empty, {"empty": [1.0] * 3}),
-    ("window", 11, of_rollouts.reward_follows_length, {"length_correlation": [0.95] * 10}),
-    ("kl_times_target", 6.0, of_updates.kl_above_budget, {"kl": [0.5] * 3}),
-    ("max_kl", 6.0, of_updates.kl_above_budget, {"kl": [5.0] * 3}),
-    ("max_negative_kl", 0.3, of_updates.kl_negative, {"kl": [-0.2] * 3}),
-    ("min_entropy", 0.001, of_updates.entropy_collapse, {"entropy": [0.008] * 3}),
-    ("min_entropy_share", 0.01, of_updates.entropy_collapse, {"entropy": [2.0, 0.03, 0.03, 0.03]}),
-    ("min_reward_spread", 1e-9, of_rollouts.reward_constant, {"reward_spread": [1e-7] * 3}),
-    ("max_value_loss_growth", 30.0, of_updates.value_error, EXPLODED),
-    ("min_explained_variance", -5.0, of_updates.value_error, {"explained_variance": [-3.0] * 10}),
-    ("max_truncated_share", 1.0, of_rollouts.all_truncated, {"truncated": [0.1, 0.995, 0.995, 0.995]}),
-    ("max_empty_share", 0.99, of_rollouts.all_empty, {"empty": [0.95] * 3}),
-    ("max_duplicate_share", 0.8, of_rollouts.duplicates, {"duplicates": [0.0, 0.7, 0.7, 0.7]}),
-    ("max_near_duplicate_share", 0.8, of_rollouts.duplicates, {"near_duplicates": [0.0, 0.7, 0.7, 0.7]}),
-    ("max_length_correlation", 0.99, of_rollouts.reward_follows_length, {"length_correlation": [0.95] * 10}),
-    ("max_clip_fraction", 0.8, of_updates.large_updates, {"clip_fraction": [0.6] * 3}),
-    ("max_approx_kl", 0.5, of_updates.large_updates, {"approx_kl": [0.3] * 3}),
-    ("min_minibatch_episodes", 2, of_updates.small_minibatches, {"minibatch_episodes": [2.5] * 3}),
-    ("no_learning", False, of_updates.no_learning, {"grad_norm": [0.0] * 3}),
+    ("patience", 4, alerts.all_empty, {"empty": [1.0] * 3}),
+    ("window", 11, alerts.reward_follows_length, {"length_correlation": [0.95] * 10}),
+    ("kl_times_target", 6.0, alerts.kl_above_budget, {"kl": [0.5] * 3}),
+    ("max_kl", 6.0, alerts.kl_above_budget, {"kl": [5.0] * 3}),
+    ("max_negative_kl", 0.3, alerts.kl_negative, {"kl": [-0.2] * 3}),
+    ("min_entropy", 0.001, alerts.entropy_collapse, {"entropy": [0.008] * 3}),
+    ("min_entropy_share", 0.01, alerts.entropy_collapse, {"entropy": [2.0, 0.03, 0.03, 0.03]}),
+    ("min_reward_spread", 1e-9, alerts.reward_constant, {"reward_spread": [1e-7] * 3}),
+    ("max_value_loss_growth", 30.0, alerts.value_error, EXPLODED),
+    ("min_explained_variance", -5.0, alerts.value_error, {"explained_variance": [-3.0] * 10}),
+    ("max_truncated_share", 1.0, alerts.all_truncated, {"truncated": [0.1, 0.995, 0.995, 0.995]}),
+    ("max_empty_share", 0.99, alerts.all_empty, {"empty": [0.95] * 3}),
+    ("max_duplicate_share", 0.8, alerts.duplicates, {"duplicates": [0.0, 0.7, 0.7, 0.7]}),
+    ("max_near_duplicate_share", 0.8, alerts.duplicates, {"near_duplicates": [0.0, 0.7, 0.7, 0.7]}),
+    ("max_length_correlation", 0.99, alerts.reward_follows_length, {"length_correlation": [0.95] * 10}),
+    ("max_clip_fraction", 0.8, alerts.large_updates, {"clip_fraction": [0.6] * 3}),
+    ("max_approx_kl", 0.5, alerts.large_updates, {"approx_kl": [0.3] * 3}),
+    ("min_minibatch_episodes", 2, alerts.small_minibatches, {"minibatch_episodes": [2.5] * 3}),
+    ("no_learning", False, alerts.no_learning, {"grad_norm": [0.0] * 3}),
 ]
 ELSEWHERE = {"enabled", "max_ratio_gap", "held_out", "max_held_out_fall"}
 
@@ -52,8 +52,8 @@ def test_every_key_has_a_row():
 
 def test_a_smaller_fall_can_be_told():
     fallen = followed([0.4, 0.35, 0.33], [None, 0.5, 0.7])
-    assert of_evaluations.reward_hacking(fallen, case(modes={KEY: "max"})) is None
-    assert of_evaluations.reward_hacking(fallen, case(modes={KEY: "max"}, limits={"max_held_out_fall": 0.1}))
+    assert alerts.reward_hacking(fallen, case(modes={KEY: "max"})) is None
+    assert alerts.reward_hacking(fallen, case(modes={KEY: "max"}, limits={"max_held_out_fall": 0.1}))
 
 
 def test_the_block_is_checked_like_all_others(tiny_config):

@@ -18,8 +18,9 @@ from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking import Tracker
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.doctor.alerts import ALERTS
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
-from rl4lms_like.training.doctor.watcher import ALARMS, Doctor, case_of, held_out_modes
+from rl4lms_like.training.doctor.watcher import Doctor, context_of
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import resume, train_config
@@ -160,15 +161,15 @@ def test_answers_of_one_token_are_not_cut(config, tmp_path):
 )
 def test_advice_names_keys_that_the_algorithm_has(algorithm, step, critic, config):
     config["alg"] |= {"id": algorithm, "args": {"n_steps": 8}}
-    case = case_of(assemble(parse_config(config)))
+    case = context_of(assemble(parse_config(config)))
     assert (case.step_keys, case.critic_keys) == (f"alg.args.{step}", f"alg.args.{critic}")
 
 
 def test_an_estimator_that_is_never_negative_and_a_normed_reward_are_known(config):
-    case = case_of(assemble(parse_config(config)))
+    case = context_of(assemble(parse_config(config)))
     assert case.estimates_kl and not case.norm_reward
     config["alg"]["kl_div"] |= {"estimator": "k3", "norm_reward": True}
-    case = case_of(assemble(parse_config(config)))
+    case = context_of(assemble(parse_config(config)))
     assert case.norm_reward and not case.estimates_kl and not case.is_masked
 
 
@@ -176,11 +177,11 @@ def test_a_policy_that_samples_under_a_mask_is_known(config):
     config["alg"]["id"] = "nlpo"
     config["alg"]["policy"]["id"] = "maskable_causal_lm_actor_critic_policy"
     config["alg"]["policy"]["args"] |= {"mask_type": "learned_top_p", "top_mask": 0.9}
-    assert case_of(assemble(parse_config(config))).is_masked
+    assert context_of(assemble(parse_config(config))).is_masked
 
 
 def test_a_doctor_that_fails_says_so_once_and_ends_no_run(config, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(ALARMS, "all_empty", lambda history, case: 1 / 0)
+    monkeypatch.setitem(ALERTS, "all_empty", lambda history, case: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="rl4lms_like"):
         folder = started(config, tmp_path)
     said = [record.getMessage() for record in caplog.records if "doctor failed" in record.getMessage()]
@@ -321,9 +322,9 @@ def test_held_out_metrics_are_those_named_or_those_of_known_direction_but_the_re
         {"id": "increasing_numbers", "args": {"min_tokens": 8}}, {"id": "length"}, {"id": "sentiment", "name": "own"},
     ]  # fmt: skip
     run = assemble(parse_config(config))
-    assert held_out_modes(run) == {"semantic/sentiment/own": "max", "semantic/sentiment_positive/own": "max"}
+    assert context_of(run).modes == {"semantic/sentiment/own": "max", "semantic/sentiment_positive/own": "max"}
     config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
-    assert held_out_modes(assemble(parse_config(config))) == {"length/words": "min"}
+    assert context_of(assemble(parse_config(config))).modes == {"length/words": "min"}
 
 
 def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_in_the_config(config):
@@ -377,14 +378,14 @@ def test_a_score_that_is_no_number_is_no_mark(config, doctor_of):
 def test_the_page_has_every_alarm_and_every_threshold(repository):
     page = (repository / "docs" / "doctor.md").read_text()
     explained = (repository / "docs" / "metrics_explained.md").read_text()
-    for name in [*ALARMS, "reward_hacking"]:
+    for name in [*ALERTS, "reward_hacking"]:
         assert f"`{name}`" in page and f"`doctor/{name}`" in explained, name
     for key in DoctorConfig.__dataclass_fields__:
         assert re.search(rf"`{key}[`:]", page), key
 
 
 def test_every_alarm_says_what_it_sees_and_why_it_matters():
-    for name, alarm in ALARMS.items():
+    for name, alarm in ALERTS.items():
         assert alarm.__doc__ and len(alarm.__doc__.splitlines()) >= 1, name
 
 

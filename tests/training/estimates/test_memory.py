@@ -15,8 +15,14 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.estimates.budget import plan_batches
-from rl4lms_like.training.estimates.memory import SLACK, MemoryEstimate, estimate_memory, gibibytes, main_memory
-from rl4lms_like.training.estimates.network_shapes import NetworkShapes
+from rl4lms_like.training.estimates.memory import (
+    SLACK,
+    MemoryEstimate,
+    NetworkShapes,
+    estimate_memory,
+    gibibytes,
+    main_memory,
+)
 from tests.builders import episodes_of_lengths
 from tests.training.configs import run_blocks
 

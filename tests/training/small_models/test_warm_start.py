@@ -11,10 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from rl4lms_like.data_pools.film_opinions import film_opinions
-from rl4lms_like.training.small_models.tiny_model import make_model, make_tokenizer
 from rl4lms_like.training.small_models.warm_start import (
     RECORD,
     WarmStartSettings,
+    make_model,
+    make_tokenizer,
     make_warm_start,
     one_thread,
     perplexity,

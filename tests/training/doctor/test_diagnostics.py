@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.training.doctor.examples import rollout_examples
-from rl4lms_like.training.doctor.signs import N_COMPARED, rank_correlation, signs_of
+from rl4lms_like.training.doctor.diagnostics import N_COMPARED, diagnostics_of, rank_correlation, rollout_examples
 
 
 def episodes(responses: list[list[int]], prompts: list[list[int]], *, ended: bool = True) -> EpisodeBatch:
@@ -25,7 +24,7 @@ def episodes(responses: list[list[int]], prompts: list[list[int]], *, ended: boo
 
 def test_logged_numbers_go_by_their_own_names_and_none_is_what_is_no_number():
     batch = episodes([[5, 1], [6, 1]], [[2], [3]])
-    signs = signs_of(
+    signs = diagnostics_of(
         {"rollout_info/entropy": 2.0, "train/value_loss": 3.0, "ppo/approx_kl": float("nan")}, batch, [1, 2]
     )
     assert (signs["entropy"], signs["value_loss"], signs["approx_kl"], signs["kl"]) == (2.0, 3.0, None, None)
@@ -39,7 +38,7 @@ def test_what_is_no_number_is_none_whatever_an_algorithm_logs():
         "train/grad_norm": None,
         "trpo/kl": torch.ones(1),
     }
-    signs = signs_of(odd, episodes([[5, 1], [6, 1]], [[2], [3]]), [1.0, float("inf")])
+    signs = diagnostics_of(odd, episodes([[5, 1], [6, 1]], [[2], [3]]), [1.0, float("inf")])
     names = ("value_loss", "clip_fraction", "grad_norm", "approx_kl", "best_reward", "reward_spread")
     assert [signs[name] for name in names] == [None, None, None, 1.0, None, None]
 
@@ -47,31 +46,31 @@ def test_what_is_no_number_is_none_whatever_an_algorithm_logs():
 def test_the_most_frequent_response_is_counted_whatever_the_prompt_and_the_padding():
     responses = [[5, 6, 1], [5, 6, 1], [5, 6], [7, 1]]
     batch = episodes(responses, [[2], [3], [2], [3]])
-    assert signs_of({}, batch, [0, 0, 0, 0])["duplicates"] == 0.5
-    assert signs_of({}, episodes(responses, [[2]] * 4), [0, 0, 0, 0])["duplicates"] is None, "one prompt"
-    assert signs_of({}, batch, [0, 0, 0, 0])["reward_spread"] == 0.0
+    assert diagnostics_of({}, batch, [0, 0, 0, 0])["duplicates"] == 0.5
+    assert diagnostics_of({}, episodes(responses, [[2]] * 4), [0, 0, 0, 0])["duplicates"] is None, "one prompt"
+    assert diagnostics_of({}, batch, [0, 0, 0, 0])["reward_spread"] == 0.0
 
 
 def test_near_twins_count_under_different_prompts_only():
     text = list(range(10, 31))
     changed = [*text[:-1], 99]  # 19 of 21 pairs of neighbours in common
     other = list(range(40, 61))
-    assert signs_of({}, episodes([text, changed, other], [[2], [3], [4]]), [1, 2, 3])[
+    assert diagnostics_of({}, episodes([text, changed, other], [[2], [3], [4]]), [1, 2, 3])[
         "near_duplicates"
     ] == pytest.approx(2 / 3)
-    assert signs_of({}, episodes([text, changed, other], [[2], [2], [4]]), [1, 2, 3])["near_duplicates"] == 0.0
-    assert signs_of({}, episodes([text, changed, other], [[2], [2], [2]]), [1, 2, 3])["near_duplicates"] is None
+    assert diagnostics_of({}, episodes([text, changed, other], [[2], [2], [4]]), [1, 2, 3])["near_duplicates"] == 0.0
+    assert diagnostics_of({}, episodes([text, changed, other], [[2], [2], [2]]), [1, 2, 3])["near_duplicates"] is None
 
 
 def test_many_episodes_are_thinned_before_they_are_compared():
     n = 4 * N_COMPARED
     batch = episodes([[k, k + 1, k + 2] for k in range(n)], [[k] for k in range(n)])
-    assert signs_of({}, batch, [float(k) for k in range(n)])["near_duplicates"] == 0.0
+    assert diagnostics_of({}, batch, [float(k) for k in range(n)])["near_duplicates"] == 0.0
 
 
 def test_a_response_is_empty_if_its_first_token_ends_it():
-    assert signs_of({}, episodes([[1], [5, 1]], [[2], [3]]), [0, 1])["empty"] == 0.5
-    assert signs_of({}, episodes([[1], [5]], [[2], [3]], ended=False), [0, 1])["empty"] == 0.0
+    assert diagnostics_of({}, episodes([[1], [5, 1]], [[2], [3]]), [0, 1])["empty"] == 0.5
+    assert diagnostics_of({}, episodes([[1], [5]], [[2], [3]], ended=False), [0, 1])["empty"] == 0.0
 
 
 def test_ranks_are_correlated_as_scipy_correlates_them():

@@ -1,0 +1,531 @@
+"""Alerts of the run doctor: pure functions of the history, and the table of those that are checked.
+
+    (History, Context) ─ alert ─> Alert, or None if there is no problem
+
+Unless stated otherwise, a condition must hold for `patience` iterations, and a threshold of None switches it off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from rl4lms_like.rollouts.collector import EQUAL
+from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES
+from rl4lms_like.training.doctor.history import N_MARKS, Diagnostics, History, Mark
+from rl4lms_like.training.doctor.thresholds import DoctorConfig
+
+MANY_ALIKE = 0.5
+"""Fraction of the most frequent response above which responses are assumed to ignore their prompts."""
+
+MUST_GROW = 0.25
+"""Increase of the duplicate fraction since the first iteration needed for an alert. Less is attributed to the task."""
+
+STANDS_STILL = 3.0
+"""Ratio of largest to smallest value loss below which the critic is too slow. Too large steps vary the loss more."""
+
+GETS_BETTER = 0.25
+"""Relative decrease of 1 - explained variance within a window from which the critic is considered to be learning."""
+
+SMALL_KL = 0.005
+"""Small KL of an update, nats per token. At 0.01 and above, half of the tokens leave a clip range of 0.2."""
+
+CLEARLY = 3.0
+"""Standard errors by which two means must differ."""
+
+SCALE = "use alg.policy.args.value_head_init: zero, or scale the reward (alg.kl_div.norm_reward: true)"
+
+
+@dataclass(frozen=True)
+class Context:
+    """Properties of a run that its alerts need."""
+
+    limits: DoctorConfig
+    max_ratio_gap: float | None = 1e-3  # accepted distance of an update's first ratio from 1; None: no alert
+    ratio_cause: str = ""  # likely cause of a larger distance, in words
+    target_kl: float | None = None  # of the KL controller
+    kl_per_sequence: bool = False  # the target is per response instead of per token
+    estimates_kl: bool = True  # the KL penalty uses the estimator that can be negative (`estimator: k1`)
+    is_masked: bool = False  # a mask restricts the sampled tokens (NLPO)
+    norm_reward: bool = False  # the critic is trained on rewards divided by their standard deviation
+    has_batch_size: bool = True  # the algorithm has a `batch_size`
+    rl4lms_steps: int | None = None  # optimizer steps per iteration of RL4LMs with the same values
+    can_end: bool = True  # responses can end before the length limit
+    step_keys: str = "alg.args.learning_rate or n_epochs"  # config keys that reduce the size of updates
+    critic_keys: str = "alg.args.critic_learning_rate or vf_coef"  # config keys that reduce the critic's updates
+    modes: Mapping[str, str] = field(default_factory=dict)  # held-out metric -> `max` or `min`
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A problem that was detected: one sentence, what to change and in which direction, the numbers."""
+
+    said: str
+    advice: str
+    evidence: dict[str, Any]
+    metric: str = ""  # key of the metric concerned, if any
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)
+
+
+def _all_above(values: Sequence[float], limit: float | None) -> bool:
+    """Return True if there are a limit and values, and all of them are above the limit."""
+    return limit is not None and bool(values) and min(values) > limit
+
+
+def _all_below(values: Sequence[float], limit: float | None) -> bool:
+    return limit is not None and bool(values) and max(values) < limit
+
+
+def _all_reach(values: Sequence[float], limit: float | None) -> bool:
+    """Return True if all values are at least the limit and none is 0."""
+    return limit is not None and bool(values) and min(values) >= limit and all(values)
+
+
+# --- updates ---------------------------------------------------------------------------------------------------------
+
+
+def ratio_gap(history: History, case: Context) -> Alert | None:
+    """Detect that the first ratio of an update is not 1.
+
+    Rollout and update then compute different log-probs for the same tokens, so that every gradient is off-policy.
+    Huang et al., "The 37 implementation details of PPO" (2022), use this number for debugging.
+    """
+    gaps, allowed = history.last("ratio_gap", 1), case.max_ratio_gap
+    if not _all_above(gaps, allowed):
+        return None
+    return Alert(
+        f"the first minibatch's ratio differs from 1 by {gaps[0]:.2g}, more than rounding ({allowed:g}): "
+        f"the update starts from other log-probs than the rollout's",
+        f"Likely cause: {case.ratio_cause}",
+        {"ratio_gap": gaps[0], "allowed": allowed},
+    )
+
+
+def non_finite(history: History, case: Context) -> Alert | None:
+    """Detect steps skipped because their loss or gradient was NaN or infinite (`alg.args.non_finite: skip`).
+
+    A single skipped step is an unusual minibatch. With many skipped steps the run learns little.
+    """
+    now, before = history.last("skipped_steps", 1), history.last("skipped_steps", 2)
+    new = now[0] - (before[0] if before else 0.0) if now else 0.0
+    if new <= 0:
+        return None
+    return Alert(
+        f"{new:g} steps of this update were skipped, {now[0]:g} in total: their loss or gradient was not finite",
+        "Lower alg.args.learning_rate or max_grad_norm, and check whether rewards are unusually large",
+        {"skipped_steps": now[0], "new": new},
+    )
+
+
+def kl_above_budget(history: History, case: Context) -> Alert | None:
+    """Detect that the KL to the reference stays far above its target, or above an absolute limit if there is no target.
+
+    The reward then comes from text that is unlikely under the reference. With growing distance, the true reward falls
+    while the learned one rises (Gao et al., arXiv 2210.10760).
+    """
+    limits, target, unit = case.limits, case.target_kl, "nats per token"
+    kls, factor, budget = history.last("kl", limits.patience), limits.kl_times_target, limits.max_kl
+    if target is not None:
+        budget = None if factor is None else factor * target
+        if case.kl_per_sequence:
+            lengths, unit = history.last("length", limits.patience), "nats per response"
+            kls = [kl * length for kl, length in zip(kls, lengths, strict=False)]
+    if not _all_above(kls, budget):
+        return None
+    said = f"doctor.max_kl, {budget:g}" if target is None else f"{factor:g} times the target of {target:g}"
+    return Alert(
+        f"the KL to the reference has been above {said} {unit} for {len(kls)} iterations: {_listed(kls)}",
+        f"Raise alg.kl_div.coeff (or gain, of an adaptive controller), or lower {case.step_keys}",
+        {"kl": kls, "budget": budget},
+    )
+
+
+def kl_negative(history: History, case: Context) -> Alert | None:
+    """Detect that the estimated KL is negative, although a KL divergence cannot be.
+
+    The expectation of log p - log p_ref under the policy's own samples is at least 0. If it is negative for several
+    iterations, generation arguments change the sampling distribution. The penalty then rewards drift from the
+    reference, unless its estimator is never negative.
+    """
+    limit, kls = case.limits.max_negative_kl, history.last("kl", case.limits.patience)
+    if limit is None or not case.estimates_kl or not _all_below(kls, -limit):
+        return None
+    mask = (
+        "The mask restricts sampling: raise alg.policy.args.top_mask, or update the mask model more often "
+        "(alg.policy.args.target_update_iterations). "
+    )
+    return Alert(
+        f"the estimated KL to the reference has been below -{limit:g} nats per token for {len(kls)} iterations: "
+        f"{_listed(kls)}",
+        f"{mask if case.is_masked else ''}Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no "
+        "min_length in alg.policy.args.generation_kwargs; or use alg.kl_div.estimator: k3, which is never negative",
+        {"kl": kls, "limit": -limit},
+    )
+
+
+def entropy_collapse(history: History, case: Context) -> Alert | None:
+    """Detect that the entropy is near 0, or a small fraction of its initial value.
+
+    The policy no longer explores, and the texts for all prompts become alike. Mnih et al. (arXiv 1602.01783) add the
+    entropy bonus against it. A deterministic policy that gets the best reward, with different texts for different
+    prompts, has solved its task and gives no alert.
+    """
+    limits, start = case.limits, history.first.get("entropy")
+    values = history.last("entropy", limits.patience)
+    bounds = [] if limits.min_entropy is None else [limits.min_entropy]
+    if limits.min_entropy_share is not None and start is not None:
+        bounds.append(limits.min_entropy_share * start)
+    limit = max(bounds, default=None)
+    if start is None or not _all_below(values, limit):
+        return None
+    alike = history.last("duplicates", limits.patience)
+    if alike and max(alike) <= MANY_ALIKE and _is_solved(history, case):
+        return None
+    return Alert(
+        f"the entropy has been below {limit:.3g} nats per token for {len(values)} iterations: {_listed(values)}; "
+        f"in the first iteration it was {start:.3g}",
+        f"Raise alg.kl_div.coeff or alg.args.ent_coef (for example from 0 to 0.01), or lower {case.step_keys}",
+        {"entropy": values, "limit": limit, "first": start},
+    )
+
+
+def value_error(history: History, case: Context) -> Alert | None:
+    """Detect a critic worse than a constant: its loss explodes, or its explained variance stays far below 0.
+
+    Advantages then contain the critic's error in addition to noise. A loss that grows with the rewards is no alert: it
+    must exceed the mean square of the rewards, which is the loss of a critic that always predicts 0. The explained
+    variance is ignored if rewards are equal or episodes are few, because there is no variance to explain.
+    """
+    return _exploded(history, case) or _unexplained(history, case)
+
+
+def _exploded(history: History, case: Context) -> Alert | None:
+    limits = case.limits
+    losses = history.last("value_loss", limits.patience)
+    before = history.known("value_loss", limits.patience + limits.window)[: -limits.patience]
+    if limits.max_value_loss_growth is None or not losses or not before:
+        return None
+    usual = median(before)
+    squares = [_mean_square(each, case) for each in history.recent[-limits.patience :]]
+    exceeds = all(square is not None and loss > square for loss, square in zip(losses, squares, strict=True))
+    if not exceeds or not _all_above(losses, limits.max_value_loss_growth * usual):
+        return None
+    return Alert(
+        f"the value loss has been above {limits.max_value_loss_growth:g} times its median before, {usual:.3g}, for "
+        f"{len(losses)} iterations: {_listed(losses)}; a critic that always predicts 0 would be better",
+        f"Lower {case.critic_keys}, {SCALE}",
+        {"value_loss": losses, "before": usual, "explained_variance": history.last("explained_variance", len(losses))},
+    )
+
+
+def _mean_square(diagnostics: Diagnostics, case: Context) -> float | None:
+    """Return the mean square of episode rewards including the KL penalty, in the critic's unit; None if unknown."""
+    reward, deviation = diagnostics.get("reward"), diagnostics.get("reward_std")
+    if reward is None or deviation is None:
+        return None
+    kl = [diagnostics.get(name) or 0.0 for name in ("kl_reward", "kl_reward_std")]
+    unit = deviation if case.norm_reward and deviation > EQUAL * abs(reward) else 1.0
+    return math.fsum(part**2 for part in (reward / unit, deviation / unit, *kl))
+
+
+def _unexplained(history: History, case: Context) -> Alert | None:
+    limit, window = case.limits.min_explained_variance, case.limits.window
+    explained = history.last("explained_variance", window)
+    if not _all_below(explained, limit) or 1 - explained[-1] < (1 - GETS_BETTER) * (1 - explained[0]):
+        return None
+    if not _all_above(history.last("reward_spread", window), case.limits.min_reward_spread or 0.0):
+        return None
+    if any(n < FEWEST_EPISODES for n in history.last("n_episodes", window)):
+        return None
+    losses = history.last("value_loss", window)
+    rate = f"alg.args.{'critic_learning_rate' if 'critic_learning_rate' in case.critic_keys else 'learning_rate'}"
+    stands_still = bool(losses) and max(losses) <= STANDS_STILL * min(losses)
+    return Alert(
+        f"the explained variance of the returns has been below {limit:g} for {len(explained)} iterations, now "
+        f"{explained[-1]:.3g}: a constant would fit better than the critic",
+        f"{f'Its loss hardly changes: raise {rate}' if stands_still else f'Lower {case.critic_keys}'}, {SCALE}",
+        {"explained_variance": explained, "limit": limit},
+    )
+
+
+def large_updates(history: History, case: Context) -> Alert | None:
+    """Detect updates that move far from the policy that generated the rollout.
+
+    Tokens outside the clip range have no gradient, and the variance of the ratios grows, so later epochs learn little.
+    """
+    limits = case.limits
+    clipped, kls = (history.last(name, limits.patience) for name in ("clip_fraction", "approx_kl"))
+    name, what, values, limit = "clip_fraction", "fraction of clipped tokens", clipped, limits.max_clip_fraction
+    advice = f"Lower {case.step_keys}"
+    advice += ", or stop large updates early: alg.args.target_kl (0.02)" if "n_epochs" in case.step_keys else ""
+    if not _all_above(clipped, limit):
+        name, what, values, limit = "approx_kl", "KL of an update to the rollout's policy", kls, limits.max_approx_kl
+    elif _all_below(kls[-1:], SMALL_KL):
+        advice = f"The updates are small, their KL is {_listed(kls[-1:])}: raise alg.args.clip_range (0.2)"
+    if not _all_above(values, limit):
+        return None
+    return Alert(
+        f"the {what} has been above {limit:g} for {len(values)} iterations: {_listed(values)}",
+        advice,
+        {name: values, "limit": limit},
+    )
+
+
+def no_learning(history: History, case: Context) -> Alert | None:
+    """Detect updates without effect: the gradient is 0, or TRPO's line search accepts no step."""
+    patience = case.limits.patience
+    norms, steps = history.last("grad_norm", patience), history.last("step_taken", patience)
+    still = bool(norms) and not any(norms)
+    skipped = history.last("skipped_steps", patience)  # these are reported by `non_finite`
+    refused = bool(steps) and not any(steps) and len(set(skipped)) < 2
+    if not case.limits.no_learning or not (still or refused):
+        return None
+    found = "the gradient has been 0" if still else "no step of the line search was accepted"
+    advice = (
+        "Check whether rewards differ between episodes, and whether alg.args.vf_coef or a schedule removes the gradient"
+        if still
+        else "Raise alg.args.cg_damping, or lower alg.args.target_kl"
+    )
+    return Alert(f"{found} for {patience} iterations: the policy does not change", advice, {"iterations": patience})
+
+
+def small_minibatches(history: History, case: Context) -> Alert | None:
+    """Detect minibatches with few episodes.
+
+    All tokens of an episode share its reward, so the gradient of a minibatch is a mean over its episodes. With few
+    episodes it is mostly noise, and each optimizer step follows this noise.
+    """
+    least, sizes = case.limits.min_minibatch_episodes, history.last("minibatch_episodes", case.limits.patience)
+    lengths = history.last("length", case.limits.patience)
+    if least is None or not _all_below(sizes, least) or not lengths:
+        return None
+    wanted, n_steps = math.ceil(least * max(lengths)), history.last("optimizer_steps", 1)
+    steps = f"; an update has {n_steps[0]:g} optimizer steps" if n_steps else ""
+    steps += f", in RL4LMs with the same values {case.rl4lms_steps}" if steps and case.rl4lms_steps is not None else ""
+    return Alert(
+        f"minibatches had {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}{steps}",
+        f"Raise alg.args.batch_size (counted in tokens) to {wanted} or more"
+        if case.has_batch_size
+        else "Raise env.n_envs or alg.args.n_steps",
+        {"minibatch_episodes": sizes, "limit": float(least)},
+    )
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+def reward_constant(history: History, case: Context) -> Alert | None:
+    """Detect that all episodes of a rollout get the same reward.
+
+    Equal rewards give no learning signal apart from the KL penalty. There is no alert if the policy has improved to the
+    best reward seen so far. Small rollouts may have equal rewards by chance, so they must have them for a whole window.
+    """
+    limit, patience = case.limits.min_reward_spread, case.limits.patience
+    few = any(n < FEWEST_EPISODES for n in history.last("n_episodes", patience))
+    n_looked_at = max(case.limits.window, patience) if few else patience
+    spreads, rewards = history.last("reward_spread", n_looked_at), history.last("reward", n_looked_at)
+    if limit is None or not spreads or (any(spreads) and not _all_below(spreads, limit)):
+        return None
+    if few and rewards and max(rewards) - min(rewards) > limit * max(map(abs, rewards)):
+        return None
+    if _is_solved(history, case):
+        return None
+    return Alert(
+        f"all episodes of a rollout got the same reward for {len(spreads)} iterations: {_listed(rewards)}",
+        "Check the reward of the example, and whether the args of reward_fn fit the task (a length, a label, "
+        "references); sample with more variety (do_sample: true, temperature) or use more episodes (env.n_envs)",
+        {"reward": rewards, "spread": spreads},
+    )
+
+
+def _is_solved(history: History, case: Context) -> bool:
+    """Return True if all episodes get the best reward seen so far, and the first rollout's reward was lower."""
+    limit, patience = case.limits.min_reward_spread or 0.0, case.limits.patience
+    spreads, rewards = history.last("reward_spread", patience), history.last("reward", patience)
+    start, best = history.first.get("reward"), history.best_reward
+    if start is None or best is None or not rewards or not spreads:
+        return False
+    return max(spreads) <= limit and start < min(rewards) and best - min(rewards) <= limit * abs(best)
+
+
+def all_truncated(history: History, case: Context) -> Alert | None:
+    """Detect that responses reach the length limit instead of ending, unless they did so in the first iteration.
+
+    The reward then judges incomplete texts, and the policy does not learn to stop. If all responses were truncated in
+    the first iteration, the task is assumed to ask for continuations of a fixed length.
+    """
+    limit, start = case.limits.max_truncated_share, history.first.get("truncated")
+    shares = history.last("truncated", case.limits.patience)
+    if limit is None or start is None or start >= limit or not case.can_end or not _all_reach(shares, limit):
+        return None
+    return Alert(
+        f"{fmean(shares):.0%} of the responses reached the length limit for {len(shares)} iterations",
+        "Raise max_new_tokens in alg.policy.args.generation_kwargs and env.args.max_episode_length, or start from a "
+        "model that generates the end token. If truncation is intended, set env.args.terminate_on_eos: false",
+        {"truncated_share": shares, "length": history.last("length", len(shares))},
+    )
+
+
+def all_empty(history: History, case: Context) -> Alert | None:
+    """Detect responses that end with their first token.
+
+    This happens when the reward penalizes text, or when the prompt template leaves nothing to generate.
+    """
+    shares = history.last("empty", case.limits.patience)
+    if not _all_reach(shares, case.limits.max_empty_share):
+        return None
+    return Alert(
+        f"{fmean(shares):.0%} of the responses ended with their first token for {len(shares)} iterations",
+        "Check the reward of empty responses; set min_length in alg.policy.args.generation_kwargs, or raise "
+        "alg.kl_div.coeff",
+        {"empty_share": shares},
+    )
+
+
+def duplicates(history: History, case: Context) -> Alert | None:
+    """Detect many equal responses, or near duplicates of different prompts, that were not there in the first iteration.
+
+    A common form of collapse is one text with a high reward for every prompt. Tasks with few possible answers have
+    equal responses from the start, so only growth is reported. Equal responses to a single prompt are the sign of a
+    deterministic policy, which `entropy_collapse` covers.
+    """
+    limits = case.limits
+    for name, limit, what in (
+        ("duplicates", limits.max_duplicate_share, "are identical"),
+        ("near_duplicates", limits.max_near_duplicate_share, "have a near duplicate of another prompt"),
+    ):
+        shares, start = history.last(name, limits.patience), history.first.get(name)
+        if limit is None or start is None or not _all_above(shares, max(limit, start + MUST_GROW)):
+            continue
+        return Alert(
+            f"{fmean(shares):.0%} of the responses {what} for {len(shares)} iterations; in the first iteration it was "
+            f"{start:.0%}",
+            f"Raise alg.kl_div.coeff or alg.args.ent_coef, lower {case.step_keys}, and check why the repeated text "
+            f"gets its reward",
+            {name: shares, "first": start},
+        )
+    return None
+
+
+def reward_follows_length(history: History, case: Context) -> Alert | None:
+    """Detect that rewards correlate with length within rollouts (Spearman's rank correlation, mean over a window).
+
+    If longer responses get higher rewards, the policy mainly learns length (Singhal et al., arXiv 2310.03716).
+    """
+    limit, window = case.limits.max_length_correlation, case.limits.window
+    rhos, lengths = history.known("length_correlation", window), history.last("length", 1)
+    if limit is None or not rhos or 2 * len(rhos) < window or abs(rho := fmean(rhos)) <= limit:
+        return None
+    advice = (
+        "divide the reward by it, or add reward_fn.args.shaping_fn: {id: length_penalty, args: {max_length: ...}}"
+        if rho > 0
+        else "check which part of the reward decreases with each token (a penalty, a mean over tokens)"
+    )
+    return Alert(
+        f"longer responses get {'higher' if rho > 0 else 'lower'} rewards: rank correlation {rho:.2f}, mean over "
+        f"{len(rhos)} of the last {window} iterations; mean response length {_listed(lengths)} tokens",
+        f"If length is not the objective, {advice}",
+        {"correlation": rho, "rollouts": float(len(rhos))},
+    )
+
+
+# --- evaluations -----------------------------------------------------------------------------------------------------
+
+
+def reward_hacking(history: History, case: Context) -> Alert | None:
+    """Detect that the training reward rises while a metric on `val` other than the reward falls from its best.
+
+    The reward then no longer measures the intended quality (Goodhart's law; Gao et al., arXiv 2210.10760; Skalse et
+    al., arXiv 2209.13085). In each of the last two evaluations, the metric must be worse by `max_held_out_fall` and by
+    three standard errors, and the reward must be higher by three standard errors.
+    """
+    limit = case.limits.max_held_out_fall
+    for key, mode in case.modes.items() if limit is not None else ():
+        trail = history.held_out.get(key)
+        if trail is None or len(trail.last) < N_MARKS or trail.best in trail.last:
+            continue
+        best, last = _with_reward(trail.best, history.first), trail.last[-1]
+        if all(_has_fallen(mark, best, mode, limit or 0.0) and _is_better_paid(mark, best) for mark in trail.last):
+            return Alert(
+                f"the reward rose from {best.reward:.3g} to {last.reward:.3g}, and {key} on val went from "
+                f"{best.score:.3g} (epoch {best.epoch}) to {last.score:.3g} (epoch {last.epoch})",
+                f"Read texts of both epochs (in report.html); raise alg.kl_div.coeff, stop earlier, or make {key} part "
+                f"of the reward (reward_fn: combine). If the fall is acceptable, list the metrics that matter in "
+                f"doctor.held_out",
+                {
+                    "reward": [best.reward, last.reward],
+                    "score": [best.score, last.score],
+                    "epoch": [float(best.epoch), float(last.epoch)],
+                },
+                key,
+            )
+    return None
+
+
+def _has_fallen(mark: Mark, best: Mark, mode: str, limit: float) -> bool:
+    fall = best.score - mark.score if mode == "max" else mark.score - best.score
+    return fall > max(limit * abs(best.score), CLEARLY * math.hypot(mark.error, best.error))
+
+
+def _is_better_paid(mark: Mark, best: Mark) -> bool:
+    if mark.reward is None or best.reward is None:
+        return False
+    return mark.reward - best.reward > CLEARLY * math.hypot(mark.reward_error, best.reward_error)
+
+
+def _with_reward(mark: Mark, first: Diagnostics) -> Mark:
+    """Complete an evaluation before training with the reward of the first rollout, which is of the same policy."""
+    if mark.reward is not None:
+        return mark
+    n, deviation = first.get("n_episodes") or 1.0, first.get("reward_std") or 0.0
+    return Mark(mark.epoch, mark.score, mark.error, first.get("reward"), deviation / math.sqrt(n))
+
+
+DIRECTIONS = {
+    "answers": "max",
+    "consistency": "max",
+    "fluency_metrics": "min",
+    "intent": "max",
+    "lexical": "max",
+    "lexical/ter": "min",
+    "semantic": "max",
+    "synthetic": "max",
+    "table_to_text": "max",
+}
+"""First parts of a metric's key -> whether larger or smaller is better; the longest match counts.
+
+Lengths and diversity have no better direction."""
+
+
+def direction_of(key: str) -> str | None:
+    """Return `max`, `min`, or None if a metric has no better direction."""
+    fitting = [start for start in DIRECTIONS if f"{key}/".startswith(f"{start}/")]
+    return DIRECTIONS[max(fitting, key=len)] if fitting else None
+
+
+ALERTS: dict[str, Callable[[History, Context], Alert | None]] = {
+    alert.__name__: alert
+    for alert in (
+        ratio_gap,
+        non_finite,
+        kl_above_budget,
+        kl_negative,
+        entropy_collapse,
+        value_error,
+        large_updates,
+        no_learning,
+        small_minibatches,
+        reward_constant,
+        all_truncated,
+        all_empty,
+        duplicates,
+        reward_follows_length,
+    )
+}
+"""Alerts that are checked after each iteration, in this order; `reward_hacking` is checked after each evaluation."""
