@@ -37,6 +37,19 @@ def naming(file: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def saving(what: str) -> Iterator[None]:
+    """Convert an `OSError` of the block, which saves something, into an error with the reason and the way out.
+
+    Raises:
+        RL4LMsLikeError: it cannot be saved.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RL4LMsLikeError(f"cannot save {what}: {reason(error)}") from error
+
+
 def reason(error: OSError) -> str:
     """Return why a file could not be read or written, and what to do about it."""
     if is_full(error):

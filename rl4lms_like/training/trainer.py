@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rl4lms_like.core.disk import reason
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.disk import saving
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
@@ -72,7 +71,9 @@ class OnPolicyTrainer:
             self._evaluate_and_save()
         if self.schedule.save_model:
             with self.interruption.finishing("the model of this run"):
-                self._save_whole(self.tracker.run_path / "model")
+                folder = self.tracker.run_path / "model"
+                with saving(f"the model to {folder}"):
+                    write_folder(folder, self.save)
         self.evaluate(("val", "test"))
         forget_interrupted(self.tracker.run_path / "checkpoints")
 
@@ -150,19 +151,11 @@ class OnPolicyTrainer:
         """
         return self.resume_point.write()
 
-    def _save_whole(self, folder: Path) -> None:
-        try:
-            write_folder(folder, self.save)
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error
-
     def save(self, folder: Path) -> Path:
         """Write the language model and the tokenizer, ready for `from_pretrained`.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        try:
+        with saving(f"the model to {folder}"):
             return Path(self.run.policy.save_model(folder, self.run.tokenizer))
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error

@@ -18,7 +18,7 @@ from rl4lms_like.training import run as running
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resume_point import ResumePoint
-from rl4lms_like.training.resuming.same_command import begun
+from rl4lms_like.training.resuming.resume import begun
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.conftest import REPOSITORY
@@ -77,15 +77,15 @@ def test_it_goes_on_to_the_same_end_and_says_so(mapping, stopped, whole, tmp_pat
     command = ["train", str(config), "--experiment_name", "run", "--base_path_to_store_results", str(tmp_path)]
     assert main(command) == 0
     said = "".join(capsys.readouterr().out.split())
-    assert "runisnotfinished:thisrunresumesit;--newbeginsanother" in said
-    assert "goingonafter2" in said
+    assert "runisnotfinished:thisrunresumesit" in said
+    assert "resumingafter2" in said
     assert files_of(stopped) == files_of(whole)
     assert json.loads((stopped / FINISHED_FILE).read_text()) == {"iterations": 3}
 
 
 TRAINING = """
 import sys
-import rl4lms_like.training.resuming.same_command, rl4lms_like.training.trainer
+import rl4lms_like.training.resuming.resume, rl4lms_like.training.trainer
 from rl4lms_like.cli import main
 print("ready", flush=True); sys.stdin.readline()
 sys.exit(main(sys.argv[1:]))
@@ -231,7 +231,7 @@ def test_a_folder_with_anything_that_would_be_lost_is_not_begun_again(trace, map
     for name in ("config.json", "log.txt", "environment.json"):
         shutil.copyfile(whole / name, folder / name)
     begun_again, _ = begun(parse_config(mapping), folder)
-    assert begun_again.folder == folder and begun_again.checkpoint is None
+    assert begun_again.run_folder == folder and begun_again.checkpoint is None
     begun_again.lock.release()
     (folder / trace).parent.mkdir(exist_ok=True)
     (folder / trace).write_text("{}\n")
