@@ -52,7 +52,10 @@ def saving(what: str) -> Iterator[None]:
 
 def reason(error: OSError) -> str:
     """Return why a file could not be read or written, and what to do about it."""
-    if is_full(error):
+    number = error.errno
+    if number is None and (found := _SAID.search(str(error))):
+        number = int(found[1])
+    if number in _FULL:
         return f"{error}. Free some space there, then run the same command again"
     if is_denied(error):
         return f"{error}. It is read-only or another user's: change its permissions, or use a copy or another folder"
@@ -62,14 +65,6 @@ def reason(error: OSError) -> str:
 def is_denied(error: BaseException) -> bool:
     """Return whether an error means that this process lacks permission, or that the disk is read-only."""
     return isinstance(error, OSError) and error.errno in _DENIED
-
-
-def is_full(error: BaseException) -> bool:
-    """Return whether an error means that the disk is full, or that a quota or a file-size limit is reached."""
-    number = getattr(error, "errno", None)
-    if number is None and (found := _SAID.search(str(error))):
-        number = int(found[1])
-    return number in _FULL
 
 
 def with_home(path: str | Path) -> Path:

@@ -137,7 +137,7 @@ def hold_run(path: str | Path) -> FileLock:
         RL4LMsLikeError: another process is writing to it.
     """
     run_folder, _ = _places(path)
-    own_config(run_folder)
+    _own_config(run_folder)
     lock = hold(run_folder)
     put_names_back(run_folder)
     return lock
@@ -156,15 +156,15 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
         ConfigError: the overrides are invalid, or would change what the run computes.
     """
     run_folder, named = _places(path)
-    mapping = own_config(run_folder)
+    mapping = _own_config(run_folder)
     checkpoint = named or newest_checkpoint(run_folder)
-    state = checked(checkpoint)
+    state = _checked(checkpoint)
     changed, mistakes = apply_overrides(mapping, overrides)
     config = parse_config(changed, source=f"{run_folder}/{CONFIG_FILE}", mistakes=mistakes)
     before = _refuse_edited(run_folder, state, mapping)
     source = f"the config to resume {run_folder}"
     _refuse_another_run(before.to_dict(), config.to_dict(), source)
-    if mistake := behind_already(config, state, checkpoint):
+    if mistake := _behind_already(config, state, checkpoint):
         raise ConfigError([mistake], source)
     return Resumption(run_folder, checkpoint, config)
 
@@ -200,14 +200,14 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
     if (folder / FINISHED_FILE).exists():
         return "it is finished"
     try:
-        before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
+        before = parse_config(_own_config(folder), source=str(folder / CONFIG_FILE))
     except (CheckpointError, ConfigError):
         return f"its {CONFIG_FILE} cannot be read"
     now = to_json(masked(config.to_dict()))
-    differences = other_computations(to_json(before.to_dict()), now)
+    differences = _other_computations(to_json(before.to_dict()), now)
     said = []
     for path, old, new in differences[:N_SHOWN]:
-        schedule = follows_length(path, now)
+        schedule = _follows_length(path, now)
         why = f" (the learning rate is {schedule} over the run)" if schedule else ""
         said.append(f"{path} is {shown(old)} there, {shown(new)} here{why}")
     if len(differences) > N_SHOWN:
@@ -238,9 +238,9 @@ def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
         if is_untrained(folder):
             return Resumption(folder, None, config, lock)
         return f"it has no checkpoint to resume from{skipped(folder / FOLDER)}"
-    state = checked(checkpoint, "; --new starts a new run")
-    _refuse_edited(folder, state, own_config(folder))
-    if mistake := behind_already(config, state, checkpoint):
+    state = _checked(checkpoint, "; --new starts a new run")
+    _refuse_edited(folder, state, _own_config(folder))
+    if mistake := _behind_already(config, state, checkpoint):
         return f"{mistake.path} is {mistake.message}"
     return Resumption(folder, checkpoint, config, lock)
 
@@ -308,17 +308,8 @@ def remove_later(
         tracker.log_info(notice)
 
 
-def checked(checkpoint: Path, way_out: str = "") -> TrainingState:
-    """Read the state of a checkpoint after checking it and the run's files.
-
-    Args:
-        checkpoint: its folder.
-        way_out: another solution, appended to the message after the older checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint or the run's files are damaged. The message names the newest older checkpoint
-            that is intact.
-    """
+def _checked(checkpoint: Path, way_out: str = "") -> TrainingState:
+    """Read a checkpoint after checking it and the run's files; an error names the newest older one that is intact."""
     try:
         return _sound(checkpoint)
     except CheckpointError as error:
@@ -327,7 +318,7 @@ def checked(checkpoint: Path, way_out: str = "") -> TrainingState:
         raise CheckpointError(f"{error}\n{offer}{way_out}") from error
 
 
-def behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -> Mistake | None:
+def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -> Mistake | None:
     """Return a mistake if the checkpoint has already passed the configured length of the run."""
     done = state.numbers["trainer"]
     counted = {
@@ -342,27 +333,27 @@ def behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) ->
     return None
 
 
-def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+def _other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
     """Return the differences of two configs that change what the run computes."""
     return [
         (path, old, new)
         for path, old, new in _differences(before, after)
-        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or follows_length(path, after)
+        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or _follows_length(path, after)
     ]
 
 
 def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return log lines about changed keys that affect rounding; see `ROUNDING`."""
-    values = {path: (at(before, path), at(after, path)) for path in ROUNDING}
-    return [
-        f"{path} changes from {shown(old)} to {shown(new)}: from here on, results may differ from those of an "
-        f"unchanged run, at first by rounding"
-        for path, (old, new) in values.items()
-        if (old or None) != (new or None)
-    ]
+    notices = []
+    for path in ROUNDING:
+        old, new = at(before, path), at(after, path)
+        if (old or None) != (new or None):
+            said = "from here on, results may differ from those of an unchanged run, at first by rounding"
+            notices.append(f"{path} changes from {shown(old)} to {shown(new)}: {said}")
+    return notices
 
 
-def follows_length(path: str, config: Mapping[str, Any]) -> str | None:
+def _follows_length(path: str, config: Mapping[str, Any]) -> str | None:
     """Return the learning rate schedule if `path` is a length on which it depends; else None."""
     key, free = _LENGTHS.get(path, ("", (None,)))
     schedule = at(config, key) if key else None
@@ -388,19 +379,15 @@ def _sound(checkpoint: Path) -> TrainingState:
     return state
 
 
-def own_config(run_folder: Path) -> dict[str, Any]:
-    """Read a run's `config.json`.
-
-    Raises:
-        CheckpointError: the file is missing or cannot be read.
-    """
+def _own_config(run_folder: Path) -> dict[str, Any]:
+    """Read a run's `config.json`; raise a `CheckpointError` if there is none."""
     file = run_folder / CONFIG_FILE
     try:
         mapping = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(mapping, dict):
+            raise ValueError(f"it contains {shown(mapping)}")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run_folder} is not a run folder: cannot read {file.name}: {error}") from error
-    if not isinstance(mapping, dict):
-        raise CheckpointError(f"{run_folder} is not a run folder: {file.name} contains {shown(mapping)}")
     return mapping
 
 
@@ -415,9 +402,9 @@ def _refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str,
 def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
     """Raise a `ConfigError` with every difference that changes what the run computes."""
     mistakes = []
-    for path, old, new in other_computations(before, after):
+    for path, old, new in _other_computations(before, after):
         said = f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming"
-        if schedule := follows_length(path, after):
+        if schedule := _follows_length(path, after):
             said = f"the learning rate is {schedule} over the run, so its length cannot change"
         mistakes.append(Mistake(path, said))
     if mistakes:

@@ -93,13 +93,17 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     config = with_embedded_models(config)
     set_random_seed(config.seed)  # user components may use the global generators
     components = build_components(config)
-    model_config, ends, encoder = load_encoder(config)
+    model_config, ends, encoder = _load_encoder(config)
     check_model_weights(auto_class_of(model_config), config.alg.model_name)
     samples = {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
     check_references(config, components, samples)
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     _check_best_metric(config, examples, samples)
-    model = _build_model(config, model_config)
+    model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
+    if config.alg.peft is not None:
+        refuse_unknown_layers([model], config.alg.peft)
+        with seeded(derived_seed(config.seed, "adapters"), model.device):
+            add_lora(model, config.alg.peft, dropout=True)
     if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
         torch.set_num_threads(1)
     writer = TextWriter(
@@ -150,16 +154,8 @@ def supervised_device_mistakes(device: str, *, here: bool = True) -> list[Mistak
     return mistakes or (device_mistakes(device) if here else [])
 
 
-def load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
-    """Load the model's config and the tokenizer, check that they fit, and create the encoder of examples.
-
-    Returns:
-        The model's config, the ids of tokens that end a response, and the encoder.
-
-    Raises:
-        ConfigError: the model is of another family, or the responses leave no room for a prompt.
-        ModelError: one cannot be loaded, or they do not match.
-    """
+def _load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
+    """Load and compare the model's config and the tokenizer; also return the ids of tokens that end a response."""
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
     family = "seq2seq" if model_config.is_encoder_decoder else "causal"
@@ -218,16 +214,6 @@ def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
     return int(min(asked, limit - response))
 
 
-def _build_model(config: SupervisedConfig, model_config: PretrainedConfig) -> PreTrainedModel:
-    """Load the model with its checkpoint's dropout, and initialize adapters, if configured, from the run's seed."""
-    model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
-    if config.alg.peft is not None:
-        refuse_unknown_layers([model], config.alg.peft)
-        with seeded(derived_seed(config.seed, "adapters"), model.device):
-            add_lora(model, config.alg.peft, dropout=True)
-    return model
-
-
 def _check_best_metric(
     config: SupervisedConfig, examples: Mapping[str, Examples], samples: Mapping[str, list[Sample]]
 ) -> None:
@@ -265,7 +251,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         config = replace(config, device="cpu")
     check_settings(config)
     config = with_embedded_models(config)
-    encoder = load_encoder(config)[-1]
+    encoder = _load_encoder(config)[-1]
     found = find()
     if found is None:
         raise DataPoolError("the data were not loaded")

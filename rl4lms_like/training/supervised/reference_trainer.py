@@ -40,6 +40,7 @@ from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.remembering import load_state, state_of
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
+from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming import states
 from rl4lms_like.training.resuming.checkpoints import (
     STEP,
@@ -192,31 +193,37 @@ class ReferenceTrainer(Trainer):
             if path not in spare:
                 remove(path)
 
-    def go_on(self, going_on: GoingOn) -> None:
+    def go_on(self, found: ResumeState) -> None:
         """Resume training from a checkpoint."""
         self.args.eval_on_start = False  # this was done when the run started
         steps = int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
-        if going_on.step < steps and not going_on.stopped_early:
-            self.train(resume_from_checkpoint=str(going_on.folder))
+        if found.step < steps and not found.stopped_early:
+            self.train(resume_from_checkpoint=str(found.folder))
             return
-        self.state = going_on.trainer_state
-        going_on.to_callbacks(self)
-        self.owner.cut_files()
-        self.owner.tracker.start(going_on.step, completed=going_on.step)
+        self.state = found.trainer_state
+        found.to_trainer(self)
+        self.owner.tracker.start(found.step, completed=found.step)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
 
     def _read_nothing(self, *arguments: Any) -> None:
-        """Do nothing: `GoingOn` restores these states, and the Trainer's own files for them are pickles."""
+        """Do nothing: `ResumeState` restores these states, and the Trainer's own files for them are pickles."""
 
     _load_from_checkpoint = _load_optimizer_and_scheduler = _load_scaler = _load_rng_state = _read_nothing  # type: ignore[assignment]
 
     def _load_best_model(self) -> None:
-        model = self.owner.run.model
-        if has_lora(model):
-            load_adapters(model, Path(str(self.state.best_model_checkpoint)))
-        else:
+        model: Any = self.owner.run.model
+        if not has_lora(model):
             super()._load_best_model()
+            return
+        import peft
+
+        folder = Path(str(self.state.best_model_checkpoint))  # the Trainer supports only PEFT's own model class
+        saved = load_file(folder / "adapter_model.safetensors")
+        saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
+        result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
+        if result.unexpected_keys:
+            raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise an error for missing weights, except for tied ones, which are saved under only one of their names."""
@@ -245,21 +252,12 @@ class Reporter(TrainerCallback):
         self._values: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (found := self.owner.going_on) is not None:
-            found.to_callbacks(self.owner.trainer)
-            found.to_optimizer(self.owner.trainer)
-            self.owner.cut_files()
         self.tracker.start(state.max_steps, completed=state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.owner.going_on is not None:
-            self.owner.going_on.to_epoch()
         self.owner.trainer.epoch_began = states.random_state()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.owner.going_on is not None:
-            self.owner.going_on.to_step()
-            self.owner.going_on = None
         self.owner.may_stop()
         self._began = time.perf_counter()
         self.owner.trainer.step_loss = 0.0
@@ -293,34 +291,16 @@ class Reporter(TrainerCallback):
         self.tracker.log_values(values, timesteps=int(self.owner.trainer.n_learned))
 
 
-def load_adapters(model: Any, folder: Path) -> None:
-    """Load the adapters of a checkpoint. The Trainer supports only PEFT's own model class.
-
-    Args:
-        model: model with adapters of the same shape.
-        folder: folder of the checkpoint.
-
-    Raises:
-        ModelError: the adapters belong to another model.
-    """
-    import peft
-
-    saved = load_file(folder / "adapter_model.safetensors")
-    saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
-    result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
-    if result.unexpected_keys:
-        raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")
-
-
-def take(trainer: ReferenceTrainer, *, before_step: bool = False) -> TrainingState:
+def take(owner: SupervisedTrainer, *, before_step: bool = False) -> TrainingState:
     """Capture the state of a run between two steps.
 
     Args:
-        trainer: trainer of the run.
+        owner: trainer of the run.
         before_step: whether the next step is about to begin. If it is the first of its epoch, the order of the examples
             is drawn already. The random state before that is captured, so that it can be drawn again.
     """
-    run, passes = trainer.owner.run, float(trainer.state.epoch or 0)
+    trainer, run = owner.trainer, owner.run
+    passes = float(trainer.state.epoch or 0)
     moments, scalars = states.optimizer_state(trainer.optimizer)  # type: ignore[arg-type]
     began, began_numbers = trainer.epoch_began
     is_drawn = before_step and not math.fmod(passes, 1)
@@ -336,6 +316,7 @@ def take(trainer: ReferenceTrainer, *, before_step: bool = False) -> TrainingSta
             "has_ended": trainer.control.should_training_stop,
             "best": trainer.state.best_model_checkpoint is not None,
             "n_learned": int(trainer.n_learned),
+            "evaluated": sorted(owner.evaluated),
             "loss": [trainer._total_loss_scalar, trainer._globalstep_last_logged],
         },
         "optimizer": scalars,
@@ -344,6 +325,9 @@ def take(trainer: ReferenceTrainer, *, before_step: bool = False) -> TrainingSta
         "metrics": [state_of(metric) for metric in run.metrics],
         "random": random_numbers,
         "epoch_began": began_numbers,
+        "frozen": owner.frozen,
+        "config": to_json(owner.tracker.run_config),
+        "files": owner.tracker.file_sizes(),
     }
     return TrainingState(numbers, tensors)
 
@@ -371,7 +355,7 @@ def trained(run: SupervisedRun) -> dict[str, Tensor]:
     return weights | {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-class GoingOn:
+class ResumeState(TrainerCallback):
     """Checkpoint from which a Trainer resumes. Weights and metrics are restored here, the rest at the Trainer's events.
 
     Args:
@@ -383,7 +367,8 @@ class GoingOn:
     """
 
     def __init__(self, folder: Path, owner: SupervisedTrainer) -> None:
-        self.folder, self.state = folder, read_checkpoint(folder)
+        self.folder, self.owner, self.state = folder, owner, read_checkpoint(folder)
+        self._has_begun_epoch = self._has_begun_step = False
         numbers = self.state.numbers
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
@@ -404,8 +389,8 @@ class GoingOn:
             if self.best is not None and not self.best.is_dir():
                 raise CheckpointError(f"the best checkpoint so far, {self.best}, is missing")
 
-    def to_callbacks(self, trainer: ReferenceTrainer) -> None:
-        """Restore the best checkpoint, the callbacks and the number of learned tokens."""
+    def to_trainer(self, trainer: ReferenceTrainer) -> None:
+        """Restore the best checkpoint, the callbacks and the number of learned tokens; truncate the run's files."""
         trainer.state.best_model_checkpoint = None if self.best is None else str(self.best)
         trainer.n_learned = self.n_learned
         with states.restoring(self.folder):
@@ -413,31 +398,34 @@ class GoingOn:
                 saved = self.trainer_state.stateful_callbacks.get(type(callback).__name__)
                 for name, value in (saved or {}).get("attributes", {}).items():
                     setattr(callback, name, value)
+        self.owner.cut_files(self)
 
-    def to_optimizer(self, trainer: ReferenceTrainer) -> None:
-        """Restore optimizer, scheduler, scaler and the sums of the loss, after the Trainer has created them."""
-        numbers, scaler = self.state.numbers, trainer.accelerator.scaler
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, numbers = self.owner.trainer, self.state.numbers
         optimizer: Any = trainer.optimizer
         scheduler: Any = trainer.lr_scheduler
         with states.restoring(self.folder):
             states.load_optimizer(optimizer, numbers["optimizer"], self._part("optimizer."), factored=True)
             scheduler.load_state_dict(numbers["scheduler"])
-            if scaler is not None:
-                scaler.load_state_dict(numbers["scaler"])
+            if trainer.accelerator.scaler is not None:
+                trainer.accelerator.scaler.load_state_dict(numbers["scaler"])
             trainer._tr_loss.copy_(self.state.tensors["loss"])
             trainer._total_loss_scalar, trainer._globalstep_last_logged = numbers["trainer"]["loss"]
+        self.to_trainer(trainer)
 
-    def to_epoch(self) -> None:
-        """Restore the random state when the first epoch begins, so that its examples have the same order as before."""
-        if not self.is_within_epoch:
-            states.load_random(self.state.numbers["random"], self._part("random."))
-        else:
-            states.load_random(self.state.numbers["epoch_began"], self._part("epoch_began.random."))
-
-    def to_step(self) -> None:
-        """Restore the random state before the first step; at the start of an epoch, `to_epoch` did."""
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._has_begun_epoch:
+            return
+        self._has_begun_epoch = True
         if self.is_within_epoch:
+            states.load_random(self.state.numbers["epoch_began"], self._part("epoch_began.random."))
+        else:
             states.load_random(self.state.numbers["random"], self._part("random."))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.is_within_epoch and not self._has_begun_step:
+            states.load_random(self.state.numbers["random"], self._part("random."))
+        self._has_begun_step = True
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
         return states.part(self.state.tensors, prefix)

@@ -25,7 +25,6 @@ from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.saving import save_language_model
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.config.chosen_metrics import SUPERVISED, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
@@ -35,9 +34,9 @@ from rl4lms_like.training.resuming.states import frozen_digests
 from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import ExampleCollator
 from rl4lms_like.training.supervised.reference_trainer import (
-    GoingOn,
     ReferenceTrainer,
     Reporter,
+    ResumeState,
     save_trainer_state,
     take,
     trained,
@@ -64,13 +63,13 @@ class SupervisedTrainer:
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
         self._own_use_cache = getattr(run.model.config, "use_cache", None)
-        self._evaluated: dict[tuple[int, str], Evaluation | None] = {}
+        self.evaluated: dict[tuple[int, str], Evaluation | None] = {}
         self._is_saved = False
         self.interruption = Interruption()
         self.reporter = Reporter(self)
-        self.trainer = self._make_trainer()
         self.frozen = frozen_digests(run.model, trained(run), run.samples)
-        self.going_on = None if resume_from is None else GoingOn(resume_from, self)
+        self.resume_state = None if resume_from is None else ResumeState(resume_from, self)
+        self.trainer = self._make_trainer()
 
     def train_and_eval(self) -> None:
         """Train and evaluate. If the run ends early, save a checkpoint to resume from, or else the current model."""
@@ -85,18 +84,18 @@ class SupervisedTrainer:
                 raise
 
     def _train_and_eval(self) -> None:
-        if self.going_on is None:
+        if self.resume_state is None:
             with self.interruption.at_any_moment():
                 self._check_best_metric(self.evaluate(("val", "test")))
         with self.interruption.finishing("this step"), in_part("update"):
-            self.trainer.train() if self.going_on is None else self.trainer.go_on(self.going_on)
+            self.trainer.train() if self.resume_state is None else self.trainer.go_on(self.resume_state)
         self.trainer.remove_older(has_ended=True)
         if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
         if self._is_best_loaded():
-            self._evaluated.pop((self.step, "val"), None)
+            self.evaluated.pop((self.step, "val"), None)
         with self.interruption.at_any_moment():
             self.evaluate(("val", "test"))
         forget_interrupted(self.tracker.checkpoint_base_path)
@@ -120,11 +119,11 @@ class SupervisedTrainer:
             samples = self.run.samples[split][: self.schedule.max_eval_samples]
             if not samples:
                 continue
-            if (self.step, split) not in self._evaluated:
-                evaluation = self._evaluated[self.step, split] = self._evaluation(split, samples)
+            if (self.step, split) not in self.evaluated:
+                evaluation = self.evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
                 self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
-            if (found := self._evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
+            if (found := self.evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
                 evaluations[split] = found
         return evaluations
 
@@ -186,17 +185,11 @@ class SupervisedTrainer:
             if self.trainer.args.save_only_model:
                 write_folder(base / name.format(step), save)
                 return
-            state = take(self.trainer, before_step=name == INTERRUPTED)
-            state.numbers["trainer"]["evaluated"] = sorted(self._evaluated)
-            state.numbers.update({"frozen": self.frozen, "config": to_json(self.tracker.run_config)})
-            state.numbers["files"] = self.tracker.file_sizes()
-            write_checkpoint(base, step, state, save, name=name)
+            write_checkpoint(base, step, take(self, before_step=name == INTERRUPTED), save, name=name)
 
-    def cut_files(self) -> None:
+    def cut_files(self, found: ResumeState) -> None:
         """Remove all logs and checkpoints later than the checkpoint to resume from. The state is already restored."""
-        found = self.going_on
-        assert found is not None
-        self._evaluated = dict.fromkeys(found.evaluated)
+        self.evaluated = dict.fromkeys(found.evaluated)
         remove_later(self.tracker, found.folder, found.state, f"after step {found.step}")
         self.trainer.remove_older()
 
@@ -228,6 +221,8 @@ class SupervisedTrainer:
         run = self.run
         start = decoder_start_token_id(run.model) if run.writer.is_encoder_decoder else None
         callbacks: list[TrainerCallback] = [self.reporter]
+        if self.resume_state is not None:
+            callbacks.insert(0, self.resume_state)  # a signal before the first step saves the restored state
         if run.config.alg.early_stopping_patience is not None:
             patience, threshold = run.config.alg.early_stopping_patience, run.config.alg.early_stopping_threshold
             callbacks.append(EarlyStoppingCallback(patience, threshold))
