@@ -212,15 +212,15 @@ class ResumePoint:
 
     def _restore(self, state: TrainingState) -> None:
         """Restore a state into a run that was just assembled from the same config."""
-        run, numbers, tensors = self.run, state.numbers, state.tensors
+        run, numbers = self.run, state.numbers
         states.check_frozen(self._frozen, numbers["frozen"])
         _check_alike(run.algorithm.training_state(), numbers["algorithm"], "algorithm")
         own, saved = self._components()["env"], numbers["env"]
         is_shared = isinstance(own, dict)
         for mine, theirs in [(own, saved)] if is_shared else zip(own, saved, strict=True):
             _check_alike(mine["sampler"], theirs["sampler"], "env.sampler")
-        states.load_weights(run.policy.training_state(), states.part(tensors, "policy."))
-        states.load_optimizer(run.policy.optimizer, numbers["optimizer"], states.part(tensors, "optimizer."))
+        states.load_weights(run.policy.training_state(), state.part("policy."))
+        states.load_optimizer(run.policy.optimizer, numbers["optimizer"], state.part("optimizer."))
         run.algorithm.load_training_state(numbers["algorithm"])
         if run.algorithm.num_timesteps:  # before that, environments may still expect their seed at the first reset
             # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
@@ -233,8 +233,8 @@ class ResumePoint:
         for metric, remembered in zip(run.metrics, numbers["metrics"], strict=True):
             load_state(metric, remembered)
         if "update" in numbers:
-            run.algorithm.load_update_state(numbers["update"], states.part(tensors, "update."))
-        states.load_random(numbers["random"], states.part(tensors, "random."))
+            run.algorithm.load_update_state(numbers["update"], state.part("update."))
+        states.load_random(numbers["random"], state.part("random."))
 
 
 def _unfit(state: Any) -> str | None:

@@ -69,6 +69,10 @@ class TrainingState:
     numbers: dict[str, Any]
     tensors: dict[str, Tensor]
 
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors whose names begin with the prefix, named without it."""
+        return {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
+
 
 def write_checkpoint(
     base: Path,

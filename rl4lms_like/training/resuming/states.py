@@ -44,11 +44,6 @@ def restoring(checkpoint: Path) -> Iterator[None]:
         raise CheckpointError(f"{checkpoint}: does not match this run: {type(error).__name__}: {error}") from error
 
 
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with the prefix, named without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
 @torch.no_grad()
 def load_weights(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Copy saved weights into those of the run.

@@ -373,7 +373,7 @@ class ResumeState(TrainerCallback):
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
             states.check_frozen(owner.frozen, numbers["frozen"])
-            states.load_weights(trained(owner.run), self._part("model."))
+            states.load_weights(trained(owner.run), self.state.part("model."))
             for metric, remembered in zip(owner.run.metrics, numbers["metrics"], strict=True):
                 load_state(metric, remembered)
             done = numbers["trainer"]
@@ -405,7 +405,7 @@ class ResumeState(TrainerCallback):
         optimizer: Any = trainer.optimizer
         scheduler: Any = trainer.lr_scheduler
         with states.restoring(self.folder):
-            states.load_optimizer(optimizer, numbers["optimizer"], self._part("optimizer."), factored=True)
+            states.load_optimizer(optimizer, numbers["optimizer"], self.state.part("optimizer."), factored=True)
             scheduler.load_state_dict(numbers["scheduler"])
             if trainer.accelerator.scaler is not None:
                 trainer.accelerator.scaler.load_state_dict(numbers["scaler"])
@@ -418,14 +418,11 @@ class ResumeState(TrainerCallback):
             return
         self._has_begun_epoch = True
         if self.is_within_epoch:
-            states.load_random(self.state.numbers["epoch_began"], self._part("epoch_began.random."))
+            states.load_random(self.state.numbers["epoch_began"], self.state.part("epoch_began.random."))
         else:
-            states.load_random(self.state.numbers["random"], self._part("random."))
+            states.load_random(self.state.numbers["random"], self.state.part("random."))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.is_within_epoch and not self._has_begun_step:
-            states.load_random(self.state.numbers["random"], self._part("random."))
+            states.load_random(self.state.numbers["random"], self.state.part("random."))
         self._has_begun_step = True
-
-    def _part(self, prefix: str) -> dict[str, Tensor]:
-        return states.part(self.state.tensors, prefix)
