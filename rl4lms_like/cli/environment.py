@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
 
 def _packages() -> Iterator[tuple[str, str]]:
     """The dependencies of the library, those of its extras included, each once."""
-    seen = set()
+    seen: set[str] = set()
     for line in requires(PACKAGE) or ():
         requirement = Requirement(line)
         extra = str(requirement.marker).partition('extra == "')[2].rstrip('"') if requirement.marker else ""

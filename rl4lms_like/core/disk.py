@@ -37,39 +37,34 @@ def naming(file: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def saving(what: str) -> Iterator[None]:
+    """Convert an `OSError` of the block, which saves something, into an error with the reason and the way out.
+
+    Raises:
+        RL4LMsLikeError: it cannot be saved.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RL4LMsLikeError(f"cannot save {what}: {reason(error)}") from error
+
+
 def reason(error: OSError) -> str:
     """Return why a file could not be read or written, and what to do about it."""
-    if is_full(error):
+    number = error.errno
+    if number is None and (found := _SAID.search(str(error))):
+        number = int(found[1])
+    if number in _FULL:
         return f"{error}. Free some space there, then run the same command again"
     if is_denied(error):
         return f"{error}. It is read-only or another user's: change its permissions, or use a copy or another folder"
     return str(error)
 
 
-@contextmanager
-def writing(what: str, place: Path) -> Iterator[None]:
-    """Report an `OSError` in the block as "cannot <what> to <place>", with its reason.
-
-    Raises:
-        RL4LMsLikeError: files could not be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise RL4LMsLikeError(f"cannot {what} to {place}: {reason(error)}") from error
-
-
 def is_denied(error: BaseException) -> bool:
     """Return whether an error means that this process lacks permission, or that the disk is read-only."""
     return isinstance(error, OSError) and error.errno in _DENIED
-
-
-def is_full(error: BaseException) -> bool:
-    """Return whether an error means that the disk is full, or that a quota or a file-size limit is reached."""
-    number = getattr(error, "errno", None)
-    if number is None and (found := _SAID.search(str(error))):
-        number = int(found[1])
-    return number in _FULL
 
 
 def with_home(path: str | Path) -> Path:

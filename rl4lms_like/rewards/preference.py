@@ -12,8 +12,7 @@ from typing import Any, Literal
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
-from rl4lms_like.core.model_weights import place_of
-from rl4lms_like.core.model_weights import load_complete
+from rl4lms_like.core.model_weights import load_complete, place_of
 from rl4lms_like.core.numbers import Count, Finite, NonNegative
 from rl4lms_like.rewards.scored import ScoreReward
 from rl4lms_like.scoring.classifier import batches_by_length

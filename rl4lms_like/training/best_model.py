@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.disk import writing
+from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.base import Tracker
@@ -87,7 +87,8 @@ class BestModel(Watcher):
             self.run.policy.save_model(partial, self.run.tokenizer)
             (partial / FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
 
-        with writing("save the best model", folder := self.tracker.run_path / FOLDER):
+        folder = self.tracker.run_path / FOLDER
+        with saving(f"the best model to {folder}"):
             write_folder(folder, write)
         self.tracker.log_info(
             f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; saved to {folder}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.disk import writing
+from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.training.config.remote_code import refuse_unless_trusted
@@ -65,7 +65,7 @@ def evaluate_run(
     calm_libraries()
     config, model = _config_and_model(run_or_model, config_path)
     folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
-    with writing("write the evaluation (--output)", folder):  # before anything is loaded
+    with saving(f"the evaluation (--output) to {folder}"):  # before anything is loaded
         folder.mkdir(parents=True, exist_ok=True)
         files = RunFolder(folder)
     if config_path is None:
@@ -91,7 +91,7 @@ def evaluate_run(
         post_processor=components.post_processor,
         seed=seed,
     )
-    with writing("write the evaluation (--output)", folder):
+    with saving(f"the evaluation (--output) to {folder}"):
         files.log_metrics(0, split, result.scores)
         files.log_predictions(0, split, result.predictions)
     for key, score in result.scores.items():

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rl4lms_like.core.errors import ConfigError, Mistake, ModelError, RL4LMsLikeError
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.training.components import Components, build_components, check_references
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import learning_rate_notice
-from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.data_summary import data_lines
 from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.run import calm_libraries
-from rl4lms_like.training.supervised.plan import FoundSamples, check_supervised_weights, described
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+FoundSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
+"""Split -> samples; None if the data are not on this machine."""
 
 NOT_LOCAL = "not checked: the data pool may read from a network"
 
@@ -59,10 +62,12 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
             yield "# models\n" + text
             yield "# memory\n" + _memory(config)
     else:
+        from rl4lms_like.training.supervised.assemble import check_weights
+
         with _collected(failures):
-            yield "# training\n" + _table(described(config, samples))
+            yield "# training\n" + _table(_plan(config, samples))
         with _collected(failures):
-            check_supervised_weights(config)
+            check_weights(config)
     components: Components | None = None
     with _collected(failures):
         components = build_components(config)
@@ -136,6 +141,18 @@ def _models(config: RunConfig) -> tuple[str, _Models | None]:
     complete = check_weights(config, networks)
     said += f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
     return said, _Models(networks["model_name"], tokenizer, prompt)
+
+
+def _plan(config: SupervisedConfig, samples: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
+    """Return the plan of a supervised run, or the reason why there is none; mistakes in the config are raised."""
+    from rl4lms_like.training.supervised.assemble import plan
+
+    try:
+        return plan(config, samples)
+    except ConfigError:
+        raise
+    except RL4LMsLikeError as error:
+        return [("no plan", str(error))]
 
 
 def _samples(config: AnyConfig) -> FoundSamples:

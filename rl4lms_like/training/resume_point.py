@@ -3,33 +3,45 @@
 completed iterations ─ mark ─┐
 steps of an update ─ mark_in_update ─┴─ the run ends ─ rescue ─> checkpoints/interrupted_00003
                                         save_every ── write ──> checkpoints/iteration_00003
+
+    weights        trained parameters, buffers, NLPO's mask model      policy.training_state()
+    optimizer      moments, steps, learning rates
+    algorithm      tokens, updates, KL coefficient, order of minibatches, seeds of the sampling
+    environment    position in the sequence of prompts; state of a reward with `state_dict`
+    metrics        state of metrics with `state_dict`
+    random         the states of Python's, NumPy's and torch's global generators
+    update         rollout and completed steps of an interrupted update
+
+What does not change (the reference model, a frozen base model, the samples) is not saved; digests of it are.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import naming, reason
-from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
-from rl4lms_like.tracking.run_folder import check_sizes, to_json
-from rl4lms_like.training.resuming import snapshot
+import numpy as np
+
+from rl4lms_like.core.disk import naming, saving
+from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError
+from rl4lms_like.core.remembering import load_state, not_json, state_of
+from rl4lms_like.core.secrets import secret_in
+from rl4lms_like.core.wording import shown
+from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.resuming import states
 from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
     ITERATION,
     MANIFEST,
     TrainingState,
-    ended_early,
-    forget_later,
     read_checkpoint,
-    skipped,
     write_checkpoint,
 )
-from rl4lms_like.training.resuming.interrupted import save_interrupted, tell_the_way_on
-from rl4lms_like.training.resuming.resume import rounding_notices
+from rl4lms_like.training.resuming.resume import remove_later, save_interrupted, tell_the_way_on
 
 if TYPE_CHECKING:
     from rl4lms_like.training.trainer import OnPolicyTrainer
@@ -45,37 +57,77 @@ class ResumePoint:
 
     Attributes:
         is_saved: whether a checkpoint of this state exists.
+
+    Raises:
+        RewardError: the reward's state does not survive a round trip through JSON, or contains a secret.
+        MetricError: the same holds for the state of a metric.
     """
 
     def __init__(self, trainer: OnPolicyTrainer) -> None:
         self.trainer, self.run, self.tracker = trainer, trainer.run, trainer.tracker
         self.is_saved = False
         self._state: TrainingState | None = None
-        snapshot.remembered(self.run)  # reports unsavable state now, not at the first checkpoint
+        self._components()  # reports unsavable state now, not at the first checkpoint
         if trainer.schedule.save_model:
             _ = self._frozen  # computed before a reward or a metric may change the samples
+
+    @cached_property
+    def _frozen(self) -> dict[str, str]:
+        return states.frozen_digests(self.run.policy, self.run.policy.training_state(), self.run.samples)
+
+    # --- capturing --------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Discard the state: the run cannot be resumed in the middle of what follows."""
         self._state = None
 
     def mark(self, *, is_saved: bool = False) -> None:
-        """Capture the state of the run; if the run ends before the next mark, it resumes from here."""
-        trainer, state = self.trainer, snapshot.light(self.run)
-        state.numbers["trainer"] = {"iteration": trainer.current_iter, "evaluated": sorted(trainer.evaluated)}
-        watchers = {name: watcher.state_dict() for name, watcher in trainer.watchers.items()}
-        state.numbers["watchers"] = copy.deepcopy(watchers)
-        state.numbers["files"] = self.tracker.file_sizes(on_disk=False)
-        self._state, self.is_saved = state, is_saved
+        """Capture all but the weights; if the run ends before the next mark, it resumes from here."""
+        trainer = self.trainer
+        generators, random_numbers = states.random_state()
+        numbers = {
+            "algorithm": self.run.algorithm.training_state(),
+            **self._components(),
+            "random": random_numbers,
+            "trainer": {"iteration": trainer.current_iter, "evaluated": sorted(trainer.evaluated)},
+            "watchers": {name: watcher.state_dict() for name, watcher in trainer.watchers.items()},
+            "files": self.tracker.file_sizes(on_disk=False),
+        }
+        self._state, self.is_saved = TrainingState(copy.deepcopy(numbers), generators), is_saved
 
     def mark_in_update(self) -> None:
-        """Capture the state between two steps of an update; stop the run here if an interruption was requested."""
+        """Capture the state between two steps of an update; stop the run here if an interruption was requested.
+
+        An update changes neither the environment nor the metrics.
+        """
         if self._state is None or "update" not in self._state.numbers:
             self.mark()
         assert self._state is not None
-        self._state, self.is_saved = snapshot.in_update(self.run, self._state), False
-        self._state.numbers["trainer"] |= {"seconds": self.trainer.seconds}
+        generators, random_numbers = states.random_state()
+        update: Any = self.run.algorithm.update
+        changed = {
+            "algorithm": self.run.algorithm.training_state(),
+            "random": random_numbers,
+            "update": update.state_dict(),
+            "trainer": self._state.numbers["trainer"] | {"seconds": self.trainer.seconds},
+        }
+        self._state, self.is_saved = TrainingState(self._state.numbers | changed, generators), False
         self.trainer.interruption.check()
+
+    def _components(self) -> dict[str, Any]:
+        """Return the states of environment, reward and metrics."""
+        shared: Any = self.run.env  # a TextVecEnv has one sampler for all its environments
+        envs = shared.state_dict() if hasattr(type(shared), "state_dict") else shared.env_method("state_dict")
+        for env in [envs] if isinstance(envs, dict) else envs:
+            if said := _unfit(env["reward"]):
+                raise RewardError(f"the result of the reward's state_dict() cannot be saved: {said}")
+        metrics = [state_of(metric) for metric in self.run.metrics]
+        for metric, state in zip(self.run.metrics, metrics, strict=True):
+            if said := _unfit(state):
+                raise MetricError(f"the result of {type(metric).__name__}.state_dict() cannot be saved: {said}")
+        return {"env": envs, "metrics": metrics}
+
+    # --- writing ----------------------------------------------------------------------------------------------------
 
     def write(self) -> Path:
         """Write the checkpoint of a completed iteration.
@@ -90,17 +142,20 @@ class ResumePoint:
         return folder
 
     def _write(self, light: TrainingState, name: str) -> Path:
-        state, iteration = snapshot.take(self.run, light, self._frozen), self.trainer.current_iter
-        try:
+        """Write a captured state together with the weights, which must be those at the time of its capture."""
+        run, iteration = self.run, self.trainer.current_iter
+        moments, scalars = states.optimizer_state(run.policy.optimizer)
+        tensors = {f"policy.{name}": tensor for name, tensor in run.policy.training_state().items()}
+        config = to_json(self.tracker.run_config)
+        numbers = light.numbers | {"optimizer": scalars, "frozen": self._frozen, "config": config}
+        if "update" in numbers:
+            numbers["update"], rollout = run.algorithm.update_state(numbers["update"])
+            tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
+        state = TrainingState(numbers, tensors | moments | light.tensors)
+        base, keep = self.tracker.checkpoint_base_path, self.trainer.schedule.keep_last
+        with saving(f"the checkpoint of iteration {iteration}"), naming(base / name.format(iteration)):
             self.tracker.file_sizes()  # flushes the files to disk
-            state.numbers["config"] = to_json(self.tracker.run_config)
-            base, keep = self.tracker.checkpoint_base_path, self.trainer.schedule.keep_last
-            with naming(base / name.format(iteration)):
-                return write_checkpoint(base, iteration, state, self.trainer.save, name=name, keep=keep)
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot write the checkpoint of iteration {iteration}: {reason(error)}") from error
-
-    # --- a run that ends early --------------------------------------------------------------------------------------
+            return write_checkpoint(base, iteration, state, self.trainer.save, name=name, keep=keep)
 
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost."""
@@ -130,7 +185,7 @@ class ResumePoint:
             done = self.trainer.current_iter
             self.tracker.log_info(f"interrupted after {done} iterations; state saved to {folder}")
 
-    # --- a run that resumes -----------------------------------------------------------------------------------------
+    # --- restoring --------------------------------------------------------------------------------------------------
 
     def resume(self, checkpoint: Path) -> None:
         """Restore the state of a checkpoint, and remove what was written to the run's folder after it.
@@ -139,30 +194,70 @@ class ResumePoint:
             CheckpointError: the checkpoint is damaged, or of another run.
         """
         trainer, state = self.trainer, read_checkpoint(checkpoint)
-        snapshot.put_back(self.run, state, self._frozen)
-        try:
+        with states.restoring(checkpoint):
+            self._restore(state)
             numbers = state.numbers["trainer"]
             trainer.current_iter, trainer.seconds_before = numbers["iteration"], numbers.get("seconds", 0.0)
             trainer.evaluated = {(epoch, split) for epoch, split in numbers["evaluated"]}
             if not all(type(epoch) is int and split in self.run.samples for epoch, split in trainer.evaluated):
-                raise ValueError("trainer.evaluated is not a list of epochs and splits")
+                raise CheckpointError("trainer.evaluated is not a list of epochs and splits")
             if state.numbers["watchers"].keys() != trainer.watchers.keys():
-                raise ValueError("watchers differ from those of the run")
+                raise CheckpointError("watchers differ from those of the run")
             for name, watcher in trainer.watchers.items():
                 watcher.load_state_dict(state.numbers["watchers"][name])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{checkpoint}: cannot be read: {type(error).__name__}: {error}") from error
-        base, done, files = self.tracker.checkpoint_base_path, trainer.current_iter, state.numbers.get("files", {})
-        check_sizes(self.tracker.run_path, files)
-        others = skipped(base, done)
-        forget_later(base, done, trainer.schedule.keep_last, interrupted=ended_early(checkpoint))
-        self.tracker.cut_files(files)  # last, because the later checkpoints removed above refer to the lines
-        self.is_saved = (base / ITERATION.format(done) / MANIFEST).is_file()
+        done = trainer.current_iter
         where = f"in iteration {done + 1}" if "update" in state.numbers else f"after {done}"
-        self.tracker.log_info(f"resuming {where}, from {checkpoint}{others}")
-        for notice in rounding_notices(state.numbers["config"], self.tracker.run_config):
-            self.tracker.log_info(notice)
+        remove_later(self.tracker, checkpoint, state, where, keep=trainer.schedule.keep_last)
+        self.is_saved = (self.tracker.checkpoint_base_path / ITERATION.format(done) / MANIFEST).is_file()
 
-    @cached_property
-    def _frozen(self) -> dict[str, str]:
-        return snapshot.digests(self.run)
+    def _restore(self, state: TrainingState) -> None:
+        """Restore a state into a run that was just assembled from the same config."""
+        run, numbers = self.run, state.numbers
+        states.check_frozen(self._frozen, numbers["frozen"])
+        _check_alike(run.algorithm.training_state(), numbers["algorithm"], "algorithm")
+        own, saved = self._components()["env"], numbers["env"]
+        is_shared = isinstance(own, dict)
+        for mine, theirs in [(own, saved)] if is_shared else zip(own, saved, strict=True):
+            _check_alike(mine["sampler"], theirs["sampler"], "env.sampler")
+        states.load_weights(run.policy.training_state(), state.part("policy."))
+        states.load_optimizer(run.policy.optimizer, numbers["optimizer"], state.part("optimizer."))
+        run.algorithm.load_training_state(numbers["algorithm"])
+        if run.algorithm.num_timesteps:  # before that, environments may still expect their seed at the first reset
+            # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
+            run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
+            run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
+            if is_shared:
+                run.env.load_state_dict(saved)  # type: ignore[attr-defined]
+            for index, each in enumerate(() if is_shared else saved):
+                run.env.env_method("load_state_dict", each, indices=[index])
+        for metric, remembered in zip(run.metrics, numbers["metrics"], strict=True):
+            load_state(metric, remembered)
+        if "update" in numbers:
+            run.algorithm.load_update_state(numbers["update"], state.part("update."))
+        states.load_random(numbers["random"], state.part("random."))
+
+
+def _unfit(state: Any) -> str | None:
+    """Return why a component's state cannot be written to a checkpoint; None if it can."""
+    if said := not_json(state):
+        return f"it does not survive a round trip through JSON: {said}"
+    if place := secret_in(state):
+        return f"{place} contains a secret, which every checkpoint would contain; omit it and look it up on loading"
+    return None
+
+
+def _check_alike(own: Any, saved: Any, path: str) -> None:
+    """Raise a `CheckpointError` where a saved state lacks keys of the run's own, or has values of other types."""
+    if isinstance(own, dict):
+        if not isinstance(saved, dict) or not own.keys() <= saved.keys():
+            raise CheckpointError(f"it does not match this run: {path} lacks keys")
+        for key, value in own.items():
+            _check_alike(value, saved[key], f"{path}.{key}")
+    elif type(own) is int:  # a counter, or a word of a generator's state
+        is_alike = type(saved) is int and saved >= min(own, 0)
+    elif isinstance(own, float):
+        is_alike = type(saved) in (int, float) and math.isfinite(saved)
+    else:
+        is_alike = own is None or type(saved) is type(own)
+    if not isinstance(own, dict) and not is_alike:
+        raise CheckpointError(f"it does not match this run: {path} is {shown(saved)}")

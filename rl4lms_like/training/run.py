@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from rl4lms_like.training.estimates.advice import explaining
 
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
-    from rl4lms_like.training.resuming.same_command import Begun
+    from rl4lms_like.training.resuming.resume import Resumption
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,6 @@ def resume(
     """
     from rl4lms_like.training.config.remote_code import refuse_unless_trusted
     from rl4lms_like.training.resuming.resume import hold_run, resumption
-    from rl4lms_like.training.resuming.same_command import Begun
 
     lock = hold_run(path)
     try:
@@ -100,7 +100,7 @@ def resume(
         folder = found.run_folder.resolve()
         place, tracking = (folder.parent.parent, folder.parent.name, folder.name), (entity_name, log_to_wandb, quiet)
         with deterministic_operations(found.config.deterministic):
-            return _train(found.config, place, Begun(folder, found.checkpoint, lock), *tracking)
+            return _train(found.config, place, replace(found, lock=lock), *tracking)
     finally:
         lock.release()
 
@@ -117,28 +117,28 @@ def train_config(
     new: bool = False,
 ) -> Path:
     """Train a model as configured in `config`; see `train`."""
-    from rl4lms_like.training.resuming.same_command import begun
+    from rl4lms_like.training.resuming.resume import begun
 
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
     wanted = experiment_folder(base, project_name, experiment_name)
     found, said = (None, []) if new else begun(config, wanted)
     if found is not None:
-        experiment_name = str(Path(experiment_name).with_name(found.folder.name))
+        experiment_name = str(Path(experiment_name).with_name(found.run_folder.name))
         how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
-        said = [*said, f"{found.folder} is not finished: this run {how}; --new starts a new run"]
+        said = [*said, f"{found.run_folder} is not finished: this run {how}; --new starts a new run"]
     try:
         place, tracking = (base, project_name, experiment_name), (entity_name, log_to_wandb, quiet)
         with deterministic_operations(config.deterministic):
             return _train(config, place, found, *tracking, said)
     finally:
-        if found is not None:
+        if found is not None and found.lock is not None:
             found.lock.release()
 
 
 def _train(
     config: AnyConfig,
     place: tuple[str | Path, str, str],
-    found: Begun | None,
+    found: Resumption | None,
     entity_name: str | None,
     log_to_wandb: bool,
     quiet: bool,

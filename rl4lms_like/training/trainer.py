@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rl4lms_like.core.disk import writing
+from rl4lms_like.core.disk import saving
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
@@ -78,7 +78,7 @@ class OnPolicyTrainer:
             self._evaluate_and_save()
         if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
-            with self.interruption.finishing("the model of this run"), writing("save the model", folder):
+            with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
         self.evaluate(("val", "test"))
         forget_interrupted(self.tracker.run_path / "checkpoints")
@@ -163,5 +163,5 @@ class OnPolicyTrainer:
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        with writing("save the model", folder):
+        with saving(f"the model to {folder}"):
             return Path(self.run.policy.save_model(folder, self.run.tokenizer))

@@ -25,8 +25,7 @@ from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.tracking.base import logger
 from rl4lms_like.training.config.run_config import load_config, parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
-from rl4lms_like.training.resuming.interrupted import tell_the_way_on
-from rl4lms_like.training.resuming.resume import resumption
+from rl4lms_like.training.resuming.resume import resumption, tell_the_way_on
 from rl4lms_like.training.run import train_config
 
 SECRET = "correct-horse-battery-staple"

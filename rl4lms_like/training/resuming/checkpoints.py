@@ -7,8 +7,14 @@
         manifest.json                                     size and SHA-256 of every file; written last
 
 A checkpoint is written to a temporary folder, flushed and renamed. By default, the newest two checkpoints keep their
-training state and older ones only the model; `keep_last` sets how many are kept. Pickle is neither written nor read. If
-`checkpoints` is a symbolic link, only checkpoints of this run are replaced or deleted (`ownership.py`).
+training state and older ones only the model; `keep_last` sets how many are kept. Pickle is neither written nor read.
+
+A run may delete every checkpoint in its own folder, but behind a link only those with its mark:
+
+    run/checkpoints -> /scratch/a/
+        /scratch/a/iteration_00020                    the run's own if manifest.json has its mark as `run`
+        /scratch/a/iteration_00030.<mark>.partial     the run's own
+        /scratch/a/iteration_00030.partial            another run's
 """
 
 from __future__ import annotations
@@ -27,8 +33,6 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.disk import flush, reason, share, take_away
 from rl4lms_like.core.errors import CheckpointError
-from rl4lms_like.training.resuming.ownership import MANIFEST as MANIFEST
-from rl4lms_like.training.resuming.ownership import is_own, mark_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,20 +42,18 @@ OLDER_FORMATS = {1: "version 0.1.0, whose updates normalize advantages and clip 
 N_WITH_STATE = 2
 """Number of newest checkpoints that keep their training state."""
 
-STATE, TENSORS = "training_state.json", "training_state.safetensors"
+FOLDER = "checkpoints"
+"""Name of the folder that holds the checkpoints. Users may replace it by a link to another disk."""
+MANIFEST, STATE, TENSORS = "manifest.json", "training_state.json", "training_state.safetensors"
 ITERATION, STEP = "iteration_{:05d}", "checkpoint-{}"
 """Names of checkpoint folders of RL runs and of supervised runs. The latter are those of transformers' Trainer."""
 INTERRUPTED = "interrupted_{:05d}"
 """Checkpoint of a run that ended early. It is newer than `iteration_<n>` and removed once there is a later one."""
 
-_NUMBERED = re.compile(r"(?:iteration_|checkpoint-)([0-9]{1,18})")
-_ENDED_EARLY = re.compile(r"interrupted_([0-9]{1,18})")
-_PARTIAL, _REPLACED = ".partial", ".replaced"
-_LEFT = re.compile(
-    rf"(?P<name>{_NUMBERED.pattern}|{_ENDED_EARLY.pattern})(?:\.(?P<mark>[0-9a-f]{{16}}))?\.(?:partial|replaced)"
+_NAME = re.compile(
+    r"(?:iteration_|checkpoint-|(?P<early>interrupted_))(?P<number>[0-9]{1,18})"
+    r"(?P<left>(?:\.(?P<mark>[0-9a-f]{16}))?\.(?:partial|replaced))?"  # temporary folders of a killed process
 )
-"""Temporary folders left by a process that was killed while it wrote a checkpoint."""
-
 _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
 
 
@@ -66,6 +68,10 @@ class TrainingState:
 
     numbers: dict[str, Any]
     tensors: dict[str, Tensor]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors whose names begin with the prefix, named without it."""
+        return {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
 
 
 def write_checkpoint(
@@ -114,12 +120,12 @@ def write_checkpoint(
     forget_interrupted(base, but=folder)
     if name == INTERRUPTED:
         return folder
-    if keep is None:
-        for older in [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()][:-N_WITH_STATE]:
-            if is_own(older):
-                _take_state_away(older)
-    else:
+    if keep is not None:
         remove_older(base, iteration, keep)
+        return folder
+    for older in [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()][:-N_WITH_STATE]:
+        if is_own(older):
+            _take_state_away(older)
     return folder
 
 
@@ -138,7 +144,7 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
     if folder.exists() and not is_own(folder):
         said = "it is behind a link and was not written by this run, so it is kept; remove it or change the link"
         raise FileExistsError(errno.EEXIST, said, str(folder))
-    partial, before = (folder.with_name(f"{folder.name}{mark}{end}") for end in (_PARTIAL, _REPLACED))
+    partial, before = (folder.with_name(f"{folder.name}{mark}.{end}") for end in ("partial", "replaced"))
     try:
         take_away(partial)
         write(partial)
@@ -176,8 +182,7 @@ def read_checkpoint(folder: Path) -> TrainingState:
             path = folder / name
             if not path.is_file():
                 raise CheckpointError(f"{folder}: {name} is missing")
-            size = path.stat().st_size
-            if size != expected["bytes"]:
+            if (size := path.stat().st_size) != expected["bytes"]:
                 raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {expected['bytes']}")
             if _digest(path) != expected["sha256"]:
                 raise CheckpointError(f"{folder}: {name} was changed after it was written (its SHA-256 differs)")
@@ -209,7 +214,7 @@ def newest_checkpoint(run_folder: Path) -> Path:
 
 def skipped(base: Path, since: int = -1) -> str:
     """Return the names of checkpoints after `since` iterations or steps that cannot be resumed, and the reason."""
-    names = [p.name for p in checkpoints_in(base) if not (p / MANIFEST).is_file() and _number(p) > since]  # type: ignore[operator]
+    names = [path.name for path in checkpoints_in(base) if not (path / MANIFEST).is_file() and _place(path)[0] > since]
     why = f"no {MANIFEST}: they hold only the model, are incomplete or were changed"
     return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})" if names else ""
 
@@ -219,23 +224,18 @@ def put_names_back(run_folder: Path) -> None:
 
     The caller must hold the run's lock, because a running process completes the replacement itself.
     """
-    base = run_folder / "checkpoints"
-    for left in base.glob(f"*{_REPLACED}"):
-        found = _left(left)
-        if found is not None and left.is_dir() and not (folder := base / found["name"]).exists():
+    for left in (run_folder / FOLDER).glob("*.replaced"):
+        if left.is_dir() and _is_left(left) and not (folder := left.with_name(left.name.partition(".")[0])).exists():
             os.replace(left, folder)
 
 
 def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoint) -> Path | None:
     """Return the newest earlier checkpoint that passes `check`, that is, for which it raises no `CheckpointError`."""
-    own = _place(checkpoint)
     for other in reversed(_with_state(checkpoint.parent)):
-        if own is None or _place(other) < own:  # type: ignore[operator]
-            try:
+        if not _is_checkpoint(checkpoint) or _place(other) < _place(checkpoint):
+            with suppress(CheckpointError):
                 check(other)
-            except CheckpointError:
-                continue
-            return other
+                return other
     return None
 
 
@@ -255,7 +255,7 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
         CheckpointError: a later checkpoint was not written by this run, so that nothing was removed; or one cannot be
             removed.
     """
-    later = [path for path in _with_state(base) if _place(path) > (iteration, interrupted)]  # type: ignore[operator]
+    later = [path for path in _with_state(base) if _place(path) > (iteration, interrupted)]
     if foreign := next((path for path in later if not is_own(path)), None):
         raise CheckpointError(
             f"{foreign} is later than the checkpoint to resume from. It is behind a link and was not written by this "
@@ -263,9 +263,9 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
         )
     try:
         for left in [path for path in base.glob("*") if path.is_dir()]:
-            if _left(left):
+            if _is_left(left):
                 take_away(left)
-            elif _place(left) and not (left / MANIFEST).is_file() and is_own(left):
+            elif _is_checkpoint(left) and not (left / MANIFEST).is_file() and is_own(left):
                 _take_state_away(left)
         for path in later:
             take_away(path) if path.is_symlink() else _take_state_away(path)
@@ -277,7 +277,7 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
 
 def ended_early(checkpoint: Path) -> bool:
     """Return True if the checkpoint was saved when the run ended early."""
-    return _ENDED_EARLY.fullmatch(checkpoint.name) is not None
+    return _is_checkpoint(checkpoint) and _place(checkpoint)[1]
 
 
 def forget_interrupted(base: Path, but: Path | None = None) -> None:
@@ -296,7 +296,7 @@ def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] 
         keep: number of checkpoints to keep; the newest is always kept.
         spare: checkpoints to keep regardless of age; they are included in `keep`.
     """
-    found = [path for path in checkpoints_in(base) if _number(path) <= iteration and is_own(path)]  # type: ignore[operator]
+    found = [path for path in checkpoints_in(base) if _place(path)[0] <= iteration and is_own(path)]
     stay = {*found[-1:], *(path for path in found if path in spare)}
     for path in [path for path in found if path not in stay][: max(len(found) - max(keep, len(stay)), 0)]:
         remove(path)
@@ -307,32 +307,7 @@ def checkpoints_in(base: Path) -> list[Path]:
 
     Folders with other names, such as a user's copies, are ignored.
     """
-    return sorted((path for path in base.glob("*") if _number(path) is not None and path.is_dir()), key=_number)  # type: ignore[arg-type]
-
-
-def _with_state(base: Path) -> list[Path]:
-    """Return all checkpoints that can be resumed, oldest first."""
-    return sorted((path for path in base.glob("*") if _place(path) and (path / MANIFEST).is_file()), key=_place)  # type: ignore[arg-type]
-
-
-def _place(checkpoint: Path) -> tuple[int, bool] | None:
-    """Return the sort key of a checkpoint: its number, and True if the run ended early in the following iteration."""
-    found = _ENDED_EARLY.fullmatch(checkpoint.name)
-    if found is not None:
-        return int(found[1]), True
-    number = _number(checkpoint)
-    return None if number is None else (number, False)
-
-
-def _number(checkpoint: Path) -> int | None:
-    found = _NUMBERED.fullmatch(checkpoint.name)
-    return None if found is None else int(found[1])
-
-
-def _left(path: Path) -> re.Match[str] | None:
-    """Match the name of a temporary folder left by a killed process of this run."""
-    found, mark = _LEFT.fullmatch(path.name), mark_in(path.parent)
-    return found if found is not None and (not mark or found["mark"] == mark) else None
+    return sorted((p for p in base.glob("*") if _is_checkpoint(p) and not ended_early(p) and p.is_dir()), key=_place)
 
 
 def remove(checkpoint: Path) -> None:
@@ -344,6 +319,50 @@ def remove(checkpoint: Path) -> None:
     take_away(checkpoint)
 
 
+def mark_in(base: Path) -> str:
+    """Return the mark that a run writes into its checkpoints in `base`; empty if `base` is not a link.
+
+    It is a digest of the run folder's path, so that a copy of the run deletes no checkpoint of the original.
+    """
+    if base.name != FOLDER or base.resolve().parent == base.parent.resolve():
+        return ""
+    return hashlib.sha256(os.fsencode(os.path.realpath(base.parent))).hexdigest()[:16]
+
+
+def is_own(checkpoint: Path) -> bool:
+    """Return True if a checkpoint belongs to the run in whose folder it is, so that the run may delete it."""
+    if not (mark := mark_in(checkpoint.parent)):
+        return True
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("run") == mark
+
+
+def _with_state(base: Path) -> list[Path]:
+    """Return all checkpoints that can be resumed, oldest first."""
+    return sorted((p for p in base.glob("*") if _is_checkpoint(p) and (p / MANIFEST).is_file()), key=_place)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    found = _NAME.fullmatch(path.name)
+    return found is not None and not found["left"]
+
+
+def _place(checkpoint: Path) -> tuple[int, bool]:
+    """Return the sort key of a checkpoint: its number, and True if the run ended early in the following iteration."""
+    found = _NAME.fullmatch(checkpoint.name)
+    assert found is not None
+    return int(found["number"]), found["early"] is not None
+
+
+def _is_left(path: Path) -> bool:
+    """Return True for a temporary folder left by a killed process of this run."""
+    found, mark = _NAME.fullmatch(path.name), mark_in(path.parent)
+    return found is not None and bool(found["left"]) and (not mark or found["mark"] == mark)
+
+
 def _take_state_away(checkpoint: Path) -> None:
     """Delete the training state and keep the model. Targets of links are kept: they may belong to another user."""
     for name in (MANIFEST, STATE, TENSORS) if not checkpoint.is_symlink() else ():
@@ -352,21 +371,20 @@ def _take_state_away(checkpoint: Path) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        names = set(manifest["files"])
-        known = manifest["format"]
-        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
-            raise CheckpointError(f"{folder}: {MANIFEST} names files outside the checkpoint")
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a checkpoint that can be resumed") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{folder}: {MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
+    names, known = set(manifest["files"]), manifest["format"]
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
+        raise CheckpointError(f"{folder}: {MANIFEST} names files outside the checkpoint")
     if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
-        way_out = "resume the run with that version, or start a new one from this model (alg.policy.args.model_name)"
         if known in OLDER_FORMATS:
-            raise CheckpointError(f"{folder}: written by {OLDER_FORMATS[known]}: {way_out}")
+            way_out = "resume the run with that version, or start a new one from this model"
+            raise CheckpointError(
+                f"{folder}: written by {OLDER_FORMATS[known]}: {way_out} (alg.policy.args.model_name)"
+            )
         raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
-    return dict(manifest)
+    return manifest
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:

@@ -1,38 +1,71 @@
-"""Choice of the checkpoint from which a run resumes, and check of the changes to its config.
+"""Resuming of runs: which run and checkpoint, which changes to its config, and what is removed and logged.
 
     --resume RUN_FOLDER                               the newest checkpoint of the run
     --resume RUN_FOLDER/checkpoints/iteration_00020   this checkpoint
 
 The config is that of the run. `--set` may change the length of the run and what it reports. Changes to what the run
-computes are refused, with a list of the differences.
+computes are refused, with a list of the differences. The command that started a run resumes it, too:
+
+    first      finished                              skipped
+    first_2    unfinished, another config            skipped
+    first_3    unfinished, the same config, not locked, has a checkpoint             resumed
+               the same, without a checkpoint, ended before its first iteration      restarted in this folder
+    first_4    does not exist                        a new run, if no earlier folder matches
+
+The lock is held from the first check of a folder to the end of the run, so two processes never resume the same run.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake
+from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, OutOfMemoryError, RL4LMsLikeError
+from rl4lms_like.core.import_paths import code_options
 from rl4lms_like.core.schema import at, join
+from rl4lms_like.core.secrets import masked
 from rl4lms_like.core.wording import shown
-from rl4lms_like.tracking.run_folder import check_sizes, hold, to_json
+from rl4lms_like.tracking.run_folder import (
+    CONFIG_FILE,
+    FINISHED_FILE,
+    check_sizes,
+    hold,
+    is_untrained,
+    numbered,
+    to_json,
+    try_hold,
+)
+from rl4lms_like.training.config.remote_code import trust_option
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
 from rl4lms_like.training.config.yaml_file import apply_overrides
 from rl4lms_like.training.resuming.checkpoints import (
+    FOLDER,
+    INTERRUPTED,
+    MANIFEST,
     TrainingState,
+    ended_early,
+    forget_later,
     newest_checkpoint,
     older_intact,
     put_names_back,
     read_checkpoint,
+    skipped,
+    write_folder,
 )
+
+if TYPE_CHECKING:
+    from rl4lms_like.tracking.base import Tracker
+
+logger = logging.getLogger(__name__)
 
 MEMORY = (
     "alg.args.micro_batch_size",
@@ -75,6 +108,8 @@ _LENGTHS = {
 
 Difference = tuple[str, Any, Any]
 """Path of a key, its value in the run, and its new value."""
+N_SHOWN = 3
+"""Largest number of differences in the reason why a run does not match a command."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +118,15 @@ class Resumption:
 
     Args:
         run_folder: folder of the run.
-        checkpoint: checkpoint to resume from.
+        checkpoint: checkpoint to resume from; None if the run ended before its first iteration and is restarted.
         config: config of the run with the overrides applied.
+        lock: lock of the folder, if it is already acquired.
     """
 
     run_folder: Path
-    checkpoint: Path
+    checkpoint: Path | None
     config: AnyConfig
+    lock: FileLock | None = None
 
 
 def hold_run(path: str | Path) -> FileLock:
@@ -100,7 +137,7 @@ def hold_run(path: str | Path) -> FileLock:
         RL4LMsLikeError: another process is writing to it.
     """
     run_folder, _ = _places(path)
-    own_config(run_folder)
+    _own_config(run_folder)
     lock = hold(run_folder)
     put_names_back(run_folder)
     return lock
@@ -119,31 +156,160 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
         ConfigError: the overrides are invalid, or would change what the run computes.
     """
     run_folder, named = _places(path)
-    mapping = own_config(run_folder)
+    mapping = _own_config(run_folder)
     checkpoint = named or newest_checkpoint(run_folder)
-    state = checked(checkpoint)
+    state = _checked(checkpoint)
     changed, mistakes = apply_overrides(mapping, overrides)
-    config = parse_config(changed, source=f"{run_folder}/config.json", mistakes=mistakes)
-    refuse_edited(run_folder, state, mapping)
+    config = parse_config(changed, source=f"{run_folder}/{CONFIG_FILE}", mistakes=mistakes)
+    before = _refuse_edited(run_folder, state, mapping)
     source = f"the config to resume {run_folder}"
-    before = parse_config(mapping, source=f"{run_folder}/config.json")
     _refuse_another_run(before.to_dict(), config.to_dict(), source)
-    if mistake := behind_already(config.to_dict(), state, checkpoint):
+    if mistake := _behind_already(config, state, checkpoint):
         raise ConfigError([mistake], source)
     return Resumption(run_folder, checkpoint, config)
 
 
-def checked(checkpoint: Path, way_out: str = "") -> TrainingState:
-    """Read the state of a checkpoint after checking it and the run's files.
+def begun(config: AnyConfig, wanted: Path) -> tuple[Resumption | None, list[str]]:
+    """Find the first run of this config in `wanted`, `wanted_2` ... that can be resumed.
 
     Args:
-        checkpoint: its folder.
-        way_out: another solution, appended to the message after the older checkpoint.
+        config: config of the command.
+        wanted: the folder that the command names.
+
+    Returns:
+        The first matching run, with its lock, and for each run before it the reason why it does not match.
 
     Raises:
-        CheckpointError: the checkpoint or the run's files are damaged. The message names the newest older checkpoint
-            that is intact.
+        CheckpointError: the matching run has a damaged checkpoint. The message names the newest older checkpoint that
+            is intact.
+        ConfigError: the `config.json` of the matching run was edited by hand.
     """
+    reasons: list[str] = []
+    for folder in numbered(wanted):
+        if not (folder / CONFIG_FILE).is_file():
+            break
+        found = _unlike(config, folder) or _locked(config, folder)
+        if isinstance(found, Resumption):
+            return found, reasons
+        reasons.append(f"{folder}: {found}")
+    return None, reasons
+
+
+def _unlike(config: AnyConfig, folder: Path) -> str | None:
+    """Return why the run in a folder does not match, or None. This check needs no lock."""
+    if (folder / FINISHED_FILE).exists():
+        return "it is finished"
+    try:
+        before = parse_config(_own_config(folder), source=str(folder / CONFIG_FILE))
+    except (CheckpointError, ConfigError):
+        return f"its {CONFIG_FILE} cannot be read"
+    now = to_json(masked(config.to_dict()))
+    differences = _other_computations(to_json(before.to_dict()), now)
+    said = []
+    for path, old, new in differences[:N_SHOWN]:
+        schedule = _follows_length(path, now)
+        why = f" (the learning rate is {schedule} over the run)" if schedule else ""
+        said.append(f"{path} is {shown(old)} there, {shown(new)} here{why}")
+    if len(differences) > N_SHOWN:
+        said.append(f"and {len(differences) - N_SHOWN} more")
+    return f"its config differs: {'; '.join(said)}" if said else None
+
+
+def _locked(config: AnyConfig, folder: Path) -> Resumption | str:
+    """Lock the folder and return the run in it; or release the lock, and return why the run cannot be resumed."""
+    lock, found = try_hold(folder), None
+    if lock is None:
+        return "another process is writing to it"
+    try:
+        found = _found(config, folder, lock)
+        return found
+    finally:
+        if not isinstance(found, Resumption):
+            lock.release()
+
+
+def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
+    if (folder / FINISHED_FILE).exists():  # finished since the check without the lock
+        return "it is finished"
+    put_names_back(folder)
+    try:
+        checkpoint = newest_checkpoint(folder)
+    except CheckpointError:
+        if is_untrained(folder):
+            return Resumption(folder, None, config, lock)
+        return f"it has no checkpoint to resume from{skipped(folder / FOLDER)}"
+    state = _checked(checkpoint, "; --new starts a new run")
+    _refuse_edited(folder, state, _own_config(folder))
+    if mistake := _behind_already(config, state, checkpoint):
+        return f"{mistake.path} is {mistake.message}"
+    return Resumption(folder, checkpoint, config, lock)
+
+
+def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int, unit: str) -> None:
+    """Save the model to `checkpoints/interrupted_<n_done>`, unless that folder holds a checkpoint to resume from.
+
+    A failure is logged and not raised, so that it does not hide the error that ended the run.
+
+    Args:
+        tracker: tracker of the run.
+        save: writes the model to a folder.
+        n_done: number of completed iterations or steps.
+        unit: unit of `n_done`, "iterations" or "steps".
+    """
+    folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
+    if (folder / MANIFEST).is_file():  # the run resumed from it and ended again before a newer state was saved
+        return
+    try:
+        write_folder(folder, save)
+    except (RL4LMsLikeError, OSError) as error:
+        logger.warning("interrupted after %d %s; the model could not be saved: %s", n_done, unit, error)
+    else:
+        tracker.log_info(f"interrupted after {n_done} {unit}; current model: {folder}")
+
+
+def tell_the_way_on(tracker: Tracker, error: BaseException | None = None) -> None:
+    """Log the command that resumes a run, if there is one. After running out of memory, add options that need less."""
+    try:
+        checkpoint = newest_checkpoint(tracker.run_path)
+    except CheckpointError:
+        return
+    where = "where it was interrupted" if ended_early(checkpoint) else f"after {checkpoint.name}"
+    tracker.log_info(
+        f"to resume {where}: rl4lms-like train --resume {shlex.quote(str(tracker.run_path))}{code_options()}"
+        f"{trust_option(tracker.run_config)}"
+    )
+    if isinstance(error, OutOfMemoryError):
+        free = [f"--set {key}=..." for key in MEMORY if at(tracker.run_config, key.rpartition(".")[0]) is not None]
+        tracker.log_info(f"to use less memory: add {' or '.join(free)}; other keys that save memory need a new run")
+
+
+def remove_later(
+    tracker: Tracker, checkpoint: Path, state: TrainingState, where: str, *, keep: int | None = None
+) -> None:
+    """Remove the logs and checkpoints later than the checkpoint from which a run resumes, and log that it resumes.
+
+    Args:
+        tracker: tracker of the run.
+        checkpoint: folder of the checkpoint.
+        state: state of the checkpoint, already restored.
+        where: "in iteration 3".
+        keep: number of newest checkpoints to keep; see `write_checkpoint`.
+
+    Raises:
+        CheckpointError: a file of the run is shorter than at the checkpoint, or a later checkpoint cannot be removed.
+    """
+    base, done, files = tracker.checkpoint_base_path, state.numbers["trainer"]["iteration"], state.numbers["files"]
+    check_sizes(tracker.run_path, files)
+    others = skipped(base, done)
+    forget_later(base, done, keep, interrupted=ended_early(checkpoint))
+    tracker.cut_files(files)  # last, because the later checkpoints removed above refer to the lines
+    tracker.log_info(f"resuming {where}, from {checkpoint}{others}")
+    for notice in rounding_notices(state.numbers["config"], tracker.run_config):
+        tracker.log_info(notice)
+
+
+def _checked(checkpoint: Path, way_out: str = "") -> TrainingState:
+    """Read a checkpoint after checking it and the run's files; an error names the newest older one that is intact."""
     try:
         return _sound(checkpoint)
     except CheckpointError as error:
@@ -152,18 +318,7 @@ def checked(checkpoint: Path, way_out: str = "") -> TrainingState:
         raise CheckpointError(f"{error}\n{offer}{way_out}") from error
 
 
-def refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str, Any]) -> None:
-    """Compare a run's `config.json` with the config in its checkpoint.
-
-    Raises:
-        ConfigError: they differ; the message lists the differences.
-    """
-    before = parse_config(mapping, source=f"{run_folder}/config.json")
-    source = f"{run_folder}: its config.json was changed"
-    _refuse_another_run(state.numbers["config"], to_json(before.to_dict()), source)
-
-
-def behind_already(config: Mapping[str, Any], state: TrainingState, checkpoint: Path) -> Mistake | None:
+def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -> Mistake | None:
     """Return a mistake if the checkpoint has already passed the configured length of the run."""
     done = state.numbers["trainer"]
     counted = {
@@ -172,38 +327,37 @@ def behind_already(config: Mapping[str, Any], state: TrainingState, checkpoint: 
         "alg.training_args.num_train_epochs": done.get("passes", 0),
     }
     for path, behind in counted.items():
-        asked = at(config, path)
+        asked = at(config.to_dict(), path)
         if isinstance(asked, int | float) and asked >= 0 and behind > asked:
             return Mistake(path, f"{asked}, but {checkpoint.name} has already completed {behind}")
     return None
 
 
-def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+def _other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
     """Return the differences of two configs that change what the run computes."""
     return [
         (path, old, new)
         for path, old, new in _differences(before, after)
-        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or follows_length(path, after)
+        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or _follows_length(path, after)
     ]
 
 
 def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return log lines about changed keys that affect rounding; see `ROUNDING`."""
-    values = {path: (at(before, path), at(after, path)) for path in ROUNDING}
-    return [
-        f"{path} changes from {shown(old)} to {shown(new)}: from here on, results may differ from those of an "
-        f"unchanged run, at first by rounding"
-        for path, (old, new) in values.items()
-        if (old or None) != (new or None)
-    ]
+    notices = []
+    for path in ROUNDING:
+        old, new = at(before, path), at(after, path)
+        if (old or None) != (new or None):
+            said = "from here on, results may differ from those of an unchanged run, at first by rounding"
+            notices.append(f"{path} changes from {shown(old)} to {shown(new)}: {said}")
+    return notices
 
 
-def follows_length(path: str, config: Mapping[str, Any]) -> str | None:
+def _follows_length(path: str, config: Mapping[str, Any]) -> str | None:
     """Return the learning rate schedule if `path` is a length on which it depends; else None."""
-    schedule, free = _LENGTHS.get(path, ("", ()))
-    if path not in _LENGTHS or at(config, schedule) in free:
-        return None
-    return at(config, schedule) or "linear"  # transformers' own default
+    key, free = _LENGTHS.get(path, ("", (None,)))
+    schedule = at(config, key) if key else None
+    return None if schedule in free else schedule or "linear"  # transformers' own default
 
 
 def _places(path: str | Path) -> tuple[Path, Path | None]:
@@ -225,28 +379,32 @@ def _sound(checkpoint: Path) -> TrainingState:
     return state
 
 
-def own_config(run_folder: Path) -> dict[str, Any]:
-    """Read a run's `config.json`.
-
-    Raises:
-        CheckpointError: the file is missing or cannot be read.
-    """
-    file = run_folder / "config.json"
+def _own_config(run_folder: Path) -> dict[str, Any]:
+    """Read a run's `config.json`; raise a `CheckpointError` if there is none."""
+    file = run_folder / CONFIG_FILE
     try:
         mapping = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(mapping, dict):
+            raise ValueError(f"it contains {shown(mapping)}")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run_folder} is not a run folder: cannot read {file.name}: {error}") from error
-    if not isinstance(mapping, dict):
-        raise CheckpointError(f"{run_folder} is not a run folder: {file.name} contains {shown(mapping)}")
     return mapping
+
+
+def _refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str, Any]) -> AnyConfig:
+    """Return a run's parsed `config.json`; raise a `ConfigError` if it differs from the config in the checkpoint."""
+    before = parse_config(mapping, source=f"{run_folder}/{CONFIG_FILE}")
+    source = f"{run_folder}: its {CONFIG_FILE} was changed"
+    _refuse_another_run(state.numbers["config"], to_json(before.to_dict()), source)
+    return before
 
 
 def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
     """Raise a `ConfigError` with every difference that changes what the run computes."""
     mistakes = []
-    for path, old, new in other_computations(before, after):
+    for path, old, new in _other_computations(before, after):
         said = f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming"
-        if schedule := follows_length(path, after):
+        if schedule := _follows_length(path, after):
             said = f"the learning rate is {schedule} over the run, so its length cannot change"
         mistakes.append(Mistake(path, said))
     if mistakes:

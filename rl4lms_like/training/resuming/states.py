@@ -1,8 +1,9 @@
-"""States of optimizers and random generators as tensors and numbers; digests of what does not change during a run.
+"""States of models, optimizers and random generators as tensors and numbers; digests of what does not change in a run.
 
-    optimizer         moments, named `optimizer.<parameter>.<name>`; steps, learning rates
-    random            the states of Python's, NumPy's and torch's global generators
-    frozen_digests    SHA-256 of weights that are not trained, and of the samples
+    weights       trained parameters and buffers; their names are prefixed by the caller
+    optimizer     moments, named `optimizer.<parameter>.<name>`; steps, learning rates
+    random        the states of Python's, NumPy's and torch's global generators
+    frozen        SHA-256 of weights that are not trained, and of the samples
 
 Checkpoints of both RL and supervised runs use these functions.
 """
@@ -11,17 +12,51 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl4lms_like.core.errors import CheckpointError
+from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
 
 _FROZEN = "weights that are not trained (reference, frozen base)"
+
+
+@contextmanager
+def restoring(checkpoint: Path) -> Iterator[None]:
+    """Convert errors of the block, which restores the state of a checkpoint, into errors that name the checkpoint.
+
+    Raises:
+        CheckpointError: the state belongs to another run.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint}: {error}") from error
+    except RL4LMsLikeError:
+        raise
+    except Exception as error:  # loading the state of another model can raise any exception
+        raise CheckpointError(f"{checkpoint}: does not match this run: {type(error).__name__}: {error}") from error
+
+
+@torch.no_grad()
+def load_weights(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved weights into those of the run.
+
+    Raises:
+        CheckpointError: names, shapes or types differ.
+    """
+    if names := sorted(own.keys() ^ saved.keys()):
+        raise CheckpointError(f"its model has other weights: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
+    for name, tensor in own.items():
+        if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
+            raise CheckpointError(f"{name} is {tuple(saved[name].shape)} {saved[name].dtype} in the checkpoint")
+        tensor.copy_(saved[name])
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -76,18 +111,19 @@ def load_optimizer(
 
 
 def frozen_digests(
-    module: torch.nn.Module, changing: Collection[int], samples: Mapping[str, Sequence[Sample]]
+    module: torch.nn.Module, trained: Mapping[str, Tensor], samples: Mapping[str, Sequence[Sample]]
 ) -> dict[str, str]:
     """Return digests of what is not saved in checkpoints and must be the same when a run is resumed.
 
     Args:
         module: module whose parameters are read, each once.
-        changing: `data_ptr()` of the tensors that are trained.
+        trained: tensors of the module that are trained, and saved.
         samples: split -> samples.
 
     Returns:
         Description -> SHA-256.
     """
+    changing = {tensor.data_ptr() for tensor in trained.values()}
     texts = hashlib.sha256()
     for split, of_split in sorted(samples.items()):
         texts.update(f"{split} {len(of_split)}".encode())
@@ -100,6 +136,17 @@ def frozen_digests(
             content: Any = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             weights.update(content)
     return {_FROZEN: weights.hexdigest(), "samples of the data pool": texts.hexdigest()}
+
+
+def check_frozen(own: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    """Compare results of `frozen_digests`.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    for what, digest in own.items():
+        if saved[what] != digest:
+            raise CheckpointError(f"the {what} are not those of the run")
 
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

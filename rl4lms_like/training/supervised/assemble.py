@@ -1,20 +1,20 @@
 """Construction of the objects of a supervised run from its config.
 
 SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples ─ examples ─ model ─> SupervisedRun
+                          └────────────────────── tokenizer ─ samples ─ first examples ──> plan, for `check`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from stable_baselines3.common.utils import set_random_seed
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake, ModelError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
@@ -32,12 +32,15 @@ from rl4lms_like.training.assemble import (
 from rl4lms_like.training.components import build_components, check_references
 from rl4lms_like.training.config.run_config import SupervisedConfig
 from rl4lms_like.training.config.settings import check_vocabulary, device_mistakes
+from rl4lms_like.training.data_summary import prompt_lengths
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 from rl4lms_like.training.supervised.examples import ExampleEncoder, Examples
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
 
 NO_LIMIT = 1_000_000
 """Length limit, in tokens, of tokenizers and models without one. Their own value is about 1e30, or missing."""
+N_ENCODED = 2000
+"""Number of samples that are encoded to estimate the number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,6 @@ class SupervisedRun:
         """Language model that is trained."""
         return self.writer.model
 
-    def training_arguments(self, output_dir: str | Path) -> Any:
-        """Create the `TrainingArguments` of the run, with checkpoints in `output_dir`."""
-        return make_training_arguments(self.config, output_dir, has_val=bool(self.samples["val"]))
-
 
 def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     """Build the objects of a supervised run.
@@ -93,19 +92,17 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     config = with_embedded_models(config)
     set_random_seed(config.seed)  # user components may use the global generators
     components = build_components(config)
-    model_name = config.alg.model_name
-    model_config = load_model_config(model_name)
-    check_family(config, model_config)
-    tokenizer = build_tokenizer(config.tokenizer)
-    check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
-    check_model_weights(auto_class_of(model_config), model_name)
-    ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
-    encoder = example_encoder(config, tokenizer, model_config, ends)
+    model_config, ends, encoder = _load_encoder(config)
+    check_model_weights(auto_class_of(model_config), config.alg.model_name)
     samples = {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
     check_references(config, components, samples)
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
-    _check_examples(config, examples, samples)
-    model = _build_model(config, model_config)
+    _check_best_metric(config, examples, samples)
+    model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
+    if config.alg.peft is not None:
+        refuse_unknown_layers([model], config.alg.peft)
+        with seeded(derived_seed(config.seed, "adapters"), model.device):
+            add_lora(model, config.alg.peft, dropout=True)
     if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
         torch.set_num_threads(1)
     writer = TextWriter(
@@ -116,7 +113,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     )
     return SupervisedRun(
         config,
-        tokenizer,
+        encoder.tokenizer,
         samples,
         examples,
         components.metrics,
@@ -154,6 +151,20 @@ def supervised_device_mistakes(device: str, *, here: bool = True) -> list[Mistak
         said = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
         mistakes = [Mistake("device", said)]
     return mistakes or (device_mistakes(device) if here else [])
+
+
+def _load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
+    """Load and compare the model's config and the tokenizer; also return the ids of tokens that end a response."""
+    model_name = config.alg.model_name
+    model_config = load_model_config(model_name)
+    family = "seq2seq" if model_config.is_encoder_decoder else "causal"
+    if family != config.alg.model_type:
+        said = f"{model_name!r} is a {family} model: write {family}, or name another model"
+        raise ConfigError([Mistake("alg.model_type", said)])
+    tokenizer = build_tokenizer(config.tokenizer)
+    check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
+    ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
+    return model_config, ends, example_encoder(config, tokenizer, model_config, ends)
 
 
 def example_encoder(
@@ -202,35 +213,72 @@ def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
     return int(min(asked, limit - response))
 
 
-def _build_model(config: SupervisedConfig, model_config: PretrainedConfig) -> PreTrainedModel:
-    """Load the model with its checkpoint's dropout, and initialize adapters, if configured, from the run's seed."""
-    model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
-    if config.alg.peft is not None:
-        refuse_unknown_layers([model], config.alg.peft)
-        with seeded(derived_seed(config.seed, "adapters"), model.device):
-            add_lora(model, config.alg.peft, dropout=True)
-    return model
-
-
-def check_family(config: SupervisedConfig, model_config: PretrainedConfig) -> None:
-    """Raise a `ConfigError` if the model is not of the family given by `model_type`."""
-    kind: Literal["seq2seq", "causal"] = "seq2seq" if model_config.is_encoder_decoder else "causal"
-    if kind != config.alg.model_type:
-        said = f"{config.alg.model_name!r} is a {kind} model: write {kind}, or name another model"
-        raise ConfigError([Mistake("alg.model_type", said)])
-
-
-def _check_examples(
+def _check_best_metric(
     config: SupervisedConfig, examples: Mapping[str, Examples], samples: Mapping[str, list[Sample]]
 ) -> None:
     """Check that the metric that selects the best checkpoint can be computed."""
-    arguments = make_training_arguments(config, "checkpoints")
-    wanted = arguments.metric_for_best_model
+    wanted = make_training_arguments(config, "checkpoints").metric_for_best_model
     if wanted is None:
         return
+    said = None
     if not samples["val"]:
         said = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
-        raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", said)])
-    if wanted.removeprefix("eval_") == "loss" and not examples["val"].rows:
+    elif wanted.removeprefix("eval_") == "loss" and not examples["val"].rows:
         said = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
+    if said is not None:
         raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", said)])
+
+
+# --- plan for `check` -------------------------------------------------------------------------------------------------
+
+
+def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]] | None]) -> list[tuple[str, str]]:
+    """Compute the size of a run before weights are loaded.
+
+    Args:
+        config: config of the run.
+        find: prepares the samples of all splits; called last. Returns None if the data are not on this machine.
+
+    Returns:
+        Lines of name and value.
+
+    Raises:
+        ConfigError: settings have mistakes.
+        RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
+    """
+    if not supervised_device_mistakes(config.device, here=False):  # the device may exist on another machine
+        config = replace(config, device="cpu")
+    check_settings(config)
+    config = with_embedded_models(config)
+    encoder = _load_encoder(config)[-1]
+    found = find()
+    if found is None:
+        raise DataPoolError("the data were not loaded")
+    samples = found["train"]
+    n_examples = sum(len(sample.references) for sample in samples)
+    encoded = encoder.encode(samples[:N_ENCODED])
+    n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
+    arguments = make_training_arguments(config, "checkpoints")
+    batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    per_epoch = max(math.ceil(n_examples / batch_size), 1)
+    steps, n_epochs = math.ceil(arguments.num_train_epochs * per_epoch), arguments.num_train_epochs
+    if arguments.max_steps > 0:
+        steps, n_epochs = arguments.max_steps, round(arguments.max_steps / per_epoch, 2)
+    prompts = [sample.prompt_or_input_text for sample in samples]
+    return [
+        ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
+        ("prompts", prompt_lengths(prompts, encoder.tokenizer, encoder.max_prompt_length)),
+        ("learned tokens", f"about {n_tokens:,} per epoch"),
+        ("batches", f"of {batch_size:,} examples"),
+        ("optimizer steps", f"{steps:,} in {n_epochs:g} epochs"),
+    ]
+
+
+def check_weights(config: SupervisedConfig) -> None:
+    """Raise a `ModelError` if a model in a local folder lacks weights; the message names them."""
+    model_name = with_embedded_models(config).alg.model_name
+    try:
+        model_config = load_model_config(model_name, local_files_only=True)
+    except ModelError:  # `plan` raises it
+        return
+    check_model_weights(auto_class_of(model_config), model_name)

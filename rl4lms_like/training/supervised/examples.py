@@ -85,20 +85,21 @@ class ExampleEncoder:
     def encode(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples, one example for each of their references."""
         prompts = [sample.prompt_or_input_text for sample in samples]
-        prompt_ids = (
-            [ids.tolist() for ids in self._layout(self.max_prompt_length).encode_all(prompts)] if prompts else []
-        )
+        encoded = self._layout(self.max_prompt_length).encode_all(prompts) if prompts else []
+        prompt_ids = [ids.tolist() for ids in encoded]
         pairs = [(i, reference) for i, sample in enumerate(samples) for reference in sample.references]
-        references = self._references([prompts[i] for i, _ in pairs], [reference for _, reference in pairs])
+        references = self._references([(prompts[i], reference) for i, reference in pairs])
         rows, n_shorter, n_cut = [], 0, 0
         for (i, _), reference in zip(pairs, references, strict=True):
             if self.is_encoder_decoder:
                 prompt, kept = prompt_ids[i], reference[: self.max_length]
+                rows.append({"input_ids": prompt, "labels": kept})
             else:
                 prompt, kept = self._fitting(prompts[i], prompt_ids[i], reference)
+                learned = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
+                rows.append({"input_ids": [*prompt, *kept], "labels": [NOT_LEARNED, *[*learned, *kept][1:]]})
             n_shorter += len(prompt) < len(prompt_ids[i])
             n_cut += len(kept) < len(reference)
-            rows.append(self._example(prompt, kept))
         n_without = sum(not sample.references for sample in samples)
         return Examples(rows, n_without, n_shorter, n_cut)
 
@@ -106,32 +107,26 @@ class ExampleEncoder:
         side: Literal["left", "right"] = "right" if self.tokenizer.truncation_side == "right" else "left"
         return TextLayout(self.tokenizer, max_prompt_length, 1, prompt_truncation_side=side)
 
-    def _references(self, prompts: Sequence[str], references: Sequence[str]) -> list[list[int]]:
-        """Encode the references, including their end tokens."""
-        if not references:
+    def _references(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Encode the references of pairs of prompt and reference, with their separators and end tokens."""
+        if not pairs:
             return []
         end = [] if self.end_token_id is None else [self.end_token_id]
         if self.is_encoder_decoder:
-            rows = self.tokenizer(text_target=list(references), verbose=False)["input_ids"]
+            rows = self.tokenizer(text_target=[reference for _, reference in pairs], verbose=False)["input_ids"]
             # some models append a language token after the end token
             return [list(ids) if set(end) & set(ids[-2:]) else [*ids, *end] for ids in rows]
-        spaced = self._spaces_by_itself()
-        texts = [self._behind(*pair, spaced=spaced) for pair in zip(prompts, references, strict=True)]
+        repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
+        spaces = " " in str(self.tokenizer.decode(repeated)).strip()  # adds a space by itself, as SentencePiece does
+        texts = []
+        for prompt, reference in pairs:
+            between = self.separator
+            if between is None:
+                is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
+                between = "" if spaces or is_apart else " "
+            texts.append(between + reference)
         rows = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [[*ids, *end] for ids in rows]
-
-    def _behind(self, prompt: str, reference: str, *, spaced: bool) -> str:
-        """Return the reference with the separator that follows its prompt."""
-        if self.separator is not None:
-            return self.separator + reference
-        if spaced or not prompt or not reference or prompt[-1].isspace() or reference[0].isspace():
-            return reference
-        return f" {reference}"
-
-    def _spaces_by_itself(self) -> bool:
-        """Return True if the tokenizer adds a space before the first token, as SentencePiece does."""
-        ids = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        return " " in str(self.tokenizer.decode([*ids, *ids])).strip()
 
     def _fitting(self, text: str, prompt: list[int], reference: list[int]) -> tuple[list[int], list[int]]:
         """Truncate to `max_length` tokens: first the prompt, down to one token, then the reference."""
@@ -142,13 +137,8 @@ class ExampleEncoder:
             prompt = self._layout(room).encode(text).tolist()
         return prompt, reference
 
-    def _example(self, prompt: list[int], reference: list[int]) -> Example:
-        if self.is_encoder_decoder:
-            return {"input_ids": prompt, "labels": reference}
-        learned = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
-        return {"input_ids": [*prompt, *reference], "labels": [NOT_LEARNED, *[*learned, *reference][1:]]}
 
-
+@dataclass(frozen=True)
 class ExampleCollator:
     """Collates examples, padded on the right: `input_ids`, `attention_mask`, `labels`, all `[n, length]`.
 
@@ -159,9 +149,8 @@ class ExampleCollator:
         start_token_id: start token of a seq2seq model's decoder; None for causal models.
     """
 
-    def __init__(self, pad_token_id: int, start_token_id: int | None = None) -> None:
-        self.pad_token_id = pad_token_id
-        self.start_token_id = start_token_id
+    pad_token_id: int
+    start_token_id: int | None = None
 
     def __call__(self, rows: Sequence[Example]) -> dict[str, Tensor]:
         """Collate examples into a batch."""

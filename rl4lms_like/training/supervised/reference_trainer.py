@@ -5,10 +5,23 @@ compute_loss ─ sum over learned tokens / their number in the optimizer step, o
 Trainer.evaluate ─ loss of `val` ─┬─ early stopping, best checkpoint
 SupervisedTrainer.evaluate ───────┘  scores under `eval_<key>`
 Trainer.log ─ Reporter ─> Tracker
+
+Everything that changes during a run is saved without pickle, and restored at these events:
+
+checkpoint-<step>/
+    training_state.*     trained weights, optimizer, schedule, sums of the loss, random states
+    trainer_state.json   the Trainer's own state: steps, best score so far, callbacks; without times
+
+before the Trainer       weights, states of metrics
+on_train_begin           best checkpoint, callbacks such as early stopping; optimizer, scheduler, scaler, sums of the
+                         loss; the run's files are truncated
+first on_epoch_begin     random state at the start of the epoch, for the order of its examples
+first on_step_begin      random state of the checkpoint
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from pathlib import Path
@@ -16,23 +29,35 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.errors import CheckpointError, ModelError
 from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.remembering import load_state, state_of
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
-from rl4lms_like.training.resuming.checkpoints import STEP, checkpoints_in, remove, remove_older
-from rl4lms_like.training.resuming.states import random_state
+from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.resuming import states
+from rl4lms_like.training.resuming.checkpoints import (
+    STEP,
+    TrainingState,
+    checkpoints_in,
+    read_checkpoint,
+    remove,
+    remove_older,
+)
+from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
 from rl4lms_like.training.supervised.training_arguments import PATH
 
 if TYPE_CHECKING:
-    from rl4lms_like.training.supervised.state import GoingOn
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
+TRAINER_STATE = "trainer_state.json"
 LOGGED = {
     "loss": "supervised/loss",
     "eval_loss": "supervised/val_loss",
@@ -70,8 +95,7 @@ class ReferenceTrainer(Trainer):
         self.args.save_total_limit = None  # the Trainer would also delete files of others behind a link
         self.n_learned: Any = 0
         self.step_loss: Any = 0.0
-        self.going_on: GoingOn | None = None
-        self.epoch_began = random_state()
+        self.epoch_began = states.random_state()
         self.model_accepts_loss_kwargs = True  # the Trainer then passes `num_items_in_batch`
         self.create_optimizer()
 
@@ -155,62 +179,51 @@ class ReferenceTrainer(Trainer):
         self.owner.write_checkpoint(STEP)
         self.remove_older()
 
-    def remove_older(self) -> None:
-        """Remove the oldest checkpoints until `save_total_limit` are left; the best one is always kept."""
-        if self.save_total_limit:
-            best = self.state.best_model_checkpoint
-            spare = [] if best is None else [Path(best)]
-            remove_older(Path(str(self.args.output_dir)), self.state.global_step, self.save_total_limit, spare)
+    def remove_older(self, *, has_ended: bool = False) -> None:
+        """Remove the oldest checkpoints until `save_total_limit` are left; the best one is always kept.
 
-    def keep_best_alone(self) -> None:
-        """Remove all checkpoints except the best one, at the end of a run with `save_total_limit: 1`."""
-        best = self.state.best_model_checkpoint
-        if best is not None and self.save_total_limit == 1:
-            for path in checkpoints_in(Path(str(self.args.output_dir))):
-                if path != Path(best):
-                    remove(path)
+        Args:
+            has_ended: with a limit of one, also remove the newest checkpoint if another one is the best.
+        """
+        base, best, limit = Path(str(self.args.output_dir)), self.state.best_model_checkpoint, self.save_total_limit
+        spare = [] if best is None else [Path(best)]
+        if limit:
+            remove_older(base, self.state.global_step, limit, spare)
+        for path in checkpoints_in(base) if has_ended and limit == 1 and spare else ():
+            if path not in spare:
+                remove(path)
 
-    def go_on(self, going_on: GoingOn) -> None:
+    def go_on(self, found: ResumeState) -> None:
         """Resume training from a checkpoint."""
-        self.going_on = going_on
         self.args.eval_on_start = False  # this was done when the run started
         steps = int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
-        if going_on.step < steps and not going_on.stopped_early:
-            self.train(resume_from_checkpoint=str(going_on.folder))
+        if found.step < steps and not found.stopped_early:
+            self.train(resume_from_checkpoint=str(found.folder))
             return
-        self.state = going_on.trainer_state
-        going_on.to_callbacks(self)
-        self.n_learned = going_on.n_learned
-        self.owner.cut_files()
-        self.owner.tracker.start(going_on.step, completed=going_on.step)
-        best = self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None:
+        self.state = found.trainer_state
+        found.to_trainer(self)
+        self.owner.tracker.start(found.step, completed=found.step)
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Do nothing: `GoingOn` has restored the weights."""
+    def _read_nothing(self, *arguments: Any) -> None:
+        """Do nothing: `ResumeState` restores these states, and the Trainer's own files for them are pickles."""
 
-    def _load_callback_state(self) -> None:
-        if self.going_on is not None:
-            self.going_on.to_callbacks(self)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.going_on is not None:
-            self.going_on.to_optimizer(self)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """Do nothing: `GoingOn.to_optimizer` restores the scaler."""
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self.going_on is not None:
-            self.going_on.to_random()
+    _load_from_checkpoint = _load_optimizer_and_scheduler = _load_scaler = _load_rng_state = _read_nothing  # type: ignore[assignment]
 
     def _load_best_model(self) -> None:
-        model = self.owner.run.model
-        if has_lora(model):
-            load_adapters(model, Path(str(self.state.best_model_checkpoint)))
-        else:
+        model: Any = self.owner.run.model
+        if not has_lora(model):
             super()._load_best_model()
+            return
+        import peft
+
+        folder = Path(str(self.state.best_model_checkpoint))  # the Trainer supports only PEFT's own model class
+        saved = load_file(folder / "adapter_model.safetensors")
+        saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
+        result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
+        if result.unexpected_keys:
+            raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise an error for missing weights, except for tied ones, which are saved under only one of their names."""
@@ -239,16 +252,10 @@ class Reporter(TrainerCallback):
         self._values: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.owner.trainer.going_on is not None:
-            self.owner.trainer.going_on.to_sums(self.owner.trainer)
-            self.owner.cut_files()
         self.tracker.start(state.max_steps, completed=state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer = self.owner.trainer
-        if trainer.going_on is not None:
-            trainer.going_on.to_epoch()
-        trainer.epoch_began = random_state()
+        self.owner.trainer.epoch_began = states.random_state()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.owner.may_stop()
@@ -284,20 +291,138 @@ class Reporter(TrainerCallback):
         self.tracker.log_values(values, timesteps=int(self.owner.trainer.n_learned))
 
 
-def load_adapters(model: Any, folder: Path) -> None:
-    """Load the adapters of a checkpoint. The Trainer supports only PEFT's own model class.
+def take(owner: SupervisedTrainer, *, before_step: bool = False) -> TrainingState:
+    """Capture the state of a run between two steps.
 
     Args:
-        model: model with adapters of the same shape.
+        owner: trainer of the run.
+        before_step: whether the next step is about to begin. If it is the first of its epoch, the order of the examples
+            is drawn already. The random state before that is captured, so that it can be drawn again.
+    """
+    trainer, run = owner.trainer, owner.run
+    passes = float(trainer.state.epoch or 0)
+    moments, scalars = states.optimizer_state(trainer.optimizer)  # type: ignore[arg-type]
+    began, began_numbers = trainer.epoch_began
+    is_drawn = before_step and not math.fmod(passes, 1)
+    generators, random_numbers = trainer.epoch_began if is_drawn else states.random_state()
+    tensors = {f"model.{name}": tensor for name, tensor in trained(run).items()}
+    tensors |= moments | generators | {f"epoch_began.{name}": tensor for name, tensor in began.items()}
+    tensors["loss"] = trainer._tr_loss
+    scaler = trainer.accelerator.scaler
+    numbers: dict[str, Any] = {
+        "trainer": {
+            "iteration": trainer.state.global_step,
+            "passes": passes,
+            "has_ended": trainer.control.should_training_stop,
+            "best": trainer.state.best_model_checkpoint is not None,
+            "n_learned": int(trainer.n_learned),
+            "evaluated": sorted(owner.evaluated),
+            "loss": [trainer._total_loss_scalar, trainer._globalstep_last_logged],
+        },
+        "optimizer": scalars,
+        "scheduler": trainer.lr_scheduler.state_dict(),  # type: ignore[union-attr]
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "metrics": [state_of(metric) for metric in run.metrics],
+        "random": random_numbers,
+        "epoch_began": began_numbers,
+        "frozen": owner.frozen,
+        "config": to_json(owner.tracker.run_config),
+        "files": owner.tracker.file_sizes(),
+    }
+    return TrainingState(numbers, tensors)
+
+
+def save_trainer_state(trainer: ReferenceTrainer, folder: Path) -> None:
+    """Write the Trainer's own state, without times and paths."""
+    state = copy.copy(trainer.state)
+    state.best_model_checkpoint = None
+    state.log_history = [
+        {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second"))}
+        for line in state.log_history
+    ]
+    exported = [*trainer.callback_handler.callbacks, trainer.control]
+    state.stateful_callbacks = {  # type: ignore[assignment]
+        type(each).__name__: each.state() for each in exported if isinstance(each, ExportableState)
+    }
+    state.save_to_json(str(folder / TRAINER_STATE))
+
+
+def trained(run: SupervisedRun) -> dict[str, Tensor]:
+    """Return name -> tensor for trained weights, each once, and for buffers that are saved."""
+    model: Any = run.model
+    saved = model.state_dict()
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    return weights | {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+class ResumeState(TrainerCallback):
+    """Checkpoint from which a Trainer resumes. Weights and metrics are restored here, the rest at the Trainer's events.
+
+    Args:
         folder: folder of the checkpoint.
+        owner: trainer of a run that was just assembled from the same config.
 
     Raises:
-        ModelError: the adapters belong to another model.
+        CheckpointError: the checkpoint is damaged, or belongs to another run.
     """
-    import peft
 
-    saved = load_file(folder / "adapter_model.safetensors")
-    saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
-    result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
-    if result.unexpected_keys:
-        raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")
+    def __init__(self, folder: Path, owner: SupervisedTrainer) -> None:
+        self.folder, self.owner, self.state = folder, owner, read_checkpoint(folder)
+        self._has_begun_epoch = self._has_begun_step = False
+        numbers = self.state.numbers
+        with states.restoring(folder):
+            self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
+            states.check_frozen(owner.frozen, numbers["frozen"])
+            states.load_weights(trained(owner.run), self.state.part("model."))
+            for metric, remembered in zip(owner.run.metrics, numbers["metrics"], strict=True):
+                load_state(metric, remembered)
+            done = numbers["trainer"]
+            self.step = self.trainer_state.global_step
+            self.stopped_early = done["has_ended"] and self.step < self.trainer_state.max_steps
+            if self.step != done["iteration"]:
+                raise CheckpointError(f"{TRAINER_STATE} belongs to another step than the other files")
+            self.is_within_epoch = bool(math.fmod(done["passes"], 1))
+            self.n_learned = int(done["n_learned"])
+            self.evaluated = [(int(step), str(split)) for step, split in done["evaluated"]]
+            best = owner.tracker.checkpoint_base_path / STEP.format(self.trainer_state.best_global_step)
+            self.best = best if done["best"] else None
+            if self.best is not None and not self.best.is_dir():
+                raise CheckpointError(f"the best checkpoint so far, {self.best}, is missing")
+
+    def to_trainer(self, trainer: ReferenceTrainer) -> None:
+        """Restore the best checkpoint, the callbacks and the number of learned tokens; truncate the run's files."""
+        trainer.state.best_model_checkpoint = None if self.best is None else str(self.best)
+        trainer.n_learned = self.n_learned
+        with states.restoring(self.folder):
+            for callback in trainer.callback_handler.callbacks:
+                saved = self.trainer_state.stateful_callbacks.get(type(callback).__name__)
+                for name, value in (saved or {}).get("attributes", {}).items():
+                    setattr(callback, name, value)
+        self.owner.cut_files(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, numbers = self.owner.trainer, self.state.numbers
+        optimizer: Any = trainer.optimizer
+        scheduler: Any = trainer.lr_scheduler
+        with states.restoring(self.folder):
+            states.load_optimizer(optimizer, numbers["optimizer"], self.state.part("optimizer."), factored=True)
+            scheduler.load_state_dict(numbers["scheduler"])
+            if trainer.accelerator.scaler is not None:
+                trainer.accelerator.scaler.load_state_dict(numbers["scaler"])
+            trainer._tr_loss.copy_(self.state.tensors["loss"])
+            trainer._total_loss_scalar, trainer._globalstep_last_logged = numbers["trainer"]["loss"]
+        self.to_trainer(trainer)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._has_begun_epoch:
+            return
+        self._has_begun_epoch = True
+        if self.is_within_epoch:
+            states.load_random(self.state.numbers["epoch_began"], self.state.part("epoch_began.random."))
+        else:
+            states.load_random(self.state.numbers["random"], self.state.part("random."))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.is_within_epoch and not self._has_begun_step:
+            states.load_random(self.state.numbers["random"], self.state.part("random."))
+        self._has_begun_step = True

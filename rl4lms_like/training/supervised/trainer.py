@@ -9,13 +9,12 @@ The Trainer receives the scores on `val` under their own keys, to select the bes
 
 from __future__ import annotations
 
-import difflib
 import logging
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
-from rl4lms_like.core.disk import reason
+from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.observation import TextLayout
@@ -26,25 +25,23 @@ from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.tracking.run_folder import check_sizes, to_json
 from rl4lms_like.tracking.sink import Epoch
+from rl4lms_like.training.config.cross_checks import SUPERVISED, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
-from rl4lms_like.training.resuming.checkpoints import (
-    INTERRUPTED,
-    ended_early,
-    forget_interrupted,
-    forget_later,
-    skipped,
-    write_checkpoint,
-    write_folder,
-)
-from rl4lms_like.training.resuming.interrupted import save_interrupted, tell_the_way_on
-from rl4lms_like.training.resuming.resume import rounding_notices
+from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, forget_interrupted, write_checkpoint, write_folder
+from rl4lms_like.training.resuming.resume import remove_later, save_interrupted, tell_the_way_on
+from rl4lms_like.training.resuming.states import frozen_digests
 from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import ExampleCollator
-from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer, Reporter
-from rl4lms_like.training.supervised.state import GoingOn, digests, save_trainer_state, take
-from rl4lms_like.training.supervised.training_arguments import PATH
+from rl4lms_like.training.supervised.reference_trainer import (
+    ReferenceTrainer,
+    Reporter,
+    ResumeState,
+    save_trainer_state,
+    take,
+    trained,
+)
+from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +63,13 @@ class SupervisedTrainer:
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
         self._own_use_cache = getattr(run.model.config, "use_cache", None)
-        self._evaluated: dict[tuple[int, str], Evaluation | None] = {}
+        self.evaluated: dict[tuple[int, str], Evaluation | None] = {}
         self._is_saved = False
         self.interruption = Interruption()
         self.reporter = Reporter(self)
+        self.frozen = frozen_digests(run.model, trained(run), run.samples)
+        self.resume_state = None if resume_from is None else ResumeState(resume_from, self)
         self.trainer = self._make_trainer()
-        base = tracker.run_path / "checkpoints"
-        self.going_on = None if resume_from is None else GoingOn(resume_from, run, base)
-        self._frozen = digests(run)
 
     def train_and_eval(self) -> None:
         """Train and evaluate. If the run ends early, save a checkpoint to resume from, or else the current model."""
@@ -88,20 +84,18 @@ class SupervisedTrainer:
                 raise
 
     def _train_and_eval(self) -> None:
-        if self.going_on is None:
+        if self.resume_state is None:
             with self.interruption.at_any_moment():
                 self._check_best_metric(self.evaluate(("val", "test")))
-            with self.interruption.finishing("this step"), in_part("update"):
-                self.trainer.train()
-        else:
-            with self.interruption.finishing("this step"), in_part("update"):
-                self.trainer.go_on(self.going_on)
-        self.trainer.keep_best_alone()
+        with self.interruption.finishing("this step"), in_part("update"):
+            self.trainer.train() if self.resume_state is None else self.trainer.go_on(self.resume_state)
+        self.trainer.remove_older(has_ended=True)
         if self.schedule.save_model:
-            with self.interruption.finishing("the model of this run"):
-                self.save_whole(self.tracker.run_path / "model")
+            folder = self.tracker.run_path / "model"
+            with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
+                write_folder(folder, self.save)
         if self._is_best_loaded():
-            self._evaluated.pop((self.step, "val"), None)
+            self.evaluated.pop((self.step, "val"), None)
         with self.interruption.at_any_moment():
             self.evaluate(("val", "test"))
         forget_interrupted(self.tracker.checkpoint_base_path)
@@ -125,11 +119,11 @@ class SupervisedTrainer:
             samples = self.run.samples[split][: self.schedule.max_eval_samples]
             if not samples:
                 continue
-            if (self.step, split) not in self._evaluated:
-                evaluation = self._evaluated[self.step, split] = self._evaluation(split, samples)
+            if (self.step, split) not in self.evaluated:
+                evaluation = self.evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
                 self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
-            if (found := self._evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
+            if (found := self.evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
                 evaluations[split] = found
         return evaluations
 
@@ -150,39 +144,24 @@ class SupervisedTrainer:
                 seed=seed,
             )
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:
         """Save the language model and the tokenizer for `from_pretrained`.
+
+        Args:
+            folder: target folder.
+            is_checkpoint: never merge adapters, so that the best ones can be loaded again.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        return self._save(folder, merge=self.run.config.alg.merge_on_save)
-
-    def save_checkpoint(self, folder: Path) -> Path:
-        """Save like `save`, but never merge adapters, so that the best ones can be loaded again."""
-        return self._save(folder, merge=False)
-
-    def _save(self, folder: Path, *, merge: bool) -> Path:
-        model = self.run.model
+        model, merge = self.run.model, self.run.config.alg.merge_on_save and not is_checkpoint
         in_training = getattr(model.config, "use_cache", None)
         model.config.use_cache = self._own_use_cache  # the Trainer sets it to False
         try:
-            return save_language_model(model, folder, self.run.tokenizer, checkpoint_dropout={}, merge=merge)
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error
+            with saving(f"the model to {folder}"):
+                return save_language_model(model, folder, self.run.tokenizer, checkpoint_dropout={}, merge=merge)
         finally:
             model.config.use_cache = in_training
-
-    def save_whole(self, folder: Path) -> None:
-        """Save like `save`, but atomically.
-
-        Raises:
-            RL4LMsLikeError: the folder cannot be written.
-        """
-        try:
-            write_folder(folder, self.save)
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save the model to {folder}: {reason(error)}") from error
 
     # --- resuming ---------------------------------------------------------------------------------------------------
 
@@ -199,34 +178,20 @@ class SupervisedTrainer:
         self.trainer.store_flos()
 
         def save(folder: Path) -> None:
-            self.save_checkpoint(folder)
+            self.save(folder, is_checkpoint=True)
             save_trainer_state(self.trainer, folder)
 
-        try:
+        with saving(f"a checkpoint in {base}"):
             if self.trainer.args.save_only_model:
                 write_folder(base / name.format(step), save)
                 return
-            state = take(self.trainer, before_step=name == INTERRUPTED)
-            state.numbers["trainer"]["evaluated"] = sorted(self._evaluated)
-            state.numbers.update({"frozen": self._frozen, "config": to_json(self.tracker.run_config)})
-            state.numbers["files"] = self.tracker.file_sizes()
-            write_checkpoint(base, step, state, save, name=name)
-        except OSError as error:
-            raise RL4LMsLikeError(f"cannot save a checkpoint in {base}: {reason(error)}") from error
+            write_checkpoint(base, step, take(self, before_step=name == INTERRUPTED), save, name=name)
 
-    def cut_files(self) -> None:
+    def cut_files(self, found: ResumeState) -> None:
         """Remove all logs and checkpoints later than the checkpoint to resume from. The state is already restored."""
-        found = self.going_on
-        assert found is not None
-        self._evaluated = dict.fromkeys(found.evaluated)
-        check_sizes(self.tracker.run_path, found.state.numbers["files"])
-        others = skipped(self.tracker.checkpoint_base_path, found.step)
-        forget_later(self.tracker.checkpoint_base_path, found.step, interrupted=ended_early(found.folder))
+        self.evaluated = dict.fromkeys(found.evaluated)
+        remove_later(self.tracker, found.folder, found.state, f"after step {found.step}")
         self.trainer.remove_older()
-        self.tracker.cut_files(found.state.numbers["files"])  # last: later checkpoints refer to the removed lines
-        self.tracker.log_info(f"resuming after step {found.step}, from {found.folder}{others}")
-        for notice in rounding_notices(found.state.numbers["config"], self.tracker.run_config):
-            self.tracker.log_info(notice)
 
     def may_stop(self) -> None:
         """Save a checkpoint and stop, if requested. Called between two steps.
@@ -256,10 +221,13 @@ class SupervisedTrainer:
         run = self.run
         start = decoder_start_token_id(run.model) if run.writer.is_encoder_decoder else None
         callbacks: list[TrainerCallback] = [self.reporter]
+        if self.resume_state is not None:
+            callbacks.insert(0, self.resume_state)  # a signal before the first step saves the restored state
         if run.config.alg.early_stopping_patience is not None:
             patience, threshold = run.config.alg.early_stopping_patience, run.config.alg.early_stopping_threshold
             callbacks.append(EarlyStoppingCallback(patience, threshold))
-        arguments = run.training_arguments(self.tracker.run_path / "checkpoints")
+        folder, has_val = self.tracker.run_path / "checkpoints", bool(run.samples["val"])
+        arguments = make_training_arguments(run.config, folder, has_val=has_val)
         try:
             trainer = ReferenceTrainer(
                 self,
@@ -281,11 +249,8 @@ class SupervisedTrainer:
         if wanted is None:
             return
         known = ["loss", *evaluations["val"].scores]
-        name = wanted.removeprefix("eval_")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(known)}"
-            raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", f"no metric gives {wanted!r}; {hint}")])
+        if wanted.removeprefix("eval_") not in known:
+            raise ConfigError([unknown_metric(SUPERVISED, wanted, known)])
 
     def _is_best_loaded(self) -> bool:
         """Return True if the best model replaced that of the last step; log which one it is."""

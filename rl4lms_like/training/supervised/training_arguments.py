@@ -72,6 +72,7 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
     Raises:
         ConfigError: lists every mistake in `alg.training_args`.
     """
+    from stable_baselines3.common.utils import get_device
     from transformers import TrainingArguments
 
     given = config.alg.training_args
@@ -81,14 +82,22 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
     mistakes += _further_mistakes(given, arguments)
     if mistakes:
         raise ConfigError(mistakes)
-    complete = _defaults(config, arguments) | arguments | _decided(config, output_dir)
-    if not has_val:
-        complete |= {"eval_strategy": "no"}
+    complete = _defaults(config, arguments) | arguments
+    complete |= {"output_dir": str(output_dir), "seed": config.seed, "data_seed": config.seed}
+    complete |= {"use_cpu": get_device(config.device).type == "cpu", "report_to": "none", "disable_tqdm": True}
+    complete |= {"remove_unused_columns": False} | ({} if has_val else {"eval_strategy": "no"})
     try:
         made = TrainingArguments(**complete)
     except (ValueError, TypeError) as error:
         raise ConfigError([Mistake(PATH, str(error))]) from error
-    if mistakes := _choice_mistakes(config, made):
+    if config.alg.early_stopping_patience is not None or made.load_best_model_at_end or made.save_strategy == "best":
+        if made.metric_for_best_model is None:
+            said = "missing; set it to loss or to a metric's key, to compare evaluations"
+            mistakes.append(Mistake(join(PATH, "metric_for_best_model"), said))
+        if made.eval_strategy == "no":
+            said = "without evaluations during training there is no best model; use steps or epoch"
+            mistakes.append(Mistake(join(PATH, "eval_strategy"), said))
+    if mistakes:
         raise ConfigError(mistakes)
     made._n_gpu = min(made._n_gpu, 1)  # the Trainer would wrap the model in nn.DataParallel on several
     return made
@@ -111,47 +120,17 @@ def _further_mistakes(given: dict[str, Any], arguments: dict[str, Any]) -> list[
     return mistakes
 
 
-def _choice_mistakes(config: SupervisedConfig, made: Any) -> list[Mistake]:
-    """Return the mistakes of best-model selection and early stopping that lack a metric or evaluations."""
-    stops = config.alg.early_stopping_patience is not None
-    if not (stops or made.load_best_model_at_end or made.save_strategy == "best"):
-        return []
-    mistakes = []
-    if made.metric_for_best_model is None:
-        said = "missing; set it to loss or to a metric's key, to compare evaluations"
-        mistakes.append(Mistake(join(PATH, "metric_for_best_model"), said))
-    if made.eval_strategy == "no":
-        said = "without evaluations during training there is no best model; use steps or epoch"
-        mistakes.append(Mistake(join(PATH, "eval_strategy"), said))
-    return mistakes
-
-
-def _decided(config: SupervisedConfig, output_dir: str | Path) -> dict[str, Any]:
-    from stable_baselines3.common.utils import get_device
-
-    return {
-        "output_dir": str(output_dir),
-        "seed": config.seed,
-        "data_seed": config.seed,
-        "use_cpu": get_device(config.device).type == "cpu",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-    }
-
-
 def _defaults(config: SupervisedConfig, given: dict[str, Any]) -> dict[str, Any]:
     """Return defaults that differ from transformers': evaluate at every log, as in RL4LMs; save the best model."""
-    best = given.get("load_best_model_at_end", config.alg.early_stopping_patience is not None)
+    stops_early = config.alg.early_stopping_patience is not None
+    best = given.get("load_best_model_at_end", stops_early)
     defaults: dict[str, Any] = {
         "eval_strategy": given.get("logging_strategy", "steps"),
         "load_best_model_at_end": best,
         "logging_nan_inf_filter": False,
     }
-    if config.alg.early_stopping_patience is not None:
+    if stops_early:
         defaults["metric_for_best_model"] = "loss"
-    if best:
-        defaults["save_strategy"] = "best"
-    elif not config.train_evaluation.save_model:
-        defaults["save_strategy"] = "no"
+    if best or not config.train_evaluation.save_model:
+        defaults["save_strategy"] = "best" if best else "no"
     return defaults

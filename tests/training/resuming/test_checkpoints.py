@@ -25,8 +25,7 @@ from rl4lms_like.tracking import run_folder
 from rl4lms_like.tracking.run_folder import RunFolder, hold
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming import checkpoints
-from rl4lms_like.training.resuming.checkpoints import TrainingState, read_checkpoint, write_checkpoint
-from rl4lms_like.training.resuming.ownership import mark_in
+from rl4lms_like.training.resuming.checkpoints import TrainingState, mark_in, read_checkpoint, write_checkpoint
 from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption
 from rl4lms_like.training.resuming.states import load_random, random_state
 from rl4lms_like.training.run import resume

@@ -18,7 +18,7 @@ from rl4lms_like.training import run as running
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resume_point import ResumePoint
-from rl4lms_like.training.resuming.same_command import begun
+from rl4lms_like.training.resuming.resume import begun
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.conftest import REPOSITORY
@@ -85,7 +85,7 @@ def test_it_goes_on_to_the_same_end_and_says_so(mapping, stopped, whole, tmp_pat
 
 TRAINING = """
 import sys
-import rl4lms_like.training.resuming.same_command, rl4lms_like.training.trainer
+import rl4lms_like.training.resuming.resume, rl4lms_like.training.trainer
 from rl4lms_like.cli import main
 print("ready", flush=True); sys.stdin.readline()
 sys.exit(main(sys.argv[1:]))
@@ -231,7 +231,7 @@ def test_a_folder_with_anything_that_would_be_lost_is_not_begun_again(trace, map
     for name in ("config.json", "log.txt", "environment.json"):
         shutil.copyfile(whole / name, folder / name)
     begun_again, _ = begun(parse_config(mapping), folder)
-    assert begun_again.folder == folder and begun_again.checkpoint is None
+    assert begun_again.run_folder == folder and begun_again.checkpoint is None
     begun_again.lock.release()
     (folder / trace).parent.mkdir(exist_ok=True)
     (folder / trace).write_text("{}\n")

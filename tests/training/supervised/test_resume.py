@@ -14,7 +14,7 @@ from benchmarks.killed_runs import files_of
 from rl4lms_like.core.errors import CheckpointError, ConfigError
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import MANIFEST, TENSORS, newest_checkpoint, read_checkpoint
-from rl4lms_like.training.resuming.same_command import begun
+from rl4lms_like.training.resuming.resume import begun
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.supervised import trainer as supervised
 from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer
