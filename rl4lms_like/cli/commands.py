@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
 from rl4lms_like.cli.options import add_run_options
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
@@ -17,30 +18,21 @@ def _train(options: argparse.Namespace) -> int:
         from rl4lms_like.training.run import resume
 
         _refuse_another_place(options)
-        resume(
-            options.resume,
-            overrides=options.overrides,
-            entity_name=options.entity_name,
-            log_to_wandb=options.log_to_wandb,
-            trust_remote_code=options.trust_remote_code,
-        )
+        resume(options.resume, **_given(options, "overrides entity_name log_to_wandb trust_remote_code"))
         return 0
     if options.trust_remote_code:
         said = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
         raise ConfigError([Mistake("--trust_remote_code", said)], "the command line")
     from rl4lms_like.training.run import train
 
-    train(
-        options.config or options.config_path,
-        project_name=options.project_name,
-        experiment_name=options.experiment_name,
-        entity_name=options.entity_name,
-        base_path_to_store_results=options.base_path_to_store_results,
-        log_to_wandb=options.log_to_wandb,
-        overrides=options.overrides,
-        new=options.new,
-    )
+    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides new"
+    train(options.config or options.config_path, **_given(options, names))
     return 0
+
+
+def _given(options: argparse.Namespace, names: str) -> dict[str, Any]:
+    """Return the options with these names as keyword arguments."""
+    return {name: getattr(options, name) for name in names.split()}
 
 
 def _refuse_another_place(options: argparse.Namespace) -> None:
@@ -67,19 +59,8 @@ def _check(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     from rl4lms_like.training.inference import evaluate_run
 
-    evaluate_run(
-        options.run_or_model,
-        split=options.split,
-        config_path=options.config_path,
-        output=options.output,
-        decoding=options.decoding,
-        num_beams=options.num_beams,
-        max_new_tokens=options.max_new_tokens,
-        batch_size=options.batch_size,
-        limit=options.limit,
-        seed=options.seed,
-        trust_remote_code=options.trust_remote_code,
-    )
+    names = "split config_path output decoding num_beams max_new_tokens batch_size limit seed trust_remote_code"
+    evaluate_run(options.run_or_model, **_given(options, names))
     return 0
 
 
@@ -87,17 +68,8 @@ def _generate(options: argparse.Namespace) -> int:
     from rl4lms_like.training.inference import generate_texts
 
     prompts = _prompts(options)
-    texts = generate_texts(
-        options.model,
-        prompts,
-        n=options.n,
-        max_new_tokens=options.max_new_tokens,
-        decoding=options.decoding,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        seed=options.seed,
-        trust_remote_code=options.trust_remote_code,
-    )
+    names = "n max_new_tokens decoding temperature top_k seed trust_remote_code"
+    texts = generate_texts(options.model, prompts, **_given(options, names))
     for prompt, responses in zip(prompts, texts, strict=True):
         if options.json:
             escaped = sys.stdout.isatty() or not str(sys.stdout.encoding).lower().startswith("utf")
@@ -155,20 +127,13 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _benchmark(options: argparse.Namespace) -> int:
-    from rl4lms_like.benchmarking.main import benchmark
+    from rl4lms_like.benchmarking.runner import benchmark
 
-    return benchmark(
-        options.spec,
-        processes=options.processes,
-        seeds=options.seeds,
-        only=options.only,
-        results=options.results,
-        report_only=options.report_only,
-    )
+    return benchmark(options.spec, **_given(options, "processes seeds only results report_only"))
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from rl4lms_like.benchmarking.comparison import compare
+    from rl4lms_like.benchmarking.results import compare
 
     print(compare(options.a, options.b, metrics=options.metric, split=options.split))
     return 0
