@@ -116,6 +116,7 @@ class LiveBar(Progress):
             TextColumn("[dim]{task.fields[left]}"),
             console=console,
             expand=True,
+            refresh_per_second=4,
             redirect_stderr=sys.stderr.isatty(),
         )
 
