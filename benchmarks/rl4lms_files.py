@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 from scipy import stats
 
-from rl4lms_like.benchmarking.main import benchmark
+from rl4lms_like.benchmarking.runner import benchmark
 from rl4lms_like.data_pools.film_opinions import film_opinions
 from rl4lms_like.training.assemble import build_datapool
 from rl4lms_like.training.config.run_config import ComponentConfig

@@ -525,7 +525,7 @@ def test_every_command_has_help():
 
 
 def test_benchmark_passes_its_options_on(calls):
-    made = calls("rl4lms_like.benchmarking.main", benchmark=130)
+    made = calls("rl4lms_like.benchmarking.runner", benchmark=130)
     options = ["--processes", "3", "--seeds", "0,4", "--only", "a", "--only", "b", "--results", "x", "--report-only"]
     assert main(["benchmark", "spec.yml", *options]) == 130
     expected = {"processes": 3, "seeds": [0, 4], "only": ["a", "b"], "results": Path("x"), "report_only": True}
@@ -542,7 +542,7 @@ def test_benchmark_tells_mistakes_of_spec_and_configs_with_status_2(tmp_path, co
 
 
 def test_compare_prints_what_it_finds(calls, capsys):
-    made = calls("rl4lms_like.benchmarking.comparison", compare="text")
+    made = calls("rl4lms_like.benchmarking.results", compare="text")
     assert main(["compare", "x/a", "x/b", "--metric", "m", "--split", "val"]) == 0
     assert made == [("compare", (Path("x/a"), Path("x/b")), {"metrics": ["m"], "split": "val"})]
     assert capsys.readouterr().out == "text\n"

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ import numpy as np
 from rl4lms_like.benchmarking.results import Results
 from rl4lms_like.benchmarking.spec import Axis, CurveSpec
 from rl4lms_like.benchmarking.statistics import MIN_SEEDS, bootstrap_band, interquartile_mean
-from rl4lms_like.tracking.curves import CURVES
+from rl4lms_like.tracking.charts import CURVES
 from rl4lms_like.tracking.record import RunRecord, number, read_run
 
 N_POINTS = 400
@@ -49,15 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LearningCurves:
-    """Plot of learning curves.
-
-    Args:
-        spec: entry of the benchmark's `curves`.
-        title: title of the plot.
-        unit: label of the vertical axis.
-        axis: quantity of the horizontal axis.
-        lines: curves of the labels that have values.
-    """
+    """Plot of learning curves: its entry in the spec, title, vertical label, axis, and the labels that have values."""
 
     spec: CurveSpec
     title: str
@@ -69,16 +59,20 @@ class LearningCurves:
 def learning_curves(found: Results) -> list[LearningCurves]:
     """Return the plots of the spec. A plot whose key no run has logged has no lines."""
     records = {label: [read_run(folder) for folder in found.folders(label)] for label in found.labels}
+    axis, specs = found.benchmark.spec.x, found.benchmark.spec.curves
+    if not specs:
+        metrics = dict.fromkeys(f"val:{key.partition(':')[2]}" for key in found.metrics)
+        specs = [CurveSpec(key=key) for key in (*DEFAULT_KEYS, *metrics)]
     curves = []
-    for spec in found.benchmark.spec.curves or _default_curves(found):
-        axis = found.benchmark.spec.x
-        lines = [line for label in found.labels if (line := _line(label, records[label], spec.key, axis)) is not None]
-        title, unit = names_of(spec.key)
-        curves.append(LearningCurves(spec, spec.title or title, unit, axis, tuple(lines)))
+    for spec in specs:
+        lines = [_line(label, runs, spec.key, axis) for label, runs in records.items()]
+        title, unit = _names_of(spec.key)
+        there = tuple(line for line in lines if line is not None)
+        curves.append(LearningCurves(spec, spec.title or title, unit, axis, there))
     return curves
 
 
-def names_of(key: str) -> tuple[str, str]:
+def _names_of(key: str) -> tuple[str, str]:
     """Return title and unit of a key, as in the run report if it plots the key."""
     for curve in CURVES:
         if any(key in keys for keys in curve.lines.values()):
@@ -92,19 +86,15 @@ def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float
     split, colon, metric = key.partition(":")
     values: Mapping[float, Any]
     if colon:
-        per_epoch = _iterations_per_epoch(record)
+        logged = [line for line in record.iterations if line.get("supervised/epoch")]
+        per_epoch = logged[-1]["iteration"] / logged[-1]["supervised/epoch"] if logged else 1.0  # RL: 1 iteration
         evaluations = record.evaluations.get(split, {})
         values = {round(float(epoch) * per_epoch): scores.get(metric) for epoch, scores in evaluations.items()}
     else:
         values = dict(record.curve(key))
     finite = {iteration: value for iteration, raw in values.items() if (value := number(raw)) is not None}
-    return dict(zip(finite, zip(_places(record, axis, list(finite)), finite.values(), strict=True), strict=True))
-
-
-def _iterations_per_epoch(record: RunRecord) -> float:
-    """Return the optimizer steps per epoch of a supervised run, or 1 for RL, where an epoch is an iteration."""
-    passes = [(line["iteration"], line["supervised/epoch"]) for line in record.iterations if "supervised/epoch" in line]
-    return passes[-1][0] / passes[-1][1] if passes and passes[-1][1] else 1.0
+    places = _places(record, axis, list(finite))
+    return {iteration: (place, finite[iteration]) for iteration, place in zip(finite, places, strict=True)}
 
 
 def _places(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[float]:
@@ -115,8 +105,8 @@ def _places(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[
     if axis == "tokens":
         amounts = [0, *(line.get("timesteps", 0) for line in record.iterations)]
     else:
-        steps = zip(record.iterations, np.diff(logged), strict=True)
-        amounts = [0, *accumulate(_seconds(line, n) for line, n in steps)]
+        seconds = [_seconds(line, n) for line, n in zip(record.iterations, np.diff(logged), strict=True)]
+        amounts = [0, *np.cumsum(seconds)]
     return [float(place) for place in np.interp(iterations, logged, amounts)]
 
 
@@ -131,42 +121,18 @@ def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Lin
     seeds = [points for record in records if (points := polyline(record, key, axis))]
     if not seeds:
         return None
-    x, values = _on_common_points(seeds, axis)
+    if axis == "iterations":
+        common = sorted(set.intersection(*map(set, seeds)))
+        x, values = np.array(common, float), np.array([[points[i][1] for i in common] for points in seeds])
+    else:
+        lines = [np.array([points[i] for i in sorted(points)]) for points in seeds]  # [n, 2] each
+        places = np.unique(np.concatenate([line[:, 0] for line in lines]))
+        x = places[(places >= max(line[0, 0] for line in lines)) & (places <= min(line[-1, 0] for line in lines))]
+        if len(x) > N_POINTS:
+            x = x[np.linspace(0, len(x) - 1, N_POINTS).round().astype(int)]
+        values = np.array([np.interp(x, line[:, 0], line[:, 1]) for line in lines])
     if not len(x):
         return None
     extent = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else None
     band = bootstrap_band(values) if len(values) >= MIN_SEEDS else extent
     return Line(label, len(seeds), x, interquartile_mean(values, axis=0), band)
-
-
-def _on_common_points(
-    seeds: Sequence[Mapping[float, tuple[float, float]]], axis: Axis
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions `[n_points]` and the values `[n_seeds, n_points]`."""
-    if axis == "iterations":
-        common = sorted(set.intersection(*(set(points) for points in seeds)))
-        return np.array(common, float), np.array([[points[i][1] for i in common] for points in seeds])
-    lines = [np.array([points[i] for i in sorted(points)]) for points in seeds]  # [n, 2] each
-    start, stop = max(line[0, 0] for line in lines), min(line[-1, 0] for line in lines)
-    places = np.unique(np.concatenate([line[:, 0] for line in lines]))
-    x = places[(places >= start) & (places <= stop)]
-    if len(x) > N_POINTS:
-        x = x[np.linspace(0, len(x) - 1, N_POINTS).round().astype(int)]
-    return x, np.array([np.interp(x, line[:, 0], line[:, 1]) for line in lines])
-
-
-def _default_curves(found: Results) -> list[CurveSpec]:
-    metrics = dict.fromkeys(f"val:{key.partition(':')[2]}" for key in found.metrics)
-    return [CurveSpec(key=key) for key in [*DEFAULT_KEYS, *metrics]]
-
-
-def file_name(key: str) -> str:
-    """Convert a key to a file name."""
-    return "".join(letter if letter.isalnum() else "_" for letter in key).strip("_")
-
-
-def figures_folder(results: Path) -> Path:
-    """Return the folder of the plots, and create it if it does not exist."""
-    folder = results / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -4,7 +4,8 @@
         job.json       label, seed and config; written before the run starts
         output.txt     output of its processes
         config.json, log.txt, *.jsonl, report.html, model/ ...     the run folder, as for `train`
-        result.json    scores and costs; written last, so that its presence means success
+        job.lock       held by its process
+    result.json    scores and costs; written last, so that its presence means success
 
 A run is done if its folder has a result for the current config of the benchmark. A stopped run of the same config is
 resumed from its newest checkpoint. All other runs are started from the beginning.
@@ -19,28 +20,40 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval
+from pydantic import TypeAdapter, ValidationError
 
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.core.disk import refuse_links
 from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable, shown
-from rl4lms_like.tracking.record import number
-from rl4lms_like.tracking.run_folder import FINISHED_FILE, to_json, write_whole
+from rl4lms_like.core.wording import printable
+from rl4lms_like.tracking.record import LARGEST, LARGEST_COUNT
+from rl4lms_like.tracking.run_folder import FINISHED_FILE, to_json, try_hold, write_whole
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
 
 RUNS, REPLACED = "runs", "replaced"
-JOB_FILE, OUTPUT_FILE, RESULT_FILE = "job.json", "output.txt", "result.json"
-LOCK_FILE = ".lock"
+JOB_FILE, OUTPUT_FILE, RESULT_FILE, JOB_LOCK = "job.json", "output.txt", "result.json", "job.lock"
 GRACE_S = 60.0
 """Seconds that a run has to save its model when it is asked to end."""
 
 State = Literal["done", "changed", "stopped", "unfinished", "new"]
 """`stopped`: unfinished, and can be resumed."""
+
+SAID: dict[State, str] = {
+    "done": "done",
+    "changed": "has a result of a different config",
+    "stopped": "did not finish, and is resumed when the benchmark is started again",
+    "unfinished": "did not finish",
+    "new": "was not started",
+}
+Count = Annotated[int, Interval(ge=0, le=LARGEST_COUNT)]
+Number = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]
 
 
 @dataclass(frozen=True)
@@ -85,30 +98,16 @@ class Result:
     """
 
     label: str
-    seed: int
-    scores: Mapping[str, float | None]
-    iterations: int
-    tokens: int
-    seconds: float | None
-    peak_memory_mb: float | None
-    peak_gpu_memory_mb: float | None
-    model_mb: float | None
-    versions: Mapping[str, str]
-    resumed: int = 0
-
-
-_COUNTS = ("seed", "iterations", "tokens", "seconds", "peak_memory_mb", "peak_gpu_memory_mb", "model_mb", "resumed")
-
-
-def said(state: State) -> str:
-    """Describe a state in words."""
-    words = {
-        "done": "done",
-        "changed": "has a result of a different config",
-        "stopped": "did not finish, and is resumed when the benchmark is started again",
-        "unfinished": "did not finish",
-    }
-    return words.get(state, "was not started")
+    seed: Count
+    scores: dict[str, Number | None]
+    iterations: Count
+    tokens: Count
+    seconds: Number | None
+    peak_memory_mb: Number | None
+    peak_gpu_memory_mb: Number | None
+    model_mb: Number | None
+    versions: dict[str, str]
+    resumed: Count = 0
 
 
 def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
@@ -126,17 +125,13 @@ def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
     if unknown:
         message = f"no run has the label {', '.join(unknown)}; available: {'; '.join(labels)}"
         raise ConfigError([Mistake("--only", message)], f"the command line, for the benchmark {benchmark.name}")
+    runs = benchmark.results / RUNS
     return [
-        Job(cell.label, seed, _plain(cell.with_seed(seed).to_dict()), folder_of(benchmark.results, cell.label, seed))
+        Job(cell.label, seed, _plain(cell.with_seed(seed).to_dict()), runs / cell.label / f"seed_{seed}")
         for seed in benchmark.seeds
         for cell in benchmark.cells
         if not only or cell.label in only
     ]
-
-
-def folder_of(results: Path, label: str, seed: int) -> Path:
-    """Return the folder of a run."""
-    return results / RUNS / label / f"seed_{seed}"
 
 
 def state_of(job: Job) -> State:
@@ -147,16 +142,13 @@ def state_of(job: Job) -> State:
     """
     if not job.folder.is_dir():
         return "new"
-    try:
-        before = dict(_object_in(job.folder / JOB_FILE)["config"])
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
+    before = (_object_in(job.folder / JOB_FILE) or {}).get("config")
+    if not isinstance(before, dict):
         return "unfinished"
     is_same = before == job.config or _completed(before) == job.config
-    try:
-        _object_in(job.folder / RESULT_FILE)
-    except (FileNotFoundError, ValueError):
-        return "stopped" if is_same and _can_go_on(job.folder) else "unfinished"
-    return "done" if is_same else "changed"
+    if _object_in(job.folder / RESULT_FILE) is not None:
+        return "done" if is_same else "changed"
+    return "stopped" if is_same and _can_go_on(job.folder) else "unfinished"
 
 
 def _can_go_on(folder: Path) -> bool:
@@ -176,76 +168,60 @@ def prepare_folder(job: Job) -> None:
         RL4LMsLikeError: a run of a killed benchmark still writes to the folder and does not end.
     """
     _wait_for_its_end(job.folder)
-    state = state_of(job)
+    state, resumed = state_of(job), 0
     if state in ("changed", "done"):
-        results = job.folder.parents[2]
-        for number in count(1):
-            aside = results / REPLACED / job.label / f"{job.folder.name}_{number}"
-            if not aside.exists():
-                break
+        replaced = job.folder.parents[2] / REPLACED / job.label
+        names = (f"{job.folder.name}_{number}" for number in count(1))
+        aside = next(replaced / name for name in names if not (replaced / name).exists())
         aside.parent.mkdir(parents=True, exist_ok=True)
         os.replace(job.folder, aside)
     elif state == "unfinished":
         shutil.rmtree(job.folder)
-    resumed = _resumed(job.folder) + 1 if state == "stopped" else 0
+    elif state == "stopped":
+        resumed = int((_object_in(job.folder / JOB_FILE) or {}).get("resumed", 0)) + 1
     job.folder.mkdir(parents=True, exist_ok=state == "stopped")
     content = {"label": job.label, "seed": job.seed, "config": job.config, "resumed": resumed}
     write_whole(job.folder / JOB_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _resumed(folder: Path) -> int:
-    """Return how many times a run was resumed so far."""
-    return int(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")).get("resumed", 0))
-
-
 @contextmanager
 def claimed(results: Path) -> Iterator[None]:
-    """Lock a results folder against other benchmarks, on systems with `flock`.
+    """Lock a results folder against other benchmarks.
 
     Raises:
         RL4LMsLikeError: another process holds the lock.
     """
     results.mkdir(parents=True, exist_ok=True)
-    refuse_links([results / LOCK_FILE])
-    with (results / LOCK_FILE).open("w") as file:
-        if not _lock(file):
-            raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or choose another --results")
+    lock = try_hold(results)
+    if lock is None:
+        raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or choose another --results")
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
     """Lock the folder of a run until it ends, in case its benchmark is killed and started again."""
-    with (folder / JOB_FILE).open("r+") as file:
-        _lock(file)
+    lock = try_hold(folder, JOB_LOCK)
+    try:
         yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def _wait_for_its_end(folder: Path) -> None:
     """Wait for a run that is still saving its state after its benchmark was killed."""
     deadline = time.monotonic() + GRACE_S
-    while (folder / JOB_FILE).is_file() and not _is_free(folder / JOB_FILE):
+    while folder.is_dir():
+        if lock := try_hold(folder, JOB_LOCK):
+            lock.release()
+            return
         if time.monotonic() > deadline:
             raise RL4LMsLikeError(f"{folder}: a run of an earlier benchmark is still active there; end its process")
         time.sleep(0.1)
-
-
-def _is_free(file: Path) -> bool:
-    with file.open("r+") as handle:
-        return _lock(handle)
-
-
-def _lock(file: IO[str]) -> bool:
-    """Lock a file until it is closed; return False if another process holds the lock. Without `flock`, return True."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def write_result(folder: Path, result: Result) -> None:
@@ -257,37 +233,28 @@ def read_result(folder: Path) -> Result:
     """Read the result of a run.
 
     Raises:
-        RL4LMsLikeError: the file is missing, or was not written by a benchmark.
+        RL4LMsLikeError: the file was not written by a benchmark.
     """
     try:
-        result = Result(**_object_in(folder / RESULT_FILE))
-        counts = {name: value for name, value in vars(result).items() if name in _COUNTS and value is not None}
-        for name, value in {**result.scores, **counts}.items():
-            if value is not None and number(value) is None:
-                raise ValueError(f"{name} is {shown(value)}")
-        if not isinstance(result.versions, dict):
-            raise TypeError(f"versions is {shown(result.versions)}")
-    except FileNotFoundError as error:
-        raise RL4LMsLikeError(f"{folder} has no {RESULT_FILE}: the run did not finish") from error
-    except (TypeError, ValueError) as error:
-        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {error}") from error
-    return result
+        return _result_adapter().validate_json((folder / RESULT_FILE).read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {said}") from error
 
 
-def _object_in(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file that may be incomplete or edited.
+@cache
+def _result_adapter() -> TypeAdapter[Result]:
+    return TypeAdapter(Result)
 
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: it does not contain a JSON object.
-    """
+
+def _object_in(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is none, or the file is incomplete."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"it contains {shown(content)}")
-    return content
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def last_lines(folder: Path, n_lines: int = 5) -> list[str]:

@@ -7,98 +7,93 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.benchmarking.curves import LearningCurves, figures_folder, file_name
-from rl4lms_like.benchmarking.jobs import Job, last_lines, said, state_of
-from rl4lms_like.benchmarking.plots import plot_curves, plot_scores
-from rl4lms_like.benchmarking.results import (
-    FEW_SEEDS,
-    HEADINGS,
-    Results,
-    cost_rows,
-    heading,
-    interval_text,
-    rows_of,
-    scores_of,
-)
-from rl4lms_like.benchmarking.statistics import Interval, interval_over_seeds, probability_of_improvement
+import numpy as np
+
+from rl4lms_like.benchmarking.curves import LearningCurves
+from rl4lms_like.benchmarking.jobs import SAID, last_lines, state_of
+from rl4lms_like.benchmarking.results import FEW_SEEDS, HEADINGS, Results, interval_text, scores_of
+from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Summary, interval_over_seeds, probability_of_improvement
+from rl4lms_like.core.disk import take_away
+from rl4lms_like.core.errors import import_extra
 from rl4lms_like.tracking.charts import format_number
+from rl4lms_like.tracking.report import template_of
 from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
 from rl4lms_like.training.config.yaml_file import dump_yaml
 
 MAX_COMPARED = 8
 """Largest number of labels for which all pairs are compared."""
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A6D00", "#56B4E9", "#1D2024", "#E69F00")
+"""Colour-blind safe palette of Okabe and Ito; after eight lines, dashes are added."""
 
-@dataclass(frozen=True)
-class Picture:
-    """Plot in the page.
-
-    Args:
-        title: alternative text of the image.
-        data: `data:` URL of the PNG.
-    """
-
-    title: str
-    data: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """Section of one metric.
-
-    Args:
-        title: key of the metric.
-        picture: plot of the scores.
-        rows: rows of the table.
-        compared: label -> for each label the probability of improvement over it, and its interval.
-    """
-
-    title: str
-    picture: Picture | None
-    rows: list[list[str]]
-    compared: list[tuple[str, list[tuple[str, str]]]]
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
+INK, SOFT, GRID = "#1d2024", "#656b73", "#e8e7e3"
+AXES = {"iterations": "iterations", "tokens": "tokens", "seconds": "seconds of training"}
+DPI = 180
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.titlecolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "text.color": INK,
+}
 
 
 def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
     """Write the plots and the page, and return the path of the page."""
-    from jinja2 import Environment, PackageLoader
-
     benchmark = found.benchmark
-    environment = Environment(
-        loader=PackageLoader("rl4lms_like", "benchmarking"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    cost_head, costs = cost_rows(found)
-    page = environment.get_template("report.html.j2").render(
+    missing = []
+    for job in found.missing:
+        state = state_of(job)
+        end = last_lines(job.folder, 1) if state in ("unfinished", "stopped") else []
+        missing.append((job.name, SAID[state], str(job.folder), "".join(end)))
+    cost_head, costs = found.cost_rows()
+    page = template_of("benchmarking").render(
         name=benchmark.name,
         status=_status(found),
         headings=HEADINGS,
         few_seeds=FEW_SEEDS,
         sections=[_section(found, key) for key in found.metrics],
-        labels=found.labels,
-        pictures=_curve_pictures(found, curves),
+        pictures=[
+            _picture(found, f"curve_{curve.spec.key}", curve.title, plot_curves, curve)
+            for curve in curves
+            if curve.lines
+        ],
         cost_head=cost_head,
         costs=costs,
-        missing=[_missing(job) for job in found.missing()],
-        run_head=["run", "seed", *(heading(found, key) for key in found.metrics), "tokens", "seconds", ""],
+        missing=missing,
+        run_head=["run", "seed", *map(found.heading, found.metrics), "tokens", "seconds", ""],
         runs=_runs(found),
-        changes=[(cell.label, str(cell.config_path), _as_yaml(cell.changes)) for cell in benchmark.cells],
+        changes=[
+            (cell.label, str(cell.config_path), dump_yaml(cell.changes).strip() if cell.changes else "")
+            for cell in benchmark.cells
+        ],
         spec=benchmark.text,
         versions=_versions(found),
     )
     path = benchmark.results / REPORT_FILE
     write_whole(path, page)
     return path
-
-
-def _missing(job: Job) -> tuple[str, str, str, str]:
-    state = state_of(job)
-    end = last_lines(job.folder, 1) if state in ("unfinished", "stopped") else []
-    return job.name, said(state), str(job.folder), "".join(end)
 
 
 def _status(found: Results) -> str:
@@ -108,51 +103,40 @@ def _status(found: Results) -> str:
     return f"{n_labels} label{'s' if n_labels != 1 else ''} × {n_seeds} seed{'s' if n_seeds != 1 else ''}, {runs}"
 
 
-def _section(found: Results, key: str) -> Section:
-    title = heading(found, key)
-    there = [
-        (label, found.summaries[label][key], scores_of(found.of(label), key))
-        for label in found.labels
-        if key in found.summaries[label]
-    ]
-    picture = None
-    if there:
-        file = figures_folder(found.benchmark.results) / f"scores_{file_name(key)}.png"
-        picture = _picture(title, plot_scores(title, there, found.labels, file))
-    compared = [(label, scores) for label, _, scores in there]
-    return Section(title, picture, rows_of(found, key), _pairs(compared))
+def _section(found: Results, key: str) -> dict[str, Any]:
+    """Return title, picture, table rows and comparisons of one metric."""
+    title = found.heading(key)
+    scores = {label: scores_of(found.of(label), key) for label in found.labels if key in found.summaries[label]}
+    there = [(label, found.summaries[label][key], values) for label, values in scores.items()]
+    picture = _picture(found, f"scores_{key}", title, plot_scores, title, there) if there else None
+    return {"title": title, "picture": picture, "rows": found.rows(key), "compared": comparisons(scores)}
 
 
-def _pairs(scores: Sequence[tuple[str, list[float]]]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the probability of improvement of all pairs of labels; empty for one label or more than `MAX_COMPARED`."""
+def comparisons(scores: dict[str, list[float]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return label -> for each label the probability of improvement over it, and its interval.
+
+    The list is empty for one label or more than `MAX_COMPARED`.
+    """
     n = len(scores)
     if not 2 <= n <= MAX_COMPARED:
         return []
     cells = [[("", "")] * n for _ in range(n)]
-    for i, j in itertools.combinations(range(n), 2):
-        a, b = scores[i][1], scores[j][1]
+    for (i, a), (j, b) in itertools.combinations(enumerate(scores.values()), 2):
         probability = float(probability_of_improvement(a, b))
         interval = interval_over_seeds(probability_of_improvement, a, b)
-        cells[i][j] = _pair(probability, interval)
-        cells[j][i] = _pair(1 - probability, None if interval is None else (1 - interval[1], 1 - interval[0]))
-    return [(label, row) for (label, _), row in zip(scores, cells, strict=True)]
+        reverse = None if interval is None else (1 - interval[1], 1 - interval[0])
+        cells[i][j] = f"{probability:.2f}", interval_text(interval, 2)
+        cells[j][i] = f"{1 - probability:.2f}", interval_text(reverse, 2)
+    return list(zip(scores, cells, strict=True))
 
 
-def _pair(probability: float, interval: Interval | None) -> tuple[str, str]:
-    return f"{probability:.2f}", interval_text(interval, 2)
-
-
-def _curve_pictures(found: Results, curves: Sequence[LearningCurves]) -> list[Picture]:
-    folder = figures_folder(found.benchmark.results)
-    return [
-        _picture(curve.title, plot_curves(curve, found.labels, folder / f"curve_{file_name(curve.spec.key)}.png"))
-        for curve in curves
-        if curve.lines
-    ]
-
-
-def _picture(title: str, file: Path) -> Picture:
-    return Picture(title, f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}")
+def _picture(found: Results, name: str, title: str, plot: Callable[..., Any], *content: Any) -> dict[str, str]:
+    """Plot into `figures/`, and return the alternative text and the `data:` URL of the image."""
+    folder = found.benchmark.results / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / ("".join(letter if letter.isalnum() else "_" for letter in name).strip("_") + ".png")
+    plot(*content, found.labels, file)
+    return {"title": title, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
 
 
 def _runs(found: Results) -> list[tuple[list[str], str]]:
@@ -167,10 +151,6 @@ def _runs(found: Results) -> list[tuple[list[str], str]]:
     return rows
 
 
-def _as_yaml(changes: Mapping[str, Any]) -> str:
-    return dump_yaml(changes).strip() if changes else ""
-
-
 def _versions(found: Results) -> list[tuple[str, str]]:
     """Return package -> the versions used by the runs."""
     versions: dict[str, set[str]] = {}
@@ -178,3 +158,109 @@ def _versions(found: Results) -> list[tuple[str, str]]:
         for package, version in result.versions.items():
             versions.setdefault(package, set()).add(version)
     return [(package, ", ".join(sorted(there))) for package, there in versions.items()]
+
+
+# --- plots -----------------------------------------------------------------------------------------------------------
+
+
+def plot_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> Any:
+    """Plot learning curves as PNG, and return the figure. A label has the same colour in every plot.
+
+    Args:
+        curves: the curves to plot.
+        labels: all labels of the benchmark, in order; they determine the colours.
+        file: PNG file to write.
+    """
+    is_log = curves.spec.log and any((line.center > 0).any() for line in curves.lines)
+    names = []
+    with _figure(file, height=3.9) as (figure, axes):
+        if is_log:
+            axes.set_yscale("log")
+        for line in curves.lines:
+            colour, dashes = _look(labels.index(line.label))
+            seen = line.center > 0 if is_log else np.ones(len(line.x), bool)  # a logarithmic axis has no zero
+            look = {"color": colour, "linestyle": dashes, "marker": "o" if seen.sum() <= 2 else None}
+            axes.plot(line.x, np.where(seen, line.center, np.nan), linewidth=1.8, markersize=4, **look)
+            names.append(line.label if seen.any() else f"{line.label}: not above 0")
+            if line.band is not None:
+                axes.fill_between(line.x, *line.band, where=seen, color=colour, alpha=0.15, linewidth=0)
+        for name, value in curves.spec.lines.items():
+            if value > 0 or not is_log:
+                axes.axhline(value, color=SOFT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+                names.append(name)
+        if curves.axis == "tokens":  # ticks as `120k` instead of `1.2` with an offset of `1e5`
+            ticker = import_extra("matplotlib.ticker", extra="benchmark", needed_by="a plot")
+            axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+        elif curves.axis == "iterations":
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_title(curves.title)
+        axes.set_xlabel(AXES[curves.axis], loc="left")
+        axes.set_ylabel(curves.unit)
+        axes.margins(x=0.0, y=0.07)
+        axes.legend(axes.lines, names, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor="linecolor")
+        counts = [line.n_seeds for line in curves.lines]
+        seeds = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else str(counts[0])
+        words = f"line: IQM over {seeds} seeds; band: {_extent(counts)}" if max(counts) > 1 else "one seed"
+        _caption(axes, words)
+        return figure
+
+
+def plot_scores(
+    title: str, summaries: Sequence[tuple[str, Summary, Sequence[float]]], labels: Sequence[str], file: Path
+) -> Any:
+    """Plot a metric's scores as PNG: a point for each seed, a stroke for the IQM, a bar for its interval or the range.
+
+    Args:
+        title: name of the metric.
+        summaries: label, summary and scores of each label.
+        labels: all labels of the benchmark, in order.
+        file: PNG file to write.
+    """
+    with _figure(file, height=1.15 + 0.42 * len(summaries)) as (figure, axes):
+        for row, (label, summary, scores) in enumerate(summaries):
+            colour, _ = _look(labels.index(label))
+            apart = np.linspace(-0.12, 0.12, len(scores)) if len(scores) > 1 else np.zeros(1)  # separates equal scores
+            axes.scatter(scores, row + apart, s=16, color=colour, alpha=0.35, linewidth=0, zorder=2)
+            extent = summary.iqm_interval or summary.range
+            axes.plot(extent, [row, row], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
+            axes.plot([summary.iqm] * 2, [row - 0.24, row + 0.24], color=colour, linewidth=2.4, zorder=3)
+        axes.set_yticks(range(len(summaries)), [label for label, _, _ in summaries])
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.set_ylim(len(summaries) - 0.45, -0.55)
+        axes.spines["left"].set_visible(False)
+        axes.grid(axis="y", visible=False)
+        axes.margins(x=0.05)
+        axes.set_title(title)
+        extent_text = _extent([summary.n for _, summary, _ in summaries])
+        _caption(axes, f"stroke: IQM over seeds; bar: {extent_text}; points: seeds")
+        return figure
+
+
+@contextmanager
+def _figure(file: Path, height: float) -> Iterator[tuple[Any, Any]]:
+    """Create a figure with axes, without pyplot, which would keep it in memory; save it at the end."""
+    matplotlib = import_extra("matplotlib", extra="benchmark", needed_by="a plot")
+    figures = import_extra("matplotlib.figure", extra="benchmark", needed_by="a plot")
+    with matplotlib.rc_context(STYLE):
+        figure = figures.Figure(figsize=(7.2, height), dpi=DPI)
+        yield figure, figure.add_subplot()
+        take_away(file)
+        figure.savefig(file, bbox_inches="tight", pad_inches=0.12, facecolor="white", metadata={"Software": None})
+
+
+def _look(position: int) -> tuple[str, Any]:
+    return COLOURS[position % len(COLOURS)], DASHES[position // len(COLOURS) % len(DASHES)]
+
+
+def _extent(counts: Sequence[int]) -> str:
+    """Describe what bars and bands show for these numbers of seeds."""
+    if max(counts) < MIN_SEEDS:
+        return "lowest to highest"
+    few = f", below {MIN_SEEDS} seeds lowest to highest" if min(counts) < MIN_SEEDS else ""
+    return f"its 95 % bootstrap interval{few}"
+
+
+def _caption(axes: Any, text: str) -> None:
+    """Add a small right-aligned text below the plot."""
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+    axes.annotate(text, (1, 0), (0, -25), fontsize=8, color=SOFT, annotation_clip=False, **place)

@@ -1,8 +1,15 @@
-"""Results of a benchmark read from its folder: results, summaries and missing runs.
+"""Results of a benchmark read from its folder: tables, and the statistical comparison of `rl4lms-like compare`.
 
     runs/<label>/seed_<k>/result.json  ──►  Results ──►  results.json, table.csv, table.md
 
-Only the folders are read, so a report can be written while runs are active, or later.
+    test:sentiment/compound
+           seeds       mean ± std    IQM  95 % interval of the IQM
+      ppo     10    0.712 ± 0.031   0.71  [0.69, 0.73]
+      a2c     10    0.624 ± 0.052   0.62  [0.59, 0.65]
+      difference of the means 0.088 [0.05, 0.12];  P(ppo > a2c) = 0.93 [0.81, 1]
+
+Only the folders are read, so a report can be written while runs are active, or later. In a comparison, whether higher
+is better depends on the metric. If the interval of P contains 0.5, the seeds do not show which one is better.
 """
 
 from __future__ import annotations
@@ -14,15 +21,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from rl4lms_like.benchmarking.jobs import Job, Result, jobs_of, read_result, said, state_of
+from rl4lms_like.benchmarking.jobs import RESULT_FILE, RUNS, SAID, Job, Result, jobs_of, read_result, state_of
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Interval, Summary, summarize
+from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Interval, Summary, compare_scores, summarize
+from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.run_folder import to_json, write_whole
 
-COSTS = {"tokens": "tokens", "seconds": "s", "peak_memory_mb": "MiB", "peak_gpu_memory_mb": "MiB", "model_mb": "MiB"}
+HEADINGS = ("run", "seeds", "mean ± std", "IQM", "95 % interval of the IQM")
+COSTS = {
+    "tokens": "tokens",
+    "seconds": "seconds",
+    "peak_memory_mb": "peak memory, MiB",
+    "peak_gpu_memory_mb": "peak GPU memory, MiB",
+    "model_mb": "saved model, MiB",
+}
+"""Field of `Result` -> heading."""
 
 FEW_SEEDS = f"Fewer than {MIN_SEEDS} seeds: their range (lowest to highest score) instead of a bootstrap interval"
 
@@ -50,6 +65,11 @@ class Results:
         """Labels in the order of the spec."""
         return [cell.label for cell in self.benchmark.cells]
 
+    @property
+    def missing(self) -> list[Job]:
+        """Jobs that failed or were not started yet."""
+        return [job for job in self.jobs if (job.label, job.seed) not in self.results]
+
     def of(self, label: str) -> list[Result]:
         """Return the results of a label, ordered by seed."""
         return [result for (owner, _), result in sorted(self.results.items()) if owner == label]
@@ -58,32 +78,51 @@ class Results:
         """Return the folders of a label's finished runs, ordered by seed."""
         return [job.folder for job in self.jobs if job.label == label and (label, job.seed) in self.results]
 
-    def missing(self) -> list[Job]:
-        """Return the jobs that failed or were not started yet."""
-        return [job for job in self.jobs if (job.label, job.seed) not in self.results]
-
     def cost(self, label: str, name: str) -> float | None:
         """Return the mean of a field of `Result` over the seeds."""
         values = [value for result in self.of(label) if (value := getattr(result, name)) is not None]
         return sum(values) / len(values) if values else None
+
+    def heading(self, key: str) -> str:
+        """Return the name of a metric in tables, without the split of the benchmark."""
+        return key.removeprefix(f"{self.benchmark.spec.split}:")
+
+    def rows(self, key: str) -> list[list[str]]:
+        """Return the rows of a metric's table: label, seeds, mean ± std, IQM, its interval."""
+        summaries = [(label, self.summaries[label].get(key)) for label in self.labels]
+        n_seeds = len(self.benchmark.seeds)
+        return [
+            [label, f"{summary.n} of {n_seeds}", *summary_texts(summary)]
+            if summary is not None
+            else [label, f"0 of {n_seeds}", "", "", ""]
+            for label, summary in summaries
+        ]
+
+    def cost_rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return headings and rows of the cost table, means over seeds, without columns that have no values."""
+        costs = {label: {name: self.cost(label, name) for name in COSTS} for label in self.labels}
+        there = [name for name in COSTS if any(costs[label][name] is not None for label in self.labels)]
+        rows = [
+            [label, *("" if known[name] is None else format_number(known[name]) for name in there)]
+            for label, known in costs.items()
+        ]
+        return ["run", *(COSTS[name] for name in there)], rows
 
 
 def collect(benchmark: Benchmark) -> Results:
     """Read the results that exist."""
     jobs = tuple(jobs_of(benchmark))
     results = {(job.label, job.seed): read_result(job.folder) for job in jobs if state_of(job) == "done"}
-    metrics = _metrics(benchmark, list(results.values()))
-    summaries = {
-        cell.label: summaries_of([result for (label, _), result in results.items() if label == cell.label], metrics)
-        for cell in benchmark.cells
-    }
+    split, asked = benchmark.spec.split, benchmark.spec.metrics
+    if asked is None:
+        asked = [key for result in results.values() for key in result.scores if key.startswith(f"{split}:")]
+    metrics = tuple(dict.fromkeys(key if ":" in key else f"{split}:{key}" for key in asked))
+    summaries: dict[str, dict[str, Summary]] = {}
+    for cell in benchmark.cells:
+        own = [result for (label, _), result in results.items() if label == cell.label]
+        values = {key: scores_of(own, key) for key in metrics}
+        summaries[cell.label] = {key: summarize(scores) for key, scores in values.items() if scores}
     return Results(benchmark, jobs, results, metrics, summaries)
-
-
-def summaries_of(results: Sequence[Result], metrics: Sequence[str]) -> dict[str, Summary]:
-    """Return metric -> summary over the results that have a value for it."""
-    values = {key: scores_of(results, key) for key in metrics}
-    return {key: summarize(scores) for key, scores in values.items() if scores}
 
 
 def scores_of(results: Sequence[Result], key: str) -> list[float]:
@@ -95,106 +134,30 @@ def write_tables(found: Results) -> None:
     """Write `results.json`, `table.csv` and `table.md` into the benchmark's folder."""
     folder = found.benchmark.results
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "results.json", json.dumps(_as_data(found), indent=2, ensure_ascii=False) + "\n")
+    data = {
+        "name": found.benchmark.name,
+        "split": found.benchmark.spec.split,
+        "seeds": list(found.benchmark.seeds),
+        "runs": [to_json(asdict(result)) for result in found.results.values()],
+        "missing": [{"label": job.label, "seed": job.seed, "folder": str(job.folder)} for job in found.missing],
+        "summary": {label: {k: asdict(s) for k, s in keys.items()} for label, keys in found.summaries.items()},
+        "changes": {cell.label: to_json(cell.changes) for cell in found.benchmark.cells},
+    }
+    write_whole(folder / "results.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
     write_whole(folder / "table.csv", _as_csv(found))
     write_whole(folder / "table.md", as_markdown(found))
-
-
-def heading(found: Results, key: str) -> str:
-    """Return the name of a metric in tables, without the split of the benchmark."""
-    return key.removeprefix(f"{found.benchmark.spec.split}:")
-
-
-def mean_text(summary: Summary) -> str:
-    """Format as `0.839 ± 0.045`: two significant digits of the standard deviation, the same decimals of the mean."""
-    decimals = _decimals(summary)
-    mean = _with_decimals(summary.mean, decimals)
-    return mean if summary.std is None else f"{mean} ± {_with_decimals(summary.std, decimals)}"
-
-
-def iqm_text(summary: Summary) -> str:
-    """Format the interquartile mean with the decimals of the mean."""
-    return _with_decimals(summary.iqm, _decimals(summary))
-
-
-def iqm_interval_text(summary: Summary) -> str:
-    """Format the interval of the IQM, or the range for few seeds, with the same decimals; empty for one seed."""
-    decimals = _decimals(summary)
-    if summary.iqm_interval is not None or summary.n == 1:
-        return interval_text(summary.iqm_interval, decimals)
-    return f"range {' to '.join(_with_decimals(end, decimals) for end in summary.range)}"
-
-
-def interval_text(interval: Interval | None, decimals: int | None = None) -> str:
-    """Format as `[0.12, 0.34]`; empty for None."""
-    return "" if interval is None else f"[{', '.join(_with_decimals(end, decimals) for end in interval)}]"
-
-
-def _decimals(summary: Summary) -> int | None:
-    """Return the decimals that show two digits of the standard deviation; None to format each number separately."""
-    if not summary.std or abs(summary.mean) >= 1e4:
-        return None
-    decimals = 1 - math.floor(math.log10(summary.std))
-    return decimals if 0 <= decimals <= 6 else None
-
-
-def _with_decimals(value: float, decimals: int | None) -> str:
-    return format_number(value) if decimals is None else f"{value:.{decimals}f}".replace("-", "−")
-
-
-def rows_of(found: Results, key: str) -> list[list[str]]:
-    """Return the rows of a metric's table: label, seeds, mean ± std, IQM, its interval."""
-    rows = []
-    for label in found.labels:
-        summary = found.summaries[label].get(key)
-        if summary is None:
-            rows.append([label, f"0 of {len(found.benchmark.seeds)}", "", "", ""])
-            continue
-        rows.append(
-            [
-                label,
-                f"{summary.n} of {len(found.benchmark.seeds)}",
-                mean_text(summary),
-                iqm_text(summary),
-                iqm_interval_text(summary),
-            ]
-        )
-    return rows
-
-
-HEADINGS = ("run", "seeds", "mean ± std", "IQM", "95 % interval of the IQM")
-
-
-def cost_rows(found: Results) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of the cost table, means over seeds, without columns that have no values."""
-    there = [name for name in COSTS if any(found.cost(label, name) is not None for label in found.labels)]
-    words = {
-        "tokens": "tokens",
-        "seconds": "seconds",
-        "peak_memory_mb": "peak memory, MiB",
-        "peak_gpu_memory_mb": "peak GPU memory, MiB",
-        "model_mb": "saved model, MiB",
-    }
-    rows = [
-        [label, *(format_number(cost) if (cost := found.cost(label, name)) is not None else "" for name in there)]
-        for label in found.labels
-    ]
-    return ["run", *(words[name] for name in there)], rows
 
 
 def as_markdown(found: Results) -> str:
     """Format all tables as Markdown."""
     parts = [f"# {found.benchmark.name}\n"]
     for key in found.metrics:
-        parts += [f"## {heading(found, key)}\n", _markdown_table(HEADINGS, rows_of(found, key))]
-    head, rows = cost_rows(found)
+        parts += [f"## {found.heading(key)}\n", _markdown_table(HEADINGS, found.rows(key))]
     if found.results:
-        parts += ["## Cost of a run\n", _markdown_table(head, rows)]
-    if found.missing():
-        parts += [
-            "## Missing\n",
-            "".join(f"* {job.name} {said(state_of(job))}: {job.folder}\n" for job in found.missing()),
-        ]
+        parts += ["## Cost of a run\n", _markdown_table(*found.cost_rows())]
+    if found.missing:
+        missing = [f"* {job.name} {SAID[state_of(job)]}: {job.folder}\n" for job in found.missing]
+        parts += ["## Missing\n", "".join(missing)]
     note = (
         f"Metrics on the split `{found.benchmark.spec.split}` after training. IQM: interquartile mean over seeds; "
         f"interval: stratified percentile bootstrap (arXiv 2108.13264). {FEW_SEEDS}.\n"
@@ -202,17 +165,35 @@ def as_markdown(found: Results) -> str:
     return "\n".join([*parts, note])
 
 
-def _metrics(benchmark: Benchmark, results: Sequence[Result]) -> tuple[str, ...]:
-    split = benchmark.spec.split
-    if benchmark.spec.metrics is None:
-        keys = dict.fromkeys(key for result in results for key in result.scores if key.startswith(f"{split}:"))
-        return tuple(keys)
-    return tuple(dict.fromkeys(key if ":" in key else f"{split}:{key}" for key in benchmark.spec.metrics))
+def summary_texts(summary: Summary) -> tuple[str, str, str]:
+    """Format mean ± std, IQM and its interval with the same decimals, those of two digits of the standard deviation.
+
+    With few seeds their range replaces the interval; one seed has neither.
+    """
+    decimals: int | None = None  # each number by itself
+    if summary.std and abs(summary.mean) < 1e4:
+        digits = 1 - math.floor(math.log10(summary.std))
+        decimals = digits if 0 <= digits <= 6 else None
+    mean, iqm = _with_decimals(summary.mean, decimals), _with_decimals(summary.iqm, decimals)
+    if summary.std is not None:
+        mean += f" ± {_with_decimals(summary.std, decimals)}"
+    if summary.iqm_interval is not None or summary.n == 1:
+        return mean, iqm, interval_text(summary.iqm_interval, decimals)
+    return mean, iqm, f"range {' to '.join(_with_decimals(end, decimals) for end in summary.range)}"
+
+
+def interval_text(interval: Interval | None, decimals: int | None = None) -> str:
+    """Format as `[0.12, 0.34]`; empty for None."""
+    return "" if interval is None else f"[{', '.join(_with_decimals(end, decimals) for end in interval)}]"
+
+
+def _with_decimals(value: float, decimals: int | None) -> str:
+    return format_number(value) if decimals is None else f"{value:.{decimals}f}".replace("-", "−")
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     aligned = [
         " | ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
         for row in cells
@@ -228,23 +209,85 @@ def _as_csv(found: Results) -> str:
     ends = ["mean_low", "mean_high", "iqm_low", "iqm_high", "lowest", "highest"]
     writer.writerow(["label", "metric", "n", "n_seeds", "mean", "std", "iqm", *ends, *COSTS])
     for label in found.labels:
-        for key in found.metrics:
-            summary = found.summaries[label].get(key)
-            if summary is not None:
-                numbers = [summary.mean, summary.std, summary.iqm]
-                bounds = [*(summary.mean_interval or ("", "")), *(summary.iqm_interval or ("", "")), *summary.range]
-                costs = [found.cost(label, name) for name in COSTS]
-                writer.writerow([label, key, summary.n, len(found.benchmark.seeds), *numbers, *bounds, *costs])
+        for key, summary in found.summaries[label].items():
+            numbers = [summary.mean, summary.std, summary.iqm]
+            bounds = [*(summary.mean_interval or ("", "")), *(summary.iqm_interval or ("", "")), *summary.range]
+            costs = [found.cost(label, name) for name in COSTS]
+            writer.writerow([label, key, summary.n, len(found.benchmark.seeds), *numbers, *bounds, *costs])
     return stream.getvalue()
 
 
-def _as_data(found: Results) -> dict[str, Any]:
-    return {
-        "name": found.benchmark.name,
-        "split": found.benchmark.spec.split,
-        "seeds": list(found.benchmark.seeds),
-        "runs": [to_json(asdict(result)) for result in found.results.values()],
-        "missing": [{"label": job.label, "seed": job.seed, "folder": str(job.folder)} for job in found.missing()],
-        "summary": {label: {k: asdict(s) for k, s in keys.items()} for label, keys in found.summaries.items()},
-        "changes": {cell.label: to_json(cell.changes) for cell in found.benchmark.cells},
-    }
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+def compare(a: str | Path, b: str | Path, *, metrics: Sequence[str] = (), split: str = "test") -> str:
+    """Compare the finished runs of two labels, or of all labels that two benchmarks have in common.
+
+    Args:
+        a: `RESULTS/LABEL`, or a benchmark's results folder.
+        b: the other label or folder.
+        metrics: keys; `val:KEY` selects another split. Default: all metrics of the split that both have.
+        split: split of metrics without one in their key.
+
+    Returns:
+        Formatted text.
+
+    Raises:
+        RL4LMsLikeError: one of them has no finished run, or they have no metric in common.
+    """
+    first, second = _labels(Path(a)), _labels(Path(b))
+    shared = [label for label in first if label in second]
+    if not shared:
+        both = " and ".join(f"{path}: {', '.join(found) or 'a label'}" for path, found in ((a, first), (b, second)))
+        raise RL4LMsLikeError(f"nothing to compare, no label is in both ({both}); give RESULTS/LABEL twice")
+    short = Path(a).resolve().name, Path(b).resolve().name  # also for `.`
+    names = short if short[0] != short[1] else (str(a), str(b))
+    asked = [key if ":" in key else f"{split}:{key}" for key in metrics]
+    parts = []
+    for label in shared:
+        there = [key for result in first[label] for key in result.scores if scores_of(second[label], key)]
+        known = ", ".join(dict.fromkeys(there)) or "none"
+        unknown = [key for key in asked if key not in there]
+        if unknown:
+            raise RL4LMsLikeError(f"{', '.join(unknown)}: not a metric of both; both have {known}")
+        own = [key for key in dict.fromkeys(there) if key.startswith(f"{split}:") and scores_of(first[label], key)]
+        if not asked and not own:
+            raise RL4LMsLikeError(f"no common metric on the split {split!r}; both have {known}")
+        parts += [f"{label}\n"] if label else []
+        parts += [_comparison(key, names, first[label], second[label]) for key in asked or own]
+    return "\n".join(parts)
+
+
+def _labels(path: Path) -> dict[str, list[Result]]:
+    """Return label -> results of a benchmark. The label is empty for `RESULTS/LABEL` and `RESULTS/runs/LABEL`."""
+    if (path / RUNS).is_dir():
+        found = {folder.name: _results_in(folder) for folder in sorted((path / RUNS).iterdir())}
+    else:
+        found = {"": _results_in(path) or _results_in(path.parent / RUNS / path.name)}
+    found = {label: results for label, results in found.items() if results}
+    if not found:
+        raise RL4LMsLikeError(f"{path}: no finished run; expected a benchmark's results folder, or a label in it")
+    return found
+
+
+def _results_in(folder: Path) -> list[Result]:
+    results = [read_result(file.parent) for file in folder.glob(f"seed_*/{RESULT_FILE}")]
+    return sorted(results, key=lambda result: result.seed)
+
+
+def _comparison(key: str, names: tuple[str, str], a: Sequence[Result], b: Sequence[Result]) -> str:
+    """Format the comparison of one metric."""
+    compared = compare_scores(scores_of(a, key), scores_of(b, key))
+    width = max(map(len, names))
+    lines = [key, f"  {'':{width}}  {'seeds':>5}  {'mean ± std':>18}  {'IQM':>8}  95 % interval of the IQM"]
+    for name, summary in zip(names, (compared.a, compared.b), strict=True):
+        mean, iqm, interval = summary_texts(summary)
+        lines.append(f"  {name:{width}}  {summary.n:>5}  {mean:>18}  {iqm:>8}  {interval}".rstrip())
+    difference = f"{format_number(compared.difference)} {interval_text(compared.difference_interval)}".strip()
+    improvement = f"{format_number(compared.improvement)} {interval_text(compared.improvement_interval)}".strip()
+    lines.append(f"  difference of the means {difference};  P({names[0]} > {names[1]}) = {improvement}")
+    if min(compared.a.n, compared.b.n) == 1:
+        lines.append("  With one seed there are no intervals, and no conclusion about other seeds is possible.")
+    elif compared.difference_interval is None:
+        lines.append(f"  {FEW_SEEDS}; P is the fraction of pairs among these seeds only.")
+    return "\n".join([*lines, ""])

@@ -1,10 +1,14 @@
-"""Execution of jobs in separate processes, several in parallel.
+"""Implementation of `rl4lms-like benchmark`, from the spec to the report. Jobs run in parallel processes.
 
-    jobs ──state_of──► to do ──► [process] [process] ──► done | failed
-                                     ▲ stdin: a pipe; closing it asks the run to end
+    spec ──check──► jobs ──state_of──► to do ──► [process] [process] ──► run folders ──collect──► tables, report.html
+                                                     ▲ stdin: a pipe; closing it asks the run to end
 
-A failed run is reported, and the other runs continue. After Ctrl-C no more runs are started, and the active ones save
-their state. A second Ctrl-C kills them.
+    on a terminal                                            otherwise, one line per run
+      benchmark  ━━━━━━━━━━╸━━━━━━━  12/40  0:09:12 left       12/40  ppo, seed 3: done in 0:41   0:09:12 left
+      running: ppo, seed 4 · a2c, seed 4
+
+A failed run is shown with the end of its output and the path of the complete output, and the other runs continue.
+After Ctrl-C no more runs are started, and the active ones save their state. A second Ctrl-C kills them.
 """
 
 from __future__ import annotations
@@ -14,16 +18,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 import rl4lms_like
-from rl4lms_like.benchmarking.display import Display
-from rl4lms_like.benchmarking.jobs import GRACE_S, OUTPUT_FILE, Job, prepare_folder, state_of
+from rl4lms_like.benchmarking.curves import LearningCurves, learning_curves
+from rl4lms_like.benchmarking.jobs import (
+    GRACE_S,
+    OUTPUT_FILE,
+    Job,
+    State,
+    claimed,
+    jobs_of,
+    last_lines,
+    prepare_folder,
+    state_of,
+)
+from rl4lms_like.benchmarking.report import write_report
+from rl4lms_like.benchmarking.results import Results, as_markdown, collect, write_tables
+from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.core.disk import refuse_links
+from rl4lms_like.core.errors import RL4LMsLikeError, import_extra
+from rl4lms_like.tracking.charts import duration
+from rl4lms_like.tracking.console import LiveBar, RunConsole
 
 POLL_S = 0.1
+INTERRUPTED = 130
 
 _WORKER = (
     "import sys; sys.path[:] = [place for place in sys.path if place] + sys.argv[2:]; "
@@ -32,35 +56,82 @@ _WORKER = (
 """Start of a worker without the current folder in `sys.path`, where `python -m` would also look for modules."""
 
 
-@dataclass
-class Outcome:
-    """Outcome of the jobs.
+def benchmark(
+    spec_path: str | Path,
+    *,
+    processes: int | None = None,
+    seeds: int | list[int] | None = None,
+    only: Sequence[str] = (),
+    results: str | Path | None = None,
+    report_only: bool = False,
+) -> int:
+    """Run the unfinished jobs of a benchmark and write its report.
 
     Args:
-        done: jobs that finished, now or earlier.
-        failed: jobs whose process ended without a result.
-        interrupted: whether the benchmark was interrupted by Ctrl-C.
+        spec_path: YAML file of the spec.
+        processes: number of parallel runs, overrides the spec.
+        seeds: number of seeds or list of seeds, overrides the spec.
+        only: labels to run; the report contains all labels.
+        results: results folder, overrides the spec.
+        report_only: write the report without running jobs.
+
+    Returns:
+        Exit status: 0 if all selected jobs are done, 1 if a run failed, 130 if interrupted.
+
+    Raises:
+        ConfigError: the spec or a config has mistakes; nothing was started.
+        MissingExtraError: scipy or matplotlib is not installed; nothing was started.
+        RL4LMsLikeError: the results folder cannot be written, or another benchmark is running in it.
     """
+    asked = load_benchmark(spec_path, seeds=seeds, results=results)
+    jobs = jobs_of(asked, only)
+    for package in ("scipy", "matplotlib"):
+        import_extra(package, extra="benchmark", needed_by="a benchmark's report")
+    display = Display(asked.name)
+    status = 0
+    try:
+        if not report_only:
+            with claimed(asked.results):
+                status = run_jobs(jobs, processes or asked.spec.processes, threads=asked.spec.threads, display=display)
+        found = collect(asked)
+        write_tables(found)
+        display.show("\n" + as_markdown(found))
+        curves = learning_curves(found)
+        for note in _without_numbers(found, curves):
+            display.show(note, "yellow")
+        display.show(f"report: {write_report(found, curves)}")
+    except BrokenPipeError:  # standard output was closed; not an error of the results folder
+        raise
+    except OSError as error:
+        raise RL4LMsLikeError(f"cannot write results to {asked.results}: {error}") from error
+    return status
 
-    done: list[Job] = field(default_factory=list)
-    failed: list[Job] = field(default_factory=list)
-    interrupted: bool = False
+
+def _without_numbers(found: Results, curves: Sequence[LearningCurves]) -> Iterator[str]:
+    """Yield warnings about keys of the spec that no run has, most likely because they are misspelled."""
+    if not found.results:
+        return
+    there = dict.fromkeys(key for result in found.results.values() for key in result.scores)
+    for key in [key for key in found.metrics if not any(key in found.summaries[label] for label in found.labels)]:
+        yield f"metrics: no run has a value for {key}; available: {', '.join(there)}"
+    for key in [curve.spec.key for curve in curves if not curve.lines and found.benchmark.spec.curves]:
+        yield f"curves: no run has a value for {key}; available: keys in rollout_info.jsonl, and {', '.join(there)}"
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Display) -> Outcome:
-    """Run the jobs that are not done.
+def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Display) -> int:
+    """Run the jobs that are not done, in their order, and return the exit status, as `benchmark`.
 
     Args:
-        jobs: jobs in the order in which they are started.
+        jobs: all jobs.
         processes: number of parallel processes.
         threads: number of threads per process.
         display: progress display.
     """
-    states = {job.name: state_of(job) for job in jobs}
-    outcome = Outcome(done=[job for job in jobs if states[job.name] == "done"])
-    waiting = [job for job in jobs if states[job.name] != "done"]
+    states = [state_of(job) for job in jobs]
+    waiting = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
     running: list[tuple[Job, subprocess.Popen[bytes], float]] = []
-    display.start(len(jobs), list(states.values()), processes)
+    status = 0
+    display.start(states, processes)
     try:
         while waiting or running:
             while waiting and len(running) < processes:
@@ -72,16 +143,16 @@ def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Disp
                 running.remove(entry)
                 job, process, began = entry
                 _hang_up(process)
-                is_done = state_of(job) == "done"
-                (outcome.done if is_done else outcome.failed).append(job)
-                display.ended(job, None if is_done else process.returncode, time.monotonic() - began)
+                failed = None if state_of(job) == "done" else process.returncode
+                status = status if failed is None else 1
+                display.ended(job, failed, time.monotonic() - began)
     except KeyboardInterrupt:
-        outcome.interrupted = True
+        status = INTERRUPTED
         display.interrupted(len(running))
     finally:
         end([process for _, process, _ in running])
         display.stop()
-    return outcome
+    return status
 
 
 def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
@@ -112,9 +183,12 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         pass  # remaining processes are killed below
     finally:
-        for process in processes:
-            if process.poll() is None:
-                _kill(process)
+        for process in [process for process in processes if process.poll() is None]:
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)  # with its child processes: it leads its own session
+            else:
+                process.kill()
+            process.wait()
 
 
 def _hang_up(process: subprocess.Popen[bytes]) -> None:
@@ -122,10 +196,76 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its child processes."""
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)  # the process is the leader of its own session
-    else:
-        process.kill()
-    process.wait()
+class Display:
+    """Shows the progress of a benchmark.
+
+    Args:
+        name: name of the benchmark.
+        console: console to print to; default: standard output.
+    """
+
+    def __init__(self, name: str, console: Console | None = None) -> None:
+        self.console = console or RunConsole(highlight=False)
+        self._name = name
+        self._running: dict[str, float] = {}
+        self._seconds: list[float] = []
+        self._n_jobs, self._n_over, self._processes = 0, 0, 1
+        self._bar = LiveBar(self.console, self._names)
+
+    def start(self, states: Sequence[State], processes: int) -> None:
+        """Show the number of runs and their states, and start the progress bar."""
+        counts, n_jobs = Counter(states), len(states)
+        self._n_jobs, self._n_over, self._processes = n_jobs, counts["done"], processes
+        words: dict[State, str] = {"done": "already done", "changed": "with a changed config"}
+        words |= {"stopped": "to resume", "unfinished": "to restart"}
+        known = [f"{counts[state]} {text}" for state, text in words.items() if counts[state]]
+        what = ", ".join([f"{n_jobs} run{'s' if n_jobs != 1 else ''}", *known, f"{processes} at a time"])
+        self.show(f"{self._name}: {what}")
+        if self._n_over < n_jobs:
+            self._bar.begin(self._name, n_jobs, self._n_over)
+
+    def started(self, job: Job) -> None:
+        """Show that a run has started."""
+        self._running[job.name] = time.monotonic()
+
+    def ended(self, job: Job, failed: int | None, seconds: float) -> None:
+        """Show that a run has ended; `failed` is its exit status if it has no result."""
+        del self._running[job.name]
+        self._n_over += 1
+        self._seconds += [seconds] if failed is None else []
+        has_bar = self._bar.move(self._n_over, self.left())
+        if failed is not None:
+            self.show(f"{job.name}: FAILED with status {failed}", "bold red")
+            for line in last_lines(job.folder):
+                self.show(f"    {line}", "red")
+            self.show(f"    full output: {job.folder / OUTPUT_FILE}")
+        elif not has_bar:
+            head = f"{self._n_over:>4}/{self._n_jobs}"
+            self.show(f"{head}  {job.name}: done in {duration(seconds)}; {self.left()} left")
+
+    def interrupted(self, n_running: int) -> None:
+        """Show that Ctrl-C was received."""
+        self.stop()
+        if n_running:
+            going = "saving the state of 1 run" if n_running == 1 else f"saving the states of {n_running} runs"
+            self.show(f"interrupted: {going}; press Ctrl-C again to stop immediately")
+
+    def stop(self) -> None:
+        """Stop the live display, which restores the cursor."""
+        self._bar.stop()
+
+    def show(self, text: str, style: str = "") -> None:
+        """Print lines above the live display, without wrapping."""
+        self.console.print(Text(text, style=style), soft_wrap=True)
+
+    def left(self) -> str:
+        """Estimate the remaining time from the runs that have ended; `-` before the first."""
+        if not self._seconds:
+            return "-"
+        mean = sum(self._seconds) / len(self._seconds)
+        spent = sum(min(time.monotonic() - began, mean) for began in self._running.values())
+        return duration(((self._n_jobs - self._n_over) * mean - spent) / self._processes)
+
+    def _names(self) -> Text:
+        names = " · ".join(self._running) or "nothing"
+        return Text(f"  running: {names}", style="dim", no_wrap=True, overflow="ellipsis")

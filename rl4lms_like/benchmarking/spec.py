@@ -19,7 +19,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, Mistake
@@ -67,6 +69,11 @@ class CurveSpec:
     log: bool = False
 
 
+def _curve(entry: Any) -> Any:
+    """Convert a plain string to an entry with that key."""
+    return {"key": entry} if isinstance(entry, str) else entry
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkSpec:
     """Contents of a spec file.
@@ -99,7 +106,7 @@ class BenchmarkSpec:
     results: str | None = None
     split: Literal["train", "val", "test"] = "test"
     metrics: list[str] | None = None
-    curves: list[CurveSpec] = field(default_factory=list)
+    curves: list[Annotated[CurveSpec, BeforeValidator(_curve)]] = field(default_factory=list)
     x: Axis = "iterations"
 
 
@@ -160,7 +167,7 @@ def load_benchmark(
     """
     path = Path(path)
     mapping, mistakes = read_yaml(path, keys="runs, config, seeds")
-    fields, wrong = check_arguments(BenchmarkSpec, _with_plain_curves(mapping), "")
+    fields, wrong = check_arguments(BenchmarkSpec, mapping, "")
     runs, wrong_runs = _runs(fields.get("runs", {}))
     cells, wrong_cells = _cells(fields, runs, path)
     mistakes += [*wrong, *wrong_runs, *_wrong_values(fields, runs), *_wrong_seeds(seeds, "--seeds"), *wrong_cells]
@@ -178,14 +185,6 @@ def load_benchmark(
         seeds=tuple(range(chosen)) if isinstance(chosen, int) else tuple(chosen),
         results=folder or Path("benchmark_results") / name,
     )
-
-
-def _with_plain_curves(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace strings in `curves` by entries with that key."""
-    curves = mapping.get("curves")
-    if not isinstance(curves, list):
-        return dict(mapping)
-    return {**mapping, "curves": [{"key": curve} if isinstance(curve, str) else curve for curve in curves]}
 
 
 def _runs(entries: Mapping[str, Any]) -> tuple[dict[str, RunSpec], list[Mistake]]:
@@ -236,54 +235,47 @@ def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -
     """Return the runs with every combination of the grid. A mistake shared by several is reported once."""
     cells: dict[str, Cell] = {}
     told: dict[Mistake, list[str]] = {}
-    for label, run in runs.items():
+    points = grid_points({path: values for path, values in fields.get("grid", {}).items() if values})
+    for (name, run), (suffix, point) in itertools.product(runs.items(), points):
         file = run.config or fields.get("config")
         if file is None:
-            told.setdefault(Mistake("", "has no config, and the benchmark has no default config"), []).append(label)
+            told.setdefault(Mistake("", "has no config, and the benchmark has no default config"), []).append(name)
             continue
-        for suffix, point in grid_points({path: values for path, values in fields.get("grid", {}).items() if values}):
-            changes = {**fields.get("base", {}), **run.set, **point}
-            try:
-                config = _load(_beside(spec, file), changes, fields.get("threads", 1))
-            except ConfigError as error:
-                for mistake in error.mistakes:
-                    where = f"{file} {mistake.path}".rstrip()
-                    told.setdefault(Mistake(where, mistake.message), []).append(label + suffix)
-                continue
-            if label + suffix in cells:
-                told.setdefault(Mistake("", "two runs have this label"), []).append(label + suffix)
-            cells[label + suffix] = Cell(label + suffix, _beside(spec, file), changes, config)
-    mistakes = [Mistake(_places(list(dict.fromkeys(labels))), str(mistake)) for mistake, labels in told.items()]
+        label, path = name + suffix, _beside(spec, file)
+        changes = {**fields.get("base", {}), **run.set, **point}
+        try:
+            config = _load(path, changes, fields.get("threads", 1))
+        except ConfigError as error:
+            for mistake in error.mistakes:
+                where = f"{file} {mistake.path}".rstrip()
+                told.setdefault(Mistake(where, mistake.message), []).append(label)
+            continue
+        if label in cells:
+            told.setdefault(Mistake("", "two runs have this label"), []).append(label)
+        cells[label] = Cell(label, path, changes, config)
+    mistakes = []
+    for mistake, labels in told.items():
+        places = [f"runs.{label}" for label in dict.fromkeys(labels)]
+        more = f" and {len(places) - MAX_TOLD} more" if len(places) > MAX_TOLD else ""
+        mistakes.append(Mistake(", ".join(places[:MAX_TOLD]) + more, str(mistake)))
     return list(cells.values()), mistakes
-
-
-def _places(labels: list[str]) -> str:
-    """Return the location of a mistake, with at most `MAX_TOLD` labels."""
-    more = f" and {len(labels) - MAX_TOLD} more" if len(labels) > MAX_TOLD else ""
-    return ", ".join(f"runs.{label}" for label in labels[:MAX_TOLD]) + more
 
 
 def grid_points(grid: Mapping[str, list[Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Return all combinations of a grid's values, with their label suffixes such as `,learning_rate=0.001,gamma=1`."""
-    names = _short_names(list(grid))
+    names = [_short_name(path, list(grid)) for path in grid]
     points = []
     for values in itertools.product(*grid.values()):
-        parts = [f",{names[path]}={_in_label(value)}" for path, value in zip(grid, values, strict=True)]
+        parts = [f",{name}={_in_label(value)}" for name, value in zip(names, values, strict=True)]
         points.append(("".join(parts), dict(zip(grid, values, strict=True))))
     return points
 
 
-def _short_names(paths: list[str]) -> dict[str, str]:
-    """Return the last part of each path, or more parts if two would be equal."""
-    names = {}
-    for path in paths:
-        words = path.split(".")
-        n_words = next(
-            n for n in range(1, len(words) + 1)
-            if n == len(words) or sum(other.split(".")[-n:] == words[-n:] for other in paths) == 1
-        )  # fmt: skip
-        names[path] = ".".join(words[-n_words:])
-    return names
+def _short_name(path: str, paths: list[str]) -> str:
+    """Return the last part of a path, or more parts if another path ends with the same ones."""
+    words = path.split(".")
+    endings = (words[-n:] for n in range(1, len(words)))
+    return ".".join(next((e for e in endings if sum(p.split(".")[-len(e) :] == e for p in paths) == 1), words))
 
 
 def _in_label(value: Any) -> str:

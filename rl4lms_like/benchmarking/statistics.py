@@ -8,9 +8,8 @@ separately. Its intervals are percentiles, as in the paper, and it is seeded, so
 fewer than five seeds there are no intervals, because they would lie within the range of the scores and suggest too
 much certainty.
 
-The implementation uses scipy (`stats.bootstrap`, `stats.trim_mean`) instead of the authors' package `rliable`, whose
-release 1.2 needs `arch` 7.2, which cannot be imported together with pandas 3, and which also depends on seaborn and
-absl. The numbers of both agree (`tests/benchmarking/test_statistics.py`).
+The implementation uses scipy instead of the authors' package `rliable`, whose release 1.2 needs `arch` 7.2, which
+cannot be imported together with pandas 3. The numbers of both agree (`tests/benchmarking/test_statistics.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ import numpy as np
 from rl4lms_like.core.errors import import_extra
 
 CONFIDENCE = 0.95
-N_RESAMPLES = 10_000
-N_BAND_RESAMPLES = 2_000
-BAND_CHUNK = 256
-"""Number of curve points that are resampled together, which limits the memory."""
-
+N_RESAMPLES, N_BAND_RESAMPLES = 10_000, 2_000
 SEED = 0
 MIN_SEEDS = 5
 """Number of seeds below which the range of the scores is reported instead of an interval."""
@@ -62,15 +57,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of one metric between two labels.
+    """Comparison of one metric between two labels. Intervals are None if a label has fewer than `MIN_SEEDS`.
 
     Args:
         a: summary of the first label.
         b: summary of the second label.
         difference: difference of the means, a - b.
-        difference_interval: its 95 % bootstrap interval; None if a label has fewer than `MIN_SEEDS`.
+        difference_interval: its 95 % bootstrap interval.
         improvement: probability that a run of a scores higher than a run of b; a tie counts half.
-        improvement_interval: its 95 % bootstrap interval; None if a label has fewer than `MIN_SEEDS`.
+        improvement_interval: its 95 % bootstrap interval.
     """
 
     a: Summary
@@ -95,16 +90,16 @@ def summarize(scores: Sequence[float] | np.ndarray) -> Summary:
     )
 
 
-def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
+def compare_scores(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """Compare two samples of scores. They may have different sizes, and seeds are not paired."""
-    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    first, second = summarize(a), summarize(b)
     return Comparison(
-        a=summarize(first),
-        b=summarize(second),
-        difference=float(first.mean() - second.mean()),
-        difference_interval=interval_over_seeds(_difference_of_means, first, second),
-        improvement=float(probability_of_improvement(first, second)),
-        improvement_interval=interval_over_seeds(probability_of_improvement, first, second),
+        a=first,
+        b=second,
+        difference=first.mean - second.mean,
+        difference_interval=interval_over_seeds(_difference_of_means, a, b),
+        improvement=float(probability_of_improvement(a, b)),
+        improvement_interval=interval_over_seeds(probability_of_improvement, a, b),
     )
 
 
@@ -137,54 +132,44 @@ def interval_over_seeds(statistic: Statistic, *samples: Any) -> Interval | None:
     return None if min(map(len, samples)) < MIN_SEEDS else bootstrap_interval(statistic, *samples)
 
 
-def bootstrap_interval(statistic: Statistic, *samples: Any, n_resamples: int = N_RESAMPLES) -> Interval | None:
+def bootstrap_interval(statistic: Statistic, *samples: Any, n_resamples: int = N_RESAMPLES) -> Interval:
     """Compute the 95 % interval of a statistic with the stratified percentile bootstrap.
 
     Args:
         statistic: function of the samples and `axis`.
-        samples: `[n]` each; each is resampled separately, with replacement.
+        samples: `[n]` each, n > 1; each is resampled separately, with replacement.
         n_resamples: number of resamples.
+    """
+    low, high = _bootstrap(statistic, samples, n_resamples, axis=-1)
+    return float(low), float(high)
+
+
+def bootstrap_band(scores: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the interval of the IQM at every point of a curve. Whole runs are resampled, with all their points.
+
+    Args:
+        scores: `[n_seeds, n_points]`, of at least two seeds.
 
     Returns:
-        Ends of the interval; None if a sample has fewer than two scores.
+        Lower and upper ends, `[n_points]` each.
     """
-    if any(len(sample) < 2 for sample in samples):
-        return None
+    return _bootstrap(interquartile_mean, (np.asarray(scores, dtype=float),), N_BAND_RESAMPLES, axis=0)
+
+
+def _bootstrap(statistic: Statistic, samples: Sequence[Any], n_resamples: int, axis: int) -> tuple[Any, Any]:
     stats = import_extra("scipy.stats", extra="benchmark", needed_by="a bootstrap interval")
     interval = stats.bootstrap(
         samples,
         statistic,
         n_resamples=n_resamples,
-        batch=1000,
+        batch=min(1000, 1 + 10**7 // np.size(samples[0])),  # limits the memory
         vectorized=True,
+        axis=axis,
         confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(SEED),
     ).confidence_interval
-    return float(interval.low), float(interval.high)
-
-
-def bootstrap_band(scores: Any, statistic: Statistic = interquartile_mean) -> tuple[np.ndarray, np.ndarray] | None:
-    """Compute the interval at every point of a curve. Whole runs are resampled, so that their points stay together.
-
-    Args:
-        scores: `[n_seeds, n_points]`.
-        statistic: function of the scores and `axis`.
-
-    Returns:
-        Lower and upper ends, `[n_points]` each; None for one seed.
-    """
-    values = np.asarray(scores, dtype=float)
-    if len(values) < 2:
-        return None
-    drawn = np.random.default_rng(SEED).integers(len(values), size=(N_BAND_RESAMPLES, len(values)))
-    tail = (1 - CONFIDENCE) / 2
-    ends = []
-    for points in np.array_split(values, range(BAND_CHUNK, values.shape[1], BAND_CHUNK), axis=1):
-        each = statistic(points[drawn], axis=1)  # [n_resamples, n_points of the chunk]
-        ends.append(np.quantile(each, (tail, 1 - tail), axis=0))
-    low, high = np.concatenate(ends, axis=1)
-    return low, high
+    return interval.low, interval.high
 
 
 def _difference_of_means(a: Any, b: Any, axis: int = -1) -> Any:

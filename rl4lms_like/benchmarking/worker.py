@@ -18,8 +18,9 @@ import time
 import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from rl4lms_like.benchmarking.jobs import JOB_FILE, OUTPUT_FILE, Result, at_work, write_result
+from rl4lms_like.benchmarking.jobs import JOB_FILE, JOB_LOCK, OUTPUT_FILE, Result, at_work, write_result
 from rl4lms_like.core.disk import take_away
 from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
@@ -42,13 +43,15 @@ def _run(folder: Path) -> int:
     start = time.perf_counter()
     job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
     try:
-        _train(folder, job)
+        _train(folder, job["config"])
     except RL4LMsLikeError as error:
         _say(str(error))
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
+    import torch
+
     run = read_run(folder)
     last = run.iterations[-1] if run.iterations else {}
     scores = {
@@ -56,6 +59,7 @@ def _run(folder: Path) -> int:
         for split, epochs in run.evaluations.items()
         for key, score in epochs[max(epochs)].items()
     }
+    sizes = [file.stat().st_size for file in (folder / "model").rglob("*") if file.is_file()]
     result = Result(
         label=job["label"],
         seed=job["seed"],
@@ -63,23 +67,23 @@ def _run(folder: Path) -> int:
         iterations=int(last.get("iteration", 0)),
         tokens=int(last.get("timesteps", 0)),
         seconds=None if job["resumed"] else time.perf_counter() - start,
-        peak_memory_mb=peak_memory_mb(),
-        peak_gpu_memory_mb=_peak_gpu_memory_mb(),
-        model_mb=_size_mb(folder / "model"),
-        versions=versions(),
+        peak_memory_mb=_peak_memory_mb(),
+        peak_gpu_memory_mb=torch.cuda.max_memory_allocated() / MIB if torch.cuda.is_available() else None,
+        model_mb=sum(sizes) / MIB if sizes else None,
+        versions=_versions(),
         resumed=job["resumed"],
     )
     write_result(folder, result)
     return 0
 
 
-def _train(folder: Path, job: dict) -> None:
+def _train(folder: Path, raw: dict[str, Any]) -> None:
     """Train or resume. If the newest checkpoint is damaged, use an older one or start over, and print a message."""
     from rl4lms_like.training.config.remote_code import trusting
     from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, older_intact
     from rl4lms_like.training.run import resume
 
-    config = parse_config(job["config"], source=str(folder / JOB_FILE))
+    config = parse_config(raw, source=str(folder / JOB_FILE))
     if (folder / FINISHED_FILE).exists():  # only the result was not written before the process ended
         return
     try:
@@ -91,10 +95,12 @@ def _train(folder: Path, job: dict) -> None:
             if older is None:
                 raise
             _say(f"resuming from {older}")
-            resume(older, trust_remote_code=any(trusting(job["config"])))
+            resume(older, trust_remote_code=any(trusting(raw)))
         except CheckpointError:
             _say("no checkpoint is intact: the run is restarted from the beginning")
-            _empty(folder)
+            for path in folder.iterdir():
+                if path.name not in (JOB_FILE, OUTPUT_FILE, JOB_LOCK):
+                    take_away(path)
             _train_in(folder, config)
 
 
@@ -111,18 +117,11 @@ def _train_in(folder: Path, config: AnyConfig) -> None:
         raise RL4LMsLikeError(f"{folder} already contains a run; this one was written to {taken}")
 
 
-def _empty(folder: Path) -> None:
-    """Remove the files of a run, except those of its benchmark."""
-    for path in folder.iterdir():
-        if path.name not in (JOB_FILE, OUTPUT_FILE):
-            take_away(path)
-
-
 def _say(text: str) -> None:
     print(printable(without_secrets(text)), file=sys.stderr)
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Return the versions of Python and of the packages with the largest effect on results."""
     found = {"python": sys.version.split()[0]}
     for package in PACKAGES:
@@ -133,7 +132,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def peak_memory_mb() -> float | None:
+def _peak_memory_mb() -> float | None:
     """Return the largest resident memory of this process so far, MiB; None if the system does not report it."""
     try:
         import resource
@@ -141,17 +140,6 @@ def peak_memory_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / MIB if sys.platform == "darwin" else peak * 1024 / MIB
-
-
-def _peak_gpu_memory_mb() -> float | None:
-    import torch
-
-    return torch.cuda.max_memory_allocated() / MIB if torch.cuda.is_available() else None
-
-
-def _size_mb(folder: Path) -> float | None:
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files) / MIB if files else None
 
 
 def end_with_the_runner() -> None:

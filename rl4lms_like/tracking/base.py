@@ -13,15 +13,17 @@ from __future__ import annotations
 import logging
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.disk import reason, share
 from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
-from rl4lms_like.core.secrets import masked
-from rl4lms_like.tracking.messages import LIBRARY, LogFile, listen
+from rl4lms_like.core.secrets import masked, without_secrets
+from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder, experiment_folder
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 
@@ -31,7 +33,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 N_LOGGED_TEXTS = 10
+LIBRARY = "rl4lms_like"
 FILE_ONLY = {"file_only": True}
+"""`extra` of a message that the console does not show."""
+
+IN_SHORT = {"in_short": True}
+"""`extra` of a message that the console shortens to one or two lines; `log.txt` has it in full."""
 
 
 class Tracker:
@@ -85,11 +92,11 @@ class Tracker:
         try:
             self.run_path, self._lock = claim_folder(wanted, run_config, resume=resume, held=held)
             self._folder = RunFolder(self.run_path)
-            log = LogFile(self.run_path / LOG_FILE, encoding="utf-8", errors="backslashreplace")
+            log = _LogFile(self.run_path / LOG_FILE, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise RL4LMsLikeError(f"cannot write to the run folder {wanted}: {reason(error)}") from error
-        self._handlers = listen(log_level, log)
-        self._handlers += listen(logging.WARNING if quiet else log_level, ConsoleHandler(self._console))
+        shown = ConsoleHandler(self._console)
+        self._handlers = [_listen(log_level, log), _listen(logging.WARNING if quiet else log_level, shown)]
         self._iteration, self._timesteps = 0, 0
         self._reported: set[str] = set()
         self._is_done = False
@@ -125,7 +132,7 @@ class Tracker:
 
     def make_sb3_logger(self, verbose: int = 0) -> Logger:
         """Return a Stable-Baselines3 logger for `algorithm.set_logger`; this tracker records its dumps."""
-        from rl4lms_like.tracking.sb3 import make_logger
+        from rl4lms_like.tracking.services import make_logger
 
         return make_logger(self, verbose=verbose)
 
@@ -166,7 +173,7 @@ class Tracker:
 
     def show_progress(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
         """Show progress on the console between two calls of `log_values`; nothing is recorded."""
-        self._try(self._console, "advance", iteration, values)
+        self._try(self._console, "advance", iteration, values or {})
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics_dict: Mapping[str, Any]) -> None:
         """Record the corpus scores of one evaluation, by metric key."""
@@ -279,14 +286,42 @@ class Tracker:
                 logger.warning("%s is %s in iteration %d; written as null", key, float(value), self._iteration)
 
 
+class _LogFile(logging.FileHandler):
+    """Handler for `log.txt`. A write error gives one warning and does not end the run."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's)
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning("cannot write to %s: %s; messages are lost", self.baseFilename, sys.exc_info()[1])
+
+    def close(self) -> None:
+        with suppress(OSError):  # raised if buffered messages cannot be written
+            super().close()
+
+
+class _Formatter(logging.Formatter):
+    """Formatter that removes secrets and terminal control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(without_secrets(super().format(record)))
+
+
+def _listen(level: int, handler: logging.Handler) -> logging.Handler:
+    """Attach a handler to the loggers of this library only."""
+    handler.setLevel(level)
+    handler.setFormatter(_Formatter("%(asctime)s [%(levelname)s] %(message)s"))
+    namespace = logging.getLogger(LIBRARY)
+    namespace.addHandler(handler)
+    namespace.setLevel(min(level, namespace.level or level))
+    return handler
+
+
 def _services(wandb_log: bool, tensorboard_log: str | Path | None) -> list[Sink]:
-    services: list[Sink] = []
-    if wandb_log:
-        from rl4lms_like.tracking.wandb import WandbSink
+    if not wandb_log and tensorboard_log is None:
+        return []
+    from rl4lms_like.tracking.services import TensorBoardSink, WandbSink
 
-        services.append(WandbSink())
-    if tensorboard_log is not None:
-        from rl4lms_like.tracking.tensorboard import TensorBoardSink
-
-        services.append(TensorBoardSink(tensorboard_log))
-    return services
+    services: list[Sink] = [WandbSink()] if wandb_log else []
+    return services if tensorboard_log is None else [*services, TensorBoardSink(tensorboard_log)]

@@ -9,10 +9,11 @@ long series is drawn as its trend (running medians) over a faint line with all p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from operator import itemgetter
 from statistics import median
 from typing import TypeAlias
 
@@ -105,20 +106,27 @@ def line_chart(
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     """Return about `limit` points with all peaks: the lowest and the highest of each segment."""
     kept: list[Point] = []
-    for stretch in _stretches(points, math.ceil(2 * len(points) / limit)):
-        extremes = {min(stretch, key=_height), max(stretch, key=_height)}
-        kept += sorted(extremes, key=lambda point: point[0])
+    for segment in _segments(points, limit // 2):
+        extremes = {min(segment, key=itemgetter(1)), max(segment, key=itemgetter(1))}
+        kept += sorted(extremes, key=itemgetter(0))
     return kept
 
 
 def trend(points: Sequence[Point], limit: int = MAX_POINTS // 3) -> list[Point]:
     """Return about `limit` points: the middle of each segment with the segment's median y."""
     middles: list[Point] = []
-    for stretch in _stretches(points, math.ceil(len(points) / limit)):
-        stds = [std for _, _, std in stretch if std is not None]
-        middle = stretch[len(stretch) // 2][0]
-        middles.append((middle, median(map(_height, stretch)), median(stds) if stds else None))
+    for segment in _segments(points, limit):
+        stds = [std for _, _, std in segment if std is not None]
+        x = segment[len(segment) // 2][0]
+        middles.append((x, median(y for _, y, _ in segment if y is not None), median(stds) if stds else None))
     return middles
+
+
+def _segments(points: Sequence[Point], n: int) -> Iterator[list[Point]]:
+    """Yield up to `n` runs of consecutive points, without those that have no value."""
+    there = [point for point in points if point[1] is not None]
+    length = math.ceil(len(there) / n) or 1
+    return (there[start : start + length] for start in range(0, len(there), length))
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -148,11 +156,19 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return text.replace("-", "−", 1) if value < 0 else text
 
 
+def duration(seconds: float) -> str:
+    """Format seconds as `0:42`, `12:05` or `3:07:12`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def _frame(series: Sequence[Series], *, log: bool, target: float | None, from_zero: bool) -> Frame:
-    xs = [x for line in series for x, y, _ in line.points if y is not None]
-    ys = [edge for line in series for edge in _edges(line)] + ([] if target is None else [target])
-    if not xs:
+    points = [(x, y, std or 0.0) for line in series for x, y, std in line.points if y is not None]
+    if not points:
         raise ValueError("nothing to draw: no series has a value")
+    xs = [x for x, _, _ in points]
+    ys = [edge for _, y, std in points for edge in (y - std, y + std)] + ([] if target is None else [target])
     if log:
         positive = [y for y in ys if y > LOG_ZERO] or [1e-9]
         low, high = 10 ** math.floor(math.log10(min(positive))), 10 ** math.ceil(math.log10(max(positive)))
@@ -163,25 +179,9 @@ def _frame(series: Sequence[Series], *, log: bool, target: float | None, from_ze
     size = max(abs(low), abs(high))
     is_flat = high - low <= 1e-9 * size + 1e-200
     pad = 0.05 * (high - low) if not is_flat else 0.5 * size if size > 1e-200 else 1.0
-    rests_on_zero, hangs_from_zero = from_zero and low == 0, from_zero and high == 0 > low
-    low, high = low if rests_on_zero else low - pad, high if hangs_from_zero else high + pad
-    return Frame((min(xs), max(xs)), (low, high), log=False)
-
-
-def _edges(line: Series) -> list[float]:
-    return [edge for _, y, std in line.points if y is not None for edge in (y - (std or 0.0), y + (std or 0.0))]
-
-
-def _stretches(points: Sequence[Point], length: int) -> Iterator[list[Point]]:
-    """The points that have a value, `length` at a time; a stretch without any is left out."""
-    for start in range(0, len(points), length):
-        stretch = [point for point in points[start : start + length] if point[1] is not None]
-        if stretch:
-            yield stretch
-
-
-def _height(point: Point) -> float:
-    return point[1] if point[1] is not None else math.nan
+    bottom = low if from_zero and low == 0 else low - pad  # rests on zero
+    top = high if from_zero and high == 0 > low else high + pad  # hangs from zero
+    return Frame((min(xs), max(xs)), (bottom, top), log=False)
 
 
 def _grid(frame: Frame) -> str:
@@ -281,3 +281,93 @@ def _summary(line: Series) -> str:
 
 def _at(y: float) -> str:
     return f' y1="{y:.1f}" y2="{y:.1f}"'
+
+
+# --- charts of the report --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Chart over iterations; drawn if the run logged any of its keys.
+
+    Args:
+        group: heading of its section.
+        title: caption.
+        note: one-line description with the unit.
+        lines: label -> keys; the first key that was logged is used.
+        band: shade one standard deviation around the line (`<key>_std`).
+        target: path in the config of the target value.
+        log: logarithmic axis.
+        from_zero: the axis includes zero.
+    """
+
+    group: str
+    title: str
+    note: str
+    lines: Mapping[str, tuple[str, ...]]
+    band: bool = False
+    target: tuple[str, ...] = ()
+    log: bool = False
+    from_zero: bool = False
+
+
+LEARNING = "Learning curves"
+PARTS = "Reward components"
+EVALUATIONS = "Evaluations"
+UPDATE = "Policy updates"
+COST = "Throughput and time"
+
+CURVES = (
+    Curve(LEARNING, "Loss", "of the references, nats per token",
+          {"train": ("supervised/loss",), "val": ("supervised/val_loss",)}, from_zero=True),
+    Curve(LEARNING, "Reward", "task reward of an episode; band: ± one std",
+          {"reward": ("rollout_info/ep_rew", "rollout/ep_rew_mean")}, band=True),
+    Curve(LEARNING, "KL to the reference", "nats per token",
+          {"KL": ("rollout_info/kl_div_mean",)}, target=("alg", "kl_div", "target_kl"), from_zero=True),
+    Curve(LEARNING, "KL coefficient", "weight of the KL penalty in the reward",
+          {"coefficient": ("rollout_info/kl_coeff",)}, from_zero=True),
+    Curve(LEARNING, "Entropy", "nats per token; falls as the policy becomes more deterministic",
+          {"entropy": ("rollout_info/entropy",)}),
+    Curve(LEARNING, "KL penalty", "contribution to an episode's reward",
+          {"penalty": ("rollout_info/ep_kl_rew",)}),
+    Curve(LEARNING, "Response length", "tokens; band: ± one std",
+          {"tokens": ("rollout_info/ep_lens", "rollout/ep_len_mean")}, band=True),
+    Curve(LEARNING, "Truncated responses", "fraction that reached the length limit without an end token",
+          {"fraction": ("rollout_info/truncated_share",)}, from_zero=True),
+    Curve(UPDATE, "Value loss", "mean squared error of the critic",
+          {"loss": ("ppo/value_loss", "train/value_loss")}, from_zero=True),
+    Curve(UPDATE, "Explained variance", "of the returns; 1 is perfect, 0 is a constant prediction",
+          {"explained variance": ("ppo/explained_variance", "train/explained_variance")}),
+    Curve(UPDATE, "Ratio-one gap", "largest |ratio − 1| in the first minibatch; 0 is exact",
+          {"gap": ("train/ratio_gap",)}, log=True),
+    Curve(UPDATE, "Policy loss", "the surrogate that is minimised",
+          {"loss": ("ppo/policy_gradient_loss", "train/policy_gradient_loss", "train/policy_loss")}),
+    Curve(UPDATE, "Approximate KL", "from the rollout's policy; nats per token",
+          {"KL": ("ppo/approx_kl", "train/approx_kl")}, from_zero=True),
+    Curve(UPDATE, "Clip fraction", "fraction of tokens with a ratio outside the clip range",
+          {"fraction": ("ppo/clip_fraction", "train/clip_fraction")}, from_zero=True),
+    Curve(UPDATE, "Gradient norm", "before clipping, actor and critic together",
+          {"norm": ("train/grad_norm",)}, from_zero=True),
+    Curve(UPDATE, "Learning rate", "of the policy",
+          {"learning rate": ("train/learning_rate",)}, from_zero=True),
+    Curve(COST, "Throughput", "tokens per second, rollout and update together",
+          {"tokens/s": ("time/tokens_per_s", "time/fps")}, from_zero=True),
+    Curve(COST, "Optimizer steps", "per second, without evaluations",
+          {"steps/s": ("time/steps_per_s",)}, from_zero=True),
+    Curve(COST, "Time", "seconds per iteration",
+          {"update": ("time/update_s",), "rollout": ("time/rollout_s",)}, from_zero=True),
+)  # fmt: skip
+
+PART = "rollout_info/reward/"
+"""Prefix of the keys of a combined reward's parts."""
+
+
+def part_curves(keys: Iterable[str]) -> list[Curve]:
+    """Return a chart for each part of a combined reward among the logged keys, in their order."""
+    parts = [key for key in dict.fromkeys(keys) if key.startswith(PART)]
+    note = "contribution to an episode's reward; band: ± one std"
+    return [
+        Curve(PARTS, key.removeprefix(PART), note, {"reward": (key,)}, band=True)
+        for key in parts
+        if not (key.endswith("_std") and key.removesuffix("_std") in parts)
+    ]

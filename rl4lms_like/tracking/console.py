@@ -16,18 +16,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable, take_any_letter
+from rl4lms_like.tracking.charts import duration
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS, first_scores
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 
@@ -63,12 +63,13 @@ ENTROPY = Column("entropy", ("rollout_info/entropy",), ".3f")
 VALUE_LOSS = Column("value loss", ("ppo/value_loss", "train/value_loss"), ".4f")
 SPEED = Column("tokens/s", ("time/tokens_per_s", "time/fps"), ",.0f")
 COLUMNS = (REWARD, KL, COEFF, ENTROPY, VALUE_LOSS, SPEED)
-
 LOSS = Column("loss", ("supervised/loss",), ".4f")
-VAL_LOSS = Column("val loss", ("supervised/val_loss",), ".4f")
-RATE = Column("lr", ("train/learning_rate",), ".2e")
-STEPS = Column("steps/s", ("time/steps_per_s",), ".2f")
-SUPERVISED = (LOSS, VAL_LOSS, RATE, STEPS)
+SUPERVISED = (
+    LOSS,
+    Column("val loss", ("supervised/val_loss",), ".4f"),
+    Column("lr", ("train/learning_rate",), ".2e"),
+    Column("steps/s", ("time/steps_per_s",), ".2f"),
+)
 """Columns of a run without rollouts."""
 
 
@@ -100,6 +101,48 @@ class RunConsole(Console):
             self.on_broken_pipe()
 
 
+class LiveBar(Progress):
+    """Progress bar with a line of text below it, on terminals only; `stop` also restores the cursor at process exit.
+
+    Args:
+        console: console to print to.
+        below: function that returns the line.
+    """
+
+    def __init__(self, console: Console, below: Callable[[], Text]) -> None:
+        self._below = below
+        super().__init__(
+            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn()),
+            TextColumn("[dim]{task.fields[left]}"),
+            console=console,
+            expand=True,
+            refresh_per_second=4,
+            redirect_stderr=sys.stderr.isatty(),
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the bar and the line."""
+        yield from super().get_renderables()
+        yield self._below()
+
+    def begin(self, name: str, total: int, completed: int) -> None:
+        """Show the bar if the console is a terminal."""
+        if self.console.is_terminal and not self.live.is_started:
+            self.add_task(name, total=total, completed=completed, left="")
+            self.start()
+            atexit.register(self.stop)
+
+    def move(self, completed: int, left: str) -> bool:
+        """Show progress and the remaining time; return False if the bar is not shown."""
+        if self.live.is_started:
+            self.update(self.task_ids[0], completed=completed, left=f"{left} left")
+        return self.live.is_started
+
+    def stop(self) -> None:
+        self.live.stop()  # `Progress.stop` would also print an empty line
+        atexit.unregister(self.stop)
+
+
 class ConsoleSink(Sink):
     """Sink that shows progress on the console.
 
@@ -113,19 +156,13 @@ class ConsoleSink(Sink):
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or RunConsole(highlight=False)
         self.quiet = quiet
-        self._live: Live | None = None
-        self._progress = Progress(
-            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn()),
-            *(TextColumn("[dim]{task.fields[left]}"),),
-            console=self.console,
-            expand=True,
-        )
         self._name = ""
         self._values: dict[str, Any] = {}
         self._rewards: list[float] = []
         self._first_scores: dict[str, dict[str, Any]] = {}
         self._n_iters, self._iteration, self._n_lines = 0, 0, 0
         self._began, self._completed = time.monotonic(), 0
+        self._bar = LiveBar(self.console, self._numbers)
 
     def open(self, run: RunDescription) -> None:
         self._name = run.experiment
@@ -134,38 +171,24 @@ class ConsoleSink(Sink):
     def start(self, n_iters: int, completed: int = 0) -> None:
         self._n_iters, self._completed, self._iteration = n_iters, completed, completed
         self._began = time.monotonic()
-        if self.quiet or not self.console.is_terminal or self._live is not None:
-            return
-        self._progress.add_task(self._name, total=n_iters, completed=completed, left="")
-        self._live = Live(get_renderable=self._frame, console=self.console, redirect_stderr=sys.stderr.isatty())
-        self._live.start()
-        atexit.register(self.close)
+        if not self.quiet:
+            self._bar.begin(self._name, n_iters, completed)
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
-        self._values.update(values)
-        self._iteration = iteration
         reward = REWARD.value(values)
         if reward is not None and math.isfinite(reward):
             self._rewards.append(reward)
-        if self._live is not None:
-            self._progress.update(self._progress.task_ids[0], completed=iteration, left=f"{self._left()} left")
-        elif any(key.startswith(ROLLOUT_GROUPS) for key in values):
+        self.advance(iteration, values)
+
+    def advance(self, iteration: int, values: Mapping[str, Any]) -> None:
+        """Show the number of completed iterations, and values of a rollout or a loss; without a terminal, as a line."""
+        self._iteration = iteration
+        self._values.update(values)
+        if self._bar.move(iteration, self._left()):
+            return
+        if any(key.startswith(ROLLOUT_GROUPS) for key in values):
             self._line("iteration", COLUMNS)
         elif LOSS.value(values) is not None:
-            self._line("step", SUPERVISED)
-
-    def advance(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
-        """Show progress between two calls of `write`.
-
-        Args:
-            iteration: number of completed iterations.
-            values: values to show, as a line if there is no live display; None updates only the live display.
-        """
-        self._iteration = iteration
-        self._values.update(values or {})
-        if self._live is not None:
-            self._progress.update(self._progress.task_ids[0], completed=iteration, left=f"{self._left()} left")
-        elif values:
             self._line("step", SUPERVISED)
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
@@ -194,13 +217,10 @@ class ConsoleSink(Sink):
         self.console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        """Stop the live display and restore the cursor; also called at process exit."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-            atexit.unregister(self.close)
+        """Stop the live display."""
+        self._bar.stop()
 
-    def _frame(self) -> Group:
+    def _numbers(self) -> Text:
         numbers = Text("  ", no_wrap=True, overflow="ellipsis")
         room = self.console.width - 76
         for column in (REWARD, KL, ENTROPY, SPEED) if LOSS.value(self._values) is None else SUPERVISED:
@@ -212,18 +232,16 @@ class ConsoleSink(Sink):
             if column is KL:
                 numbers.append(f" (coeff {COEFF.text(self._values)})", style="dim")
             numbers.append("   ")
-        return Group(self._progress, numbers)
+        return numbers
 
     def _line(self, unit: str, columns: Sequence[Column]) -> None:
-        cells = [(unit, self._of_total()), *((column.label, column.text(self._values)) for column in columns)]
+        done = f"{self._iteration}/{self._n_iters}" if self._n_iters else str(self._iteration)
+        cells = [(unit, done), *((column.label, column.text(self._values)) for column in columns)]
         cells.append(("left", self._left()))
         if self._n_lines % HEADER_EVERY == 0:
             self.print("\n" + "".join(f"{label:>11}" for label, _ in cells))
         self.print("".join(f"{text:>11}" for _, text in cells))
         self._n_lines += 1
-
-    def _of_total(self) -> str:
-        return f"{self._iteration}/{self._n_iters}" if self._n_iters else str(self._iteration)
 
     def _left(self) -> str:
         n_done, n_left = self._iteration - self._completed, self._n_iters - self._iteration
@@ -261,13 +279,6 @@ def sparkline(values: list[float]) -> str:
     low, high = min(values), max(values)
     top = len(BLOCKS) - 1
     return "".join(BLOCKS[round((value - low) / (high - low) * top) if high > low else 0] for value in values)
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as `0:42`, `12:05` or `3:07:12`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _score(score: Any) -> str:

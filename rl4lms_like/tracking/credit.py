@@ -1,23 +1,23 @@
 """Credit assignment in the report: the content of `token_credit.jsonl` for `credit.html.j2`.
 
-    Credit
-      scales          one colour scale per quantity, shared by all shown tokens
-      followed        one prompt over time, if it occurred several times
-      iterations      in order; the last one is unfolded
-        episodes      label, prompt, tokens (`credit_tokens`)
+    numbers    {"advantages": 1.3, "kl": -0.02, ...} of a token
+    levels     -5 ... 5; each level is twice as far from 0 as the one before
+    classes    `a3 k-1`: advantage level 3, KL level -1; the style sheet maps them to colours
 
-To limit the size of the page, long runs are thinned evenly and the middle of long responses is left out.
+Levels are logarithmic because advantages, KL and rewards have long tails. All shown tokens share one scale for each
+quantity. To limit the size of the page, long runs are thinned evenly and the middle of long responses is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.credit_tokens import COLUMNS, END, PART, QUANTITIES, Column, Scale, classes_of, visible
 from rl4lms_like.tracking.record import RunRecord, number
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 
@@ -27,69 +27,155 @@ N_TOKENS = 8000
 """Maximum number of tokens shown; with long responses fewer iterations are shown."""
 LONGEST = 400
 """Maximum number of tokens of one response; of a longer one the beginning and the end are shown."""
-_FACTS = {
-    "reward": ("rollout_info/ep_rew", 1, ""),
-    "KL": ("rollout_info/kl_div_mean", 1, ""),
-    "clipped": ("ppo/clip_fraction", 100, " %"),
-}
+LEVELS = 5
+"""Number of colours on each side of the middle."""
+COVERED = 0.98
+"""Fraction of the tokens within the scale; the others get its outermost colours."""
+END, LINE_BREAK, TAB, PART = "■", "↵", "⇥", "▫"
+CLIPPED = "clipped"
+CUT_LEVEL, OUT_LEVEL = 5, 2
+_CLIPPING = ((-5, "cut below"), (-2, "below, not cut"), (0, "within"), (2, "above, not cut"), (5, "cut above"))
+_NOT_SHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_WITHOUT_WIDTH = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]+")
+"""Joiners, direction marks and variation selectors, which are invisible on their own."""
+
 Item = TypeVar("Item")
+Numbers: TypeAlias = "Mapping[str, float | None]"
+"""Numbers of a token, by the names of the episode's lists."""
 
 
 @dataclass(frozen=True)
-class Token:
-    """Token as shown; `row` is its row of the table."""
+class Quantity:
+    """Quantity that determines the colour of tokens.
 
-    text: str
-    classes: str
-    title: str
-    row: tuple[str, ...]
+    Args:
+        key: first letter of its CSS classes.
+        name: label of its button.
+        field: name of the episode's list with its values.
+        note: meaning of the colours.
+        is_ratio: use a logarithmic scale around 1; otherwise the scale is centred on 0.
+    """
+
+    key: str
+    name: str
+    field: str
+    note: str
+    is_ratio: bool = False
+
+    def place(self, value: float | None) -> float | None:
+        """Return the signed distance from the middle, or None if there is no number."""
+        if value is None or not self.is_ratio:
+            return value
+        return math.log(value) if value > 0 else -math.inf if value == 0 else None
+
+
+QUANTITIES = (
+    Quantity("a", "Advantage", "advantages", "blue: the update pushes the token's probability up, orange: down"),
+    Quantity("k", "KL", "kl", "nats; blue: more probable than under the reference, orange: less probable"),
+    Quantity("r", "Ratio", "ratios", "the token's probability after the update over that before it", True),
+    Quantity("c", "Clipping", CLIPPED, "underlined: PPO's gradient is zero, the ratio is outside the clip range"),
+    Quantity("w", "Reward", "rewards", "reward of the token, including the KL penalty"),
+)
 
 
 @dataclass(frozen=True)
-class Episode:
-    """Prompt and response as shown."""
+class Scale:
+    """Mapping from numbers to levels; `step` is the distance of level 1 from the middle, for ratios in log space."""
 
-    label: str
-    sample_id: str
-    reward: str
-    prompt: str
-    tokens: Sequence[Token]
-    hidden: int
-    is_cut: bool
-    is_followed: bool
+    quantity: Quantity
+    step: float
+
+    @classmethod
+    def over(cls, quantity: Quantity, values: Iterable[Any]) -> Scale:
+        """Return the scale that covers most of `values`; `step` is a round number."""
+        places = (quantity.place(number(value)) for value in values)
+        sizes = sorted(abs(place) for place in places if place and math.isfinite(place))
+        if not sizes:
+            return cls(quantity, 1.0)
+        wanted = sizes[min(int(COVERED * len(sizes)), len(sizes) - 1)] / 2 ** (LEVELS - 1)
+        power = 10.0 ** math.floor(math.log10(wanted))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * (1 - 1e-9))
+        return cls(quantity, step)
+
+    def level(self, value: float | None) -> int:
+        """Return the nearest level from -5 to 5 on the logarithmic scale."""
+        place = self.quantity.place(value)
+        if not place:
+            return 0
+        size = round(math.log2(abs(place) / self.step)) + 1 if math.isfinite(place) else LEVELS
+        return int(math.copysign(max(0, min(LEVELS, size)), place))
 
     @property
-    def halves(self) -> tuple[Sequence[Token], Sequence[Token]]:
-        """Tokens before and after those that are left out."""
-        middle = LONGEST // 2 if self.hidden else len(self.tokens)
-        return self.tokens[:middle], self.tokens[middle:]
+    def legend(self) -> list[tuple[int, str]]:
+        """All levels with their numbers; the outermost levels are open intervals."""
+        if self.quantity.field == CLIPPED:
+            return list(_CLIPPING)
+        sizes = [self.step * 2**power for power in range(LEVELS)]
+        places = [*(-size for size in reversed(sizes)), 0.0, *sizes]
+        digits = max(2, -math.floor(math.log10(self.step)))
+        words = [_factor(math.exp(place), digits) if self.quantity.is_ratio else signed(place) for place in places]
+        words[0], words[-1] = f"≤ {words[0]}", f"≥ {words[-1]}"
+        return list(zip(range(-LEVELS, LEVELS + 1), words, strict=True))
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """Episodes of one rollout as shown."""
-
-    iteration: int
-    facts: str
-    episodes: Sequence[Episode]
-
-
-@dataclass(frozen=True)
-class Credit:
-    """Content of the whole section."""
-
-    scales: Sequence[Scale]
-    columns: Sequence[str]
-    followed: Sequence[tuple[int, Episode]]
-    iterations: Sequence[Iteration]
-    n_recorded: int
-    n_left_out: int
-    clip_range: str | None
-    normalized: str | None
-    has_kl: bool
+def classes_of(numbers: Numbers, scales: Iterable[Scale], clip_range: float | None) -> str:
+    """Return the CSS classes of levels other than 0; `cut`: gradient clipped, `out`: only the ratio out of range."""
+    levels = {scale.quantity.key: scale.level(numbers.get(scale.quantity.field)) for scale in scales}
+    words = []
+    ratio, cut = numbers.get("ratios"), numbers.get(CLIPPED)
+    if cut:
+        words.append("cut")
+        levels["c"] = CUT_LEVEL if cut > 0 else -CUT_LEVEL
+    elif ratio is not None and clip_range is not None and abs(ratio - 1) > clip_range:
+        words.append("out")
+        levels["c"] = OUT_LEVEL if ratio > 1 else -OUT_LEVEL
+    return " ".join([*words, *(f"{key}{level}" for key, level in levels.items() if level)])
 
 
-def credit_of(run: RunRecord) -> Credit | None:
+def visible(text: str) -> str:
+    """Replace spaces alone and invisible characters by symbols; add symbols before line breaks and tabs."""
+    if text and not text.strip(" \u00a0\u3000"):
+        return "␣" * len(text)
+    if _WITHOUT_WIDTH.fullmatch(text):
+        return PART
+    text = text.replace("\r\n", "\n").replace("\n", f"{LINE_BREAK}\n").replace("\t", f"{TAB}\t")
+    return _NOT_SHOWN.sub(lambda found: chr(0x2400 + ord(found[0])) if ord(found[0]) < 32 else PART, text)
+
+
+def signed(value: float | None) -> str:
+    """Format a number with its sign, also if positive."""
+    return f"+{format_number(value)}" if value is not None and value > 0 else format_number(value)
+
+
+def _factor(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if 1e-3 < value < 1e3 else format_number(value)
+
+
+def _product(before: float | None, ratio: float | None) -> str:
+    return format_number(None if before is None or ratio is None else before * ratio)
+
+
+def _gradient(cut: float | None) -> str:
+    return "" if not cut else "cut above" if cut > 0 else "cut below"
+
+
+COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[..., str]], ...] = (
+    ("advantage", ("advantages",), signed),
+    ("return", ("returns",), signed),
+    ("value", ("values",), signed),
+    ("probability", ("probs",), format_number),
+    ("after the update", ("probs", "ratios"), _product),
+    ("ratio", ("ratios",), format_number),
+    ("gradient", (CLIPPED,), _gradient),
+    ("KL", ("kl",), signed),
+    ("reward", ("rewards",), signed),
+    ("KL penalty", ("kl_rewards",), signed),
+    ("allowed tokens", ("n_allowed",), format_number),
+)
+"""Columns of the table: name, the lists of the episode that it needs, and the format of their numbers."""
+
+
+def credit_of(run: RunRecord) -> dict[str, Any] | None:
     """Return what a run recorded about its tokens, or None if it recorded nothing.
 
     Raises:
@@ -103,7 +189,7 @@ def credit_of(run: RunRecord) -> Credit | None:
         raise RL4LMsLikeError(f"{file} was not written by a run: {type(error).__name__}: {error}") from error
 
 
-def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> Credit:
+def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shown = _with_room([_few_episodes(line) for line in lines])
     episodes = [episode for line in shown for episode in line["episodes"]]
     scales = [
@@ -111,28 +197,29 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> Credit:
         for quantity in QUANTITIES
         if any(quantity.field in episode for episode in episodes)
     ]
-    columns = [column for column in COLUMNS if any(column.fits(episode) for episode in episodes)]
+    columns = [column for column in COLUMNS if any(all(need in each for need in column[1]) for each in episodes)]
     logged = {line["iteration"]: line for line in run.iterations}
-    iterations = [
-        Iteration(
-            int(line["iteration"]),
-            _facts(logged.get(line["iteration"], {})),
-            [_episode(episode, line, scales, columns) for episode in line["episodes"]],
-        )
+    iterations: list[dict[str, Any]] = [
+        {
+            "iteration": int(line["iteration"]),
+            "facts": _facts(logged.get(line["iteration"], {})),
+            "episodes": [_episode(episode, line, scales, columns) for episode in line["episodes"]],
+        }
         for line in shown
     ]
-    followed = [(each.iteration, episode) for each in iterations for episode in each.episodes if episode.is_followed]
-    return Credit(
-        scales=scales,
-        columns=[column.name for column in columns],
-        followed=followed if len(followed) > 1 else [],
-        iterations=iterations,
-        n_recorded=len(lines),
-        n_left_out=max(line["n_left_out"] for line in shown),
-        clip_range=next((format_number(line["clip_range"]) for line in reversed(shown) if "clip_range" in line), None),
-        normalized=shown[-1].get("normalized"),
-        has_kl=any("kl" in episode for episode in episodes),
-    )
+    followed = [(each["iteration"], one) for each in iterations for one in each["episodes"] if one["is_followed"]]
+    ranges = [line["clip_range"] for line in shown if "clip_range" in line]
+    return {
+        "scales": scales,
+        "columns": [name for name, _, _ in columns],
+        "followed": followed if len(followed) > 1 else [],  # one prompt over time
+        "iterations": iterations,
+        "n_recorded": len(lines),
+        "n_left_out": max(line["n_left_out"] for line in shown),
+        "clip_range": format_number(ranges[-1]) if ranges else None,
+        "normalized": shown[-1].get("normalized"),
+        "has_kl": any("kl" in episode for episode in episodes),
+    }
 
 
 def _few_episodes(line: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,18 +248,18 @@ def _spaced(items: Sequence[Item], n: int) -> list[Item]:
 
 def _facts(logged: Mapping[str, Any]) -> str:
     """Return means over the whole rollout as text, for comparison with the episodes."""
-    known = {name: (number(logged.get(key)), factor, unit) for name, (key, factor, unit) in _FACTS.items()}
-    said = [
-        f"{name} {format_number(value * factor, 2)}{unit}"
-        for name, (value, factor, unit) in known.items()
-        if value is not None
+    facts = [
+        ("reward", number(logged.get("rollout_info/ep_rew")), 1, ""),
+        ("KL", number(logged.get("rollout_info/kl_div_mean")), 1, ""),
+        ("clipped", number(logged.get("ppo/clip_fraction")), 100, " %"),
     ]
-    return " · ".join(said)
+    return " · ".join(f"{name} {format_number(x * by, 2)}{unit}" for name, x, by, unit in facts if x is not None)
 
 
 def _episode(
-    episode: Mapping[str, Any], line: Mapping[str, Any], scales: Sequence[Scale], columns: Sequence[Column]
-) -> Episode:
+    episode: Mapping[str, Any], line: Mapping[str, Any], scales: Sequence[Scale], columns: Sequence[Any]
+) -> dict[str, Any]:
+    """Return prompt and response as shown; `halves` are the tokens before and after those that are left out."""
     n, half = len(episode["tokens"]), LONGEST // 2
     shown = [*range(n)] if n <= LONGEST else [*range(half), *range(n - half, n)]
     lists = {name: field for name, field in episode.items() if isinstance(field, list) and name != "tokens"}
@@ -181,25 +268,27 @@ def _episode(
     for i in shown:
         text = _text(episode, i)
         numbers = {name: number(field[i]) for name, field in lists.items()}
-        words = [(column.name, column.words(numbers) if column.fits(episode) else "") for column in columns]
-        title = "\n".join([f"“{text.strip()}”", *(f"{name} {word}" for name, word in words if word)])
-        row = (text, *(word for _, word in words))
-        tokens.append(Token(text, classes_of(numbers, scales, clip_range), title, row))
-    return Episode(
-        label=_label(int(episode["rank"]), int(line["n_episodes"])),
-        sample_id=str(episode["sample_id"]),
-        reward=format_number(number(episode["reward"])),
-        prompt=str(episode["prompt"]).strip(),
-        tokens=tokens,
-        hidden=n - len(tokens),
-        is_cut=not episode["terminated"],
-        is_followed=bool(episode["followed"]),
-    )
-
-
-def _label(rank: int, n_episodes: int) -> str:
+        row = [
+            (name, words(*(numbers[need] for need in needs)) if all(need in numbers for need in needs) else "")
+            for name, needs, words in columns
+        ]
+        title = "\n".join([f"“{text.strip()}”", *(f"{name} {word}" for name, word in row if word)])
+        classes = classes_of(numbers, scales, clip_range)
+        tokens.append({"text": text, "classes": classes, "title": title, "row": (text, *(word for _, word in row))})
+    rank, n_episodes = int(episode["rank"]), int(line["n_episodes"])
     named = {(n_episodes + 1) // 2: "median", n_episodes: "worst", 1: "best"}
-    return f"{named[rank]} of {n_episodes}" if rank in named else f"rank {rank} of {n_episodes}"
+    middle = half if n > LONGEST else n
+    return {
+        "label": f"{named.get(rank, f'rank {rank}')} of {n_episodes}",
+        "sample_id": str(episode["sample_id"]),
+        "reward": format_number(number(episode["reward"])),
+        "prompt": str(episode["prompt"]).strip(),
+        "tokens": tokens,
+        "halves": (tokens[:middle], tokens[middle:]),
+        "hidden": n - len(tokens),
+        "is_cut": not episode["terminated"],
+        "is_followed": bool(episode["followed"]),
+    }
 
 
 def _text(episode: Mapping[str, Any], i: int) -> str:

@@ -29,7 +29,7 @@ from rl4lms_like.tracking.run_folder import (
 )
 from rl4lms_like.tracking.sink import Epoch
 
-TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
 PREDICTIONS = re.compile(r"^epoch_(?P<epoch>\d+(\.\d+)?)_(?P<split>.+)_split_predictions\.json$")
 LARGEST_COUNT, LARGEST = 2**53, 1e300
 """Largest iteration or epoch, and largest other number; keeps the axes of charts finite."""
@@ -72,6 +72,10 @@ class RunRecord:
     def curve(self, key: str) -> list[tuple[float, float | None]]:
         """Return (iteration, value) of every iteration with the key; values that are not finite are None."""
         return [(line["iteration"], number(line[key])) for line in self.iterations if key in line]
+
+    def values(self, key: str) -> list[float]:
+        """Return the finite values of a key, in order."""
+        return [value for _, value in self.curve(key) if value is not None]
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -178,10 +182,8 @@ def _load(file: Path) -> Any:
 
 def _times(log: Path) -> tuple[datetime | None, datetime | None]:
     """Return the first and the last time in a log."""
-    if not log.is_file():
-        return None, None
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    times = [match[1] for match in map(TIME_IN_LOG.match, lines) if match]
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    times = TIME_IN_LOG.findall(text)
     try:
         return datetime.fromisoformat(times[0]), datetime.fromisoformat(times[-1])
     except (IndexError, ValueError):  # no times, or an invalid date

@@ -10,67 +10,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median_high
+from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.tracking.alarms import findings
-from rl4lms_like.tracking.charts import Series, format_number, line_chart
-from rl4lms_like.tracking.credit import credit_of
-from rl4lms_like.tracking.curves import CURVES, EVALUATIONS, LEARNING, PARTS, Curve, part_curves
+from rl4lms_like.tracking.charts import (
+    CURVES,
+    EVALUATIONS,
+    LEARNING,
+    PARTS,
+    Curve,
+    Series,
+    duration,
+    format_number,
+    line_chart,
+    part_curves,
+)
+from rl4lms_like.tracking.credit import credit_of, signed
 from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run
-from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
+from rl4lms_like.tracking.run_folder import ALARMS_FILE, REPORT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 N_SHOWN, N_FOLDED = 6, 18
 LONG_TEXT = 420
 N_TABLE_ROWS = 120
 REFERENCE = re.compile(r"<START-\d+>(.*?)<END-\d+>", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Chart with its caption."""
-
-    title: str
-    note: str
-    last: str
-    svg: str
-    legend: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Change:
-    """Score before and after training."""
-
-    name: str
-    before: str
-    after: str
-    change: str
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Responses to one prompt before and after training."""
-
-    sample_id: str
-    prompt: str
-    texts: tuple[str, ...]
-    references: tuple[str, ...]
-    scores: tuple[Change, ...]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Pairs of a split."""
-
-    split: str
-    epochs: tuple[Epoch, ...]
-    total: int
-    shown: Sequence[Pair]
-    folded: Sequence[Pair]
 
 
 def write_report(run_path: str | Path) -> Path:
@@ -85,27 +54,22 @@ def write_report(run_path: str | Path) -> Path:
     Raises:
         RL4LMsLikeError: it is not a run folder, a file was not written by a tracker, or the report cannot be written.
     """
-    from jinja2 import Environment, PackageLoader
-    from markupsafe import Markup
+    import yaml
 
     run = read_run(run_path)
-    environment = Environment(
-        loader=PackageLoader("rl4lms_like", "tracking"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["svg"] = Markup
-    page = environment.get_template("report.html.j2").render(
+    page = template_of("tracking").render(
         title=run.path.resolve().name,
         project=run.path.resolve().parent.name,
         status=_status(run),
         facts=_facts(run),
         tiles=_tiles(run),
         headline=[(split, list(scores), _changes(scores)) for split, scores in run.evaluations.items()],
-        alarms=findings(run),
+        alarms=alarms_of(run),
         groups=_groups(run),
         samples=[_samples(run, split) for split in run.predictions],
         credit=credit_of(run),
         table=_table(run),
-        config=_as_yaml(run.config),
+        config=yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=100),
         long_text=LONG_TEXT,
     )
     path = run.path / REPORT_FILE
@@ -114,6 +78,17 @@ def write_report(run_path: str | Path) -> Path:
     except OSError as error:
         raise RL4LMsLikeError(f"cannot write the report: {reason(error)}") from error
     return path
+
+
+def template_of(package: str) -> Template:
+    """Return the template `report.html.j2` in a subpackage of this library."""
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
+
+    loader = PackageLoader("rl4lms_like", package)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["svg"] = Markup
+    return environment.get_template("report.html.j2")
 
 
 def _status(run: RunRecord) -> str:
@@ -129,7 +104,7 @@ def _status(run: RunRecord) -> str:
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
     last = run.iterations[-1] if run.iterations else {}
     seconds = (run.ended - run.began).total_seconds() if run.began and run.ended else None
-    episodes = [value for _, value in run.curve("rollout_info/n_episodes") if value is not None]
+    episodes = run.values("rollout_info/n_episodes")
     facts = {
         "Algorithm": run.setting("alg", "id"),
         "Policy": run.setting("alg", "policy", "id"),
@@ -138,7 +113,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         "Data": run.setting("datapool", "id"),
         "Seed": run.setting("seed"),
         "Started": run.began.strftime("%d %B %Y, %H:%M").lstrip("0") if run.began else None,
-        "Wall time": _duration(seconds) if seconds is not None else None,
+        "Wall time": duration(seconds) if seconds is not None else None,
         "Tokens": format_number(last["timesteps"]) if last.get("timesteps") else None,
         "Episodes": format_number(sum(episodes)) if episodes else None,
         "Alarms": (str(len(run.alarms)) if run.alarms else "none") if run.setting("doctor", "enabled") else None,
@@ -148,97 +123,113 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return the main numbers as (name, value, value for comparison)."""
+    target = number(run.setting("alg", "kl_div", "target_kl"))
+    against = f"target {format_number(target)}" if target is not None else "no target"
     tiles = []
-    reward = _ends(run, "rollout_info/ep_rew")
-    if reward:
-        tiles.append(("reward per episode", format_number(reward[1]), f"{format_number(reward[0])} at first"))
-    for name, key in (("loss per token", "supervised/loss"), ("loss on val", "supervised/val_loss")):
-        loss = _ends(run, key)
-        if loss:
-            tiles.append((name, format_number(loss[1]), f"{format_number(loss[0])} at first"))
-    kl = _ends(run, "rollout_info/kl_div_mean")
-    if kl:
-        target = number(run.setting("alg", "kl_div", "target_kl"))
-        against = f"target {format_number(target)}" if target is not None else "no target"
-        tiles.append(("KL per token", format_number(kl[1]), against))
-    entropy = _ends(run, "rollout_info/entropy")
-    if entropy:
-        tiles.append(("entropy", format_number(entropy[1]), f"{format_number(entropy[0])} at first"))
-    gaps = [value for _, value in run.curve("train/ratio_gap") if value is not None]
-    if gaps:
+    for name, key, note in (
+        ("reward per episode", "rollout_info/ep_rew", ""),
+        ("loss per token", "supervised/loss", ""),
+        ("loss on val", "supervised/val_loss", ""),
+        ("KL per token", "rollout_info/kl_div_mean", against),
+        ("entropy", "rollout_info/entropy", ""),
+    ):
+        if values := run.values(key):
+            tiles.append((name, format_number(values[-1]), note or f"{format_number(values[0])} at first"))
+    if gaps := run.values("train/ratio_gap"):
         tiles.append(("largest ratio-one gap", format_number(max(gaps), 2), "0 is exact"))
-    speeds = sorted(value for _, value in run.curve("time/tokens_per_s") if value is not None)
-    if speeds:
-        tiles.append(("tokens per second", format_number(speeds[len(speeds) // 2]), "median"))
+    if speeds := run.values("time/tokens_per_s"):
+        tiles.append(("tokens per second", format_number(median_high(speeds)), "median"))
     return tiles
 
 
-def _ends(run: RunRecord, key: str) -> tuple[float, float] | None:
-    values = [value for _, value in run.curve(key) if value is not None]
-    return (values[0], values[-1]) if values else None
+def alarms_of(run: RunRecord) -> list[dict[str, Any]]:
+    """Return the alarms of the run doctor in the order in which they were raised, with title, time and examples.
+
+    alarms.jsonl          {"alarm": "entropy_collapse", "iteration": 12, "said": ..., "advice": ..., "examples": [...]}
+    training_info.jsonl   doctor/entropy_collapse: 1 or 0 in each iteration from the 12th on
+
+    Raises:
+        RL4LMsLikeError: the file was not written by a run.
+    """
+    try:
+        return [_alarm(run, line) for line in run.alarms]
+    except (AttributeError, KeyError, TypeError, OverflowError) as error:
+        file = run.path / ALARMS_FILE
+        raise RL4LMsLikeError(f"{file} was not written by a run: {type(error).__name__}: {error}") from error
 
 
-def _changes(scores: Mapping[Epoch, Mapping[str, Any]]) -> list[Change]:
+def _alarm(run: RunRecord, line: Mapping[str, Any]) -> dict[str, Any]:
+    held = run.values(f"doctor/{line['alarm']}")
+    since = f"; active in {sum(held):g} of the {len(held)} iterations since" if len(held) > 1 else ""
+    examples = []
+    for example in line.get("examples", ()):
+        numbers = [f"{name} {value:.4g}" for name, value in example.items() if isinstance(value, int | float)]
+        examples.append((str(example.get("prompt", "")), str(example.get("response", "")), ", ".join(numbers)))
+    return {
+        "title": str(line["alarm"]).replace("_", " "),
+        "when": f"iteration {line.get('iteration')}{since}",
+        "said": _sentence(str(line.get("said", ""))),
+        "advice": _sentence(str(line.get("advice", ""))),
+        "examples": examples,
+    }
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""
+
+
+def _changes(scores: Mapping[Epoch, Mapping[str, Any]]) -> list[dict[str, str]]:
     each = list(scores.values())
     first, last = each[0], each[-1]
     keys = dict.fromkeys([*first, *last])
     return [_change(key, first.get(key), last.get(key) if len(scores) > 1 else None) for key in keys]
 
 
-def _change(name: str, before: Any, after: Any) -> Change:
+def _change(name: str, before: Any, after: Any) -> dict[str, str]:
+    """Return a score before and after training."""
     first, last = number(before), number(after)
-    difference = last - first if first is not None and last is not None else None
-    sign = "+" if difference is not None and difference > 0 else ""
-    change = "" if difference is None else f"{sign}{format_number(difference)}"
-    return Change(name, format_number(first), format_number(last), change)
+    change = "" if first is None or last is None else signed(last - first)
+    return {"name": name, "before": format_number(first), "after": format_number(last), "change": change}
 
 
-def _groups(run: RunRecord) -> list[tuple[str, list[Panel]]]:
+def _groups(run: RunRecord) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the charts by heading, without empty headings."""
-    groups: dict[str, list[Panel]] = {LEARNING: [], PARTS: [], EVALUATIONS: _metric_panels(run)}
+    groups: dict[str, list[dict[str, Any]]] = {LEARNING: [], PARTS: [], EVALUATIONS: []}
+    keys = dict.fromkeys(key for epochs in run.evaluations.values() for scores in epochs.values() for key in scores)
+    for key in keys:
+        series = [
+            Series(split, [(float(epoch), number(scores.get(key)), None) for epoch, scores in epochs.items()])
+            for split, epochs in run.evaluations.items()
+        ]
+        groups[EVALUATIONS] += _panels(key, "", series, x_name="epoch")
     for curve in [*CURVES, *part_curves(key for line in run.iterations for key in line)]:
-        panel = _curve_panel(run, curve)
-        if panel is not None:
-            groups.setdefault(curve.group, []).append(panel)
+        groups.setdefault(curve.group, []).extend(_curve_panels(run, curve))
     return [(heading, panels) for heading, panels in groups.items() if panels]
 
 
-def _curve_panel(run: RunRecord, curve: Curve) -> Panel | None:
+def _curve_panels(run: RunRecord, curve: Curve) -> list[dict[str, Any]]:
     series = []
     for label, keys in curve.lines.items():
         key = next((key for key in keys if any(key in line for line in run.iterations)), None)
         if key is not None:
-            spread = dict(run.curve(f"{key}_std")) if curve.band else {}
-            series.append(Series(label, [(x, y, spread.get(x)) for x, y in run.curve(key)]))
+            std = dict(run.curve(f"{key}_std")) if curve.band else {}
+            series.append(Series(label, [(x, y, std.get(x)) for x, y in run.curve(key)]))
     target = number(run.setting(*curve.target)) if curve.target else None
     note = f"{curve.note}; dashed: the target, {format_number(target)}" if target is not None else curve.note
-    return _panel(curve.title, note, series, log=curve.log, target=target, from_zero=curve.from_zero)
+    return _panels(curve.title, note, series, log=curve.log, target=target, from_zero=curve.from_zero)
 
 
-def _metric_panels(run: RunRecord) -> list[Panel]:
-    keys = dict.fromkeys(key for epochs in run.evaluations.values() for scores in epochs.values() for key in scores)
-    panels = []
-    for key in keys:
-        lines = {
-            split: [(float(epoch), number(scores.get(key)), None) for epoch, scores in epochs.items()]
-            for split, epochs in run.evaluations.items()
-        }
-        panel = _panel(key, "", [Series(split, points) for split, points in lines.items()], x_name="epoch")
-        if panel is not None:
-            panels.append(panel)
-    return panels
-
-
-def _panel(title: str, note: str, series: list[Series], **options: Any) -> Panel | None:
+def _panels(title: str, note: str, series: list[Series], **options: Any) -> list[dict[str, Any]]:
+    """Return a chart with its caption, or none if no series has a value."""
     series = [line for line in series if line.last is not None]
     if not series:
-        return None
+        return []
     svg = line_chart(series, title=title, **options)
-    legend = tuple(line.label for line in series) if len(series) > 1 else ()
-    return Panel(title, note, format_number(series[0].last), svg, legend)
+    legend = [line.label for line in series] if len(series) > 1 else []
+    return [{"title": title, "note": note, "last": format_number(series[0].last), "svg": svg, "legend": legend}]
 
 
-def _samples(run: RunRecord, split: str) -> Samples:
+def _samples(run: RunRecord, split: str) -> dict[str, Any]:
     """Return pairs of the first and the last evaluation, evenly spaced over the split, not selected by score."""
     files = run.predictions[split]
     epochs = tuple(dict.fromkeys((next(iter(files)), next(reversed(files)))))
@@ -247,20 +238,24 @@ def _samples(run: RunRecord, split: str) -> Samples:
     n_pairs = min(len(ids), N_SHOWN + N_FOLDED)
     spaced = [ids[index * len(ids) // n_pairs] for index in range(n_pairs)]
     pairs = [_pair(sample_id, [side[sample_id] for side in sides]) for sample_id in spaced]
-    stride = max(1, n_pairs // N_SHOWN)
-    shown = pairs[::stride][:N_SHOWN]
-    return Samples(split, epochs, len(ids), shown, [pair for pair in pairs if pair not in shown])
+    shown = pairs[:: max(1, n_pairs // N_SHOWN)][:N_SHOWN]
+    folded = [pair for pair in pairs if pair not in shown]
+    return {"split": split, "epochs": epochs, "total": len(ids), "shown": shown, "folded": folded}
 
 
-def _pair(sample_id: str, sides: Sequence[Mapping[str, Any]]) -> Pair:
+def _pair(sample_id: str, sides: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the responses to one prompt before and after training."""
     known = ("split_name", "sample_id", "prompt_text", "generated_text", "ref_text")
     first, last = sides[0], sides[-1]
     scored = [key for key, value in first.items() if key not in known and number(value) is not None]
     reference = str(first.get("ref_text") or "")
-    references = [text.strip() for text in REFERENCE.findall(reference)] or ([reference] if reference else [])
-    texts = tuple(str(side.get("generated_text", "")).strip() for side in sides)
-    scores = tuple(_change(key, first[key], last.get(key)) for key in scored)
-    return Pair(sample_id, str(first.get("prompt_text", "")).strip(), texts, tuple(references), scores)
+    return {
+        "sample_id": sample_id,
+        "prompt": str(first.get("prompt_text", "")).strip(),
+        "texts": [str(side.get("generated_text", "")).strip() for side in sides],
+        "references": [text.strip() for text in REFERENCE.findall(reference)] or ([reference] if reference else []),
+        "scores": [_change(key, first[key], last.get(key)) for key in scored],
+    }
 
 
 def _table(run: RunRecord) -> tuple[list[str], list[list[str]]]:
@@ -268,16 +263,3 @@ def _table(run: RunRecord) -> tuple[list[str], list[list[str]]]:
     keys = list(dict.fromkeys(key for line in run.iterations for key in line))
     stride = -(-len(run.iterations) // N_TABLE_ROWS) or 1
     return keys, [[format_number(number(line.get(key)), 4) for key in keys] for line in run.iterations[::stride]]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
-    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
-
-
-def _as_yaml(config: Mapping[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=100)

@@ -292,10 +292,10 @@ def hold(path: Path) -> FileLock:
     return lock
 
 
-def try_hold(path: Path) -> FileLock | None:
-    """Lock the folder as in `hold`; return None if another process holds the lock."""
-    refuse_links([path / LOCK_FILE])
-    lock = FileLock(path / LOCK_FILE)
+def try_hold(path: Path, name: str = LOCK_FILE) -> FileLock | None:
+    """Lock the folder with the file `name`, as in `hold`; return None if another process holds the lock."""
+    refuse_links([path / name])
+    lock = FileLock(path / name)
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -12,14 +12,11 @@ import struct
 import numpy as np
 import pytest
 
-from rl4lms_like.benchmarking import plots
-from rl4lms_like.benchmarking.comparison import compare
 from rl4lms_like.benchmarking.curves import learning_curves, polyline
 from rl4lms_like.benchmarking.jobs import jobs_of, read_result, state_of, write_result
-from rl4lms_like.benchmarking.main import benchmark
-from rl4lms_like.benchmarking.plots import COLOURS, _apart, plot_curves
-from rl4lms_like.benchmarking.report import _pairs
-from rl4lms_like.benchmarking.results import collect, iqm_interval_text, iqm_text, mean_text
+from rl4lms_like.benchmarking.report import COLOURS, comparisons, plot_curves
+from rl4lms_like.benchmarking.results import collect, compare, summary_texts
+from rl4lms_like.benchmarking.runner import benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.benchmarking.statistics import summarize
 from rl4lms_like.core.errors import RL4LMsLikeError
@@ -190,29 +187,36 @@ def test_a_logarithmic_axis_leaves_out_what_it_cannot_show(tmp_path, rewards):
         finish(job, rewards=rewards)
     found = collect(load_benchmark(spec))
     (curves,) = learning_curves(found)
-    picture = plot_curves(curves, found.labels, tmp_path / "log.png").read_bytes()
     linear = dataclasses.replace(curves, spec=dataclasses.replace(curves.spec, log=False))
-    is_linear = picture == plot_curves(linear, found.labels, tmp_path / "linear.png").read_bytes()
-    assert is_linear == (max(rewards) <= 0)
+    files = tmp_path / "log.png", tmp_path / "linear.png"
+    for each, file in zip((curves, linear), files, strict=True):
+        plot_curves(each, found.labels, file)
+    assert (files[0].read_bytes() == files[1].read_bytes()) == (max(rewards) <= 0)
 
 
-def test_a_label_that_a_logarithmic_axis_cannot_show_is_named(tmp_path, monkeypatch):
-    captions = []
-    monkeypatch.setattr(plots, "_caption", lambda axes, text: captions.append(text))
+def test_a_label_that_a_logarithmic_axis_cannot_show_is_named(tmp_path):
     runs = {"exact": {}, "near": {"set": {"alg.args.gamma": 0.5}}}
     spec = write_spec(tmp_path, runs=runs, curves=[{"key": "rollout_info/ep_rew", "log": True}])
     for job in jobs_of(load_benchmark(spec)):
         finish(job, rewards=(0.0, 0.5 * (job.label == "near")))
     found = collect(load_benchmark(spec))
-    plot_curves(*learning_curves(found), found.labels, tmp_path / "log.png")
-    assert captions == ["line: IQM over 2 seeds; band: lowest to highest\nnot above 0: exact"]
+    figure = plot_curves(*learning_curves(found), found.labels, tmp_path / "log.png")
+    assert names_in(figure) == ["exact: not above 0", "near"]
 
 
-def test_names_at_the_ends_of_lines_do_not_overlap():
-    places = _apart([10.0, 11.0, 12.0, 50.0, 99.0, 100.0], 8.0, 0.0, 100.0)
-    gaps = np.diff(places)
-    assert min(gaps) >= 8 - 1e-9
-    assert places[3] == 50 and sum(places[:3]) / 3 == pytest.approx(11)
+def names_in(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def test_every_line_has_its_name_in_its_colour(tmp_path):
+    spec = write_spec(tmp_path, runs={"a": {}, "_b": {}}, curves=[{"key": "rollout_info/ep_rew", "lines": {"aim": 2}}])
+    for job in jobs_of(load_benchmark(spec)):
+        finish(job)
+    found = collect(load_benchmark(spec))
+    figure = plot_curves(*learning_curves(found), found.labels, tmp_path / "curves.png")
+    assert names_in(figure) == ["a", "_b", "aim"]
+    colours = [text.get_color() for text in figure.axes[0].get_legend().get_texts()]
+    assert colours == [line.get_color() for line in figure.axes[0].lines] and colours[:2] == list(COLOURS[:2])
 
 
 def test_colours_differ():
@@ -220,7 +224,7 @@ def test_colours_differ():
 
 
 def test_who_beats_whom_is_told_from_both_sides_alike():
-    (_, (_, upper)), (_, (lower, _)) = _pairs([("ppo", [1.0, 2, 3, 4, 5]), ("slow", [0.0, 1, 2, 3, 4])])
+    (_, (_, upper)), (_, (lower, _)) = comparisons({"ppo": [1.0, 2, 3, 4, 5], "slow": [0.0, 1, 2, 3, 4]})
     assert (upper[0], lower[0]) == ("0.68", "0.32")
     (low, high), (other_low, other_high) = (map(float, pair[1].strip("[]").split(", ")) for pair in (upper, lower))
     assert low < 0.68 < high
@@ -228,18 +232,17 @@ def test_who_beats_whom_is_told_from_both_sides_alike():
 
 
 def test_an_iqm_and_its_interval_have_the_decimals_of_the_mean():
-    summary = summarize([0.9, 0.94, 0.9, 0.9, 0.9])
-    assert (mean_text(summary), iqm_text(summary)) == ("0.908 ± 0.018", "0.900")
-    assert iqm_interval_text(summary) == "[0.900, 0.927]"
-    assert iqm_interval_text(summarize([0.9, 0.94, 0.9, 0.9])) == "range 0.900 to 0.940"
-    assert iqm_interval_text(summarize([0.9])) == ""
+    assert summary_texts(summarize([0.9, 0.94, 0.9, 0.9, 0.9])) == ("0.908 ± 0.018", "0.900", "[0.900, 0.927]")
+    assert summary_texts(summarize([0.9, 0.94, 0.9, 0.9]))[2] == "range 0.900 to 0.940"
+    assert summary_texts(summarize([0.9]))[2] == ""
 
 
-def test_a_mean_has_the_decimals_of_its_spread():
-    assert mean_text(summarize([0.83, 0.85])) == "0.840 ± 0.014"
-    assert mean_text(summarize([-3.0, -5.0])) == "−4.0 ± 1.4"
-    assert mean_text(summarize([0.25])) == "0.25"
-    assert mean_text(summarize([1.0, 1.0])) == "1 ± 0"
+@pytest.mark.parametrize(
+    ("scores", "mean"),
+    [([0.83, 0.85], "0.840 ± 0.014"), ([-3.0, -5.0], "−4.0 ± 1.4"), ([0.25], "0.25"), ([1.0, 1.0], "1 ± 0")],
+)
+def test_a_mean_has_the_decimals_of_its_spread(scores, mean):
+    assert summary_texts(summarize(scores))[0] == mean
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.benchmarking.main import benchmark
+from rl4lms_like.benchmarking.runner import benchmark
 from tests.browser import assert_readable, needs_chromium, opened
 
 pytestmark = needs_chromium

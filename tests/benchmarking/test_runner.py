@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.benchmarking import jobs, main, runner, worker
-from rl4lms_like.benchmarking.display import Display
+from rl4lms_like.benchmarking import jobs, runner, worker
 from rl4lms_like.benchmarking.jobs import at_work, claimed, jobs_of, prepare_folder, read_result, state_of
-from rl4lms_like.benchmarking.main import benchmark
+from rl4lms_like.benchmarking.runner import Display, benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.core.errors import RL4LMsLikeError
 from tests.benchmarking.conftest import finish, write_spec
@@ -141,8 +140,8 @@ def started(monkeypatch):
         return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
 
     monkeypatch.setattr(runner, "start", start)
-    monkeypatch.setattr(main, "learning_curves", lambda found: [])
-    monkeypatch.setattr(main, "write_report", lambda found, curves: found.benchmark.results / "report.html")
+    monkeypatch.setattr(runner, "learning_curves", lambda found: [])
+    monkeypatch.setattr(runner, "write_report", lambda found, curves: found.benchmark.results / "report.html")
     return names
 
 
@@ -221,7 +220,6 @@ def test_not_more_than_asked_for_go_on_side_by_side(tmp_path, started, monkeypat
 
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path, started):
-    pytest.importorskip("fcntl")
     with claimed(tmp_path / "out"), pytest.raises(RL4LMsLikeError, match="another benchmark is running"):
         benchmark(write_spec(tmp_path))
     assert started == []
@@ -229,7 +227,6 @@ def test_two_benchmarks_do_not_share_a_folder(tmp_path, started):
 
 def test_a_run_that_is_still_at_work_is_waited_for(tmp_path):
     """Its benchmark was killed and started again at once, while it saves what it has."""
-    pytest.importorskip("fcntl")
     (job,) = jobs_of(load_benchmark(write_spec(tmp_path, seeds=1)))
     prepare_folder(job)
     with at_work(job.folder):
@@ -243,7 +240,6 @@ def test_a_run_that_is_still_at_work_is_waited_for(tmp_path):
 
 
 def test_a_run_that_does_not_end_is_named(tmp_path, monkeypatch):
-    pytest.importorskip("fcntl")
     monkeypatch.setattr(jobs, "GRACE_S", 0.0)
     (job,) = jobs_of(load_benchmark(write_spec(tmp_path, seeds=1)))
     prepare_folder(job)
@@ -269,7 +265,7 @@ def test_nothing_starts_where_the_report_could_not_be_made(tmp_path, started, mo
 def test_the_time_left_comes_from_the_runs_that_ended(tmp_path):
     five = jobs_of(load_benchmark(write_spec(tmp_path, seeds=5)))
     display = Display("x")
-    display.start(5, ["new"] * 5, 2)
+    display.start(["new"] * 5, 2)
     for job in five[:2]:
         display.started(job)
     assert display.left() == "-"

@@ -159,7 +159,7 @@ def test_the_page_has_every_key_with_its_default(repository):
 
 def test_reading_a_spec_loads_nothing_heavy():
     heavy = ("torch", "transformers", "matplotlib", "scipy")
-    code = f"import sys, rl4lms_like.benchmarking.main; print(*(set({heavy!r}) & set(sys.modules)))"
+    code = f"import sys, rl4lms_like.benchmarking.runner; print(*(set({heavy!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from rl4lms_like.tracking import Tracker
-from rl4lms_like.tracking.alarms import findings
 from rl4lms_like.tracking.record import read_run
+from rl4lms_like.tracking.report import alarms_of
 from tests.tracking.test_report import CONFIG, HOSTILE, page_of
 
 LINE = {
@@ -35,11 +35,11 @@ def test_each_alarm_has_its_finding_its_advice_and_the_iterations_in_which_it_he
     for iteration, held in enumerate((None, 1, 1, 0), start=1):
         logged = {} if held is None else {"doctor/entropy_collapse": held}
         tracker.log_values({"train/n_updates": iteration, "time/iteration": iteration, **logged})
-    first, second = findings(read_run(tracker.run_path))
-    assert (first.title, first.when) == ("entropy collapse", "iteration 2; active in 2 of the 3 iterations since")
-    assert (first.said, first.advice) == ("The entropy is 0.01.", "Raise alg.args.ent_coef.")
-    assert first.examples == ((HOSTILE, " ", "reward 0.5123, tokens 7"),)
-    assert (second.when, second.advice) == ("iteration 3", "")
+    first, second = alarms_of(read_run(tracker.run_path))
+    assert (first["title"], first["when"]) == ("entropy collapse", "iteration 2; active in 2 of the 3 iterations since")
+    assert (first["said"], first["advice"]) == ("The entropy is 0.01.", "Raise alg.args.ent_coef.")
+    assert first["examples"] == [(HOSTILE, " ", "reward 0.5123, tokens 7")]
+    assert (second["when"], second["advice"]) == ("iteration 3", "")
     page = page_of(tracker.run_path)
     assert "Alarms of the run doctor" in page.text and HOSTILE in page.text and "Alarms2" in page.text.replace("\n", "")
     assert page.count("script") == 0

@@ -10,9 +10,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.tracking.console import ConsoleHandler, ConsoleSink, duration, sparkline
-from rl4lms_like.tracking.messages import IN_SHORT
+from rl4lms_like.tracking.base import IN_SHORT, Tracker
+from rl4lms_like.tracking.charts import duration
+from rl4lms_like.tracking.console import ConsoleHandler, ConsoleSink, sparkline
 from rl4lms_like.tracking.sink import RunDescription
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -58,7 +58,6 @@ def test_a_terminal_shows_a_bar_and_gets_its_cursor_back(tmp_path):
 def test_a_terminal_gets_its_cursor_back_from_a_run_that_nobody_closed(tmp_path):
     program = """
 from rich.console import Console
-from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.console import ConsoleSink
 sink = ConsoleSink(console=Console(force_terminal=True))
 sink.start(3)

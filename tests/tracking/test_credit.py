@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.tracking import Tracker, credit, credit_tokens, write_report
-from rl4lms_like.tracking.credit_tokens import QUANTITIES, Scale, classes_of, visible
+from rl4lms_like.tracking import Tracker, credit, write_report
+from rl4lms_like.tracking.credit import QUANTITIES, Scale, classes_of, visible
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 from tests.conftest import REPOSITORY
 from tests.tracking.test_report import CONFIG, HOSTILE, Page
@@ -294,6 +294,6 @@ def test_the_two_sides_differ_for_colour_blind_eyes_too(mode, kind):
 
 def test_the_module_keeps_to_the_styles_levels():
     style = (TEMPLATES / "credit.css.j2").read_text(encoding="utf-8")
-    assert f"range(1, {credit_tokens.LEVELS + 1})" in style
+    assert f"range(1, {credit.LEVELS + 1})" in style
     assert json.loads(json.dumps([level for level, _ in Scale(CLIPPING, 1.0).legend])) == [-5, -2, 0, 2, 5]
     assert REWARD.field == "rewards"

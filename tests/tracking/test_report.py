@@ -9,8 +9,8 @@ import pytest
 
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking import Tracker, write_report
+from rl4lms_like.tracking.charts import CURVES
 from rl4lms_like.tracking.console import COLUMNS
-from rl4lms_like.tracking.curves import CURVES
 from rl4lms_like.tracking.record import read_run
 
 CONFIG = {

@@ -24,8 +24,7 @@ from rl4lms_like.core.errors import ConfigError, Mistake
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
 from rl4lms_like.rollouts.kl import HorizonKLController
-from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.tracking.messages import IN_SHORT
+from rl4lms_like.tracking.base import IN_SHORT, Tracker
 from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.config.cross_checks import HELD_OUT, unknown_metric

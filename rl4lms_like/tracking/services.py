@@ -1,0 +1,206 @@
+"""Connections to other software, imported only if a run uses one: Stable-Baselines3, TensorBoard, Weights & Biases.
+
+algorithm.logger.record("ppo/value_loss", ...)   any number of times
+algorithm.logger.dump(step=num_timesteps)        once per iteration -> TrackerWriter.write -> all sinks
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
+
+from rl4lms_like.core.errors import import_extra
+from rl4lms_like.tracking.run_folder import to_json, write_whole
+from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
+
+if TYPE_CHECKING:
+    from rl4lms_like.tracking.base import Tracker
+
+N_TEXTS = 5
+"""Number of texts of an evaluation in TensorBoard."""
+
+FINISH_S = 300.0
+"""Maximum seconds to wait for Weights & Biases at the end of a run; `WANDB_FINISH_TIMEOUT` overrides it."""
+
+ID_FILE = "wandb_run.json"
+"""File in the run's folder with the id of the run in Weights & Biases."""
+
+
+class TrackerWriter(KVWriter):
+    """Writer that passes the dumps of SB3's logger to a tracker, so that algorithms do not depend on the tracker."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Pass the values to the tracker; `key_excluded` maps a key to the sinks that do not receive it."""
+        self.tracker.log_values(dict(key_values), timesteps=step, excluded=dict(key_excluded))
+
+    def close(self) -> None:
+        """Do nothing: the tracker closes its own sinks."""
+
+
+class ConsoleStream:
+    """Text stream that prints above the live display."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def write(self, text: str) -> int:
+        """Print `text` and return its length."""
+        self.tracker.print(text.rstrip("\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: output is not buffered."""
+
+
+def make_logger(tracker: Tracker, *, verbose: int = 0) -> Logger:
+    """Return a logger whose dumps go to the tracker; with `verbose` they are also printed as SB3's table."""
+    writers: list[KVWriter] = [TrackerWriter(tracker)]
+    if verbose:
+        writers.append(HumanOutputFormat(cast(TextIO, ConsoleStream(tracker)), max_length=50))
+    return Logger(folder=str(tracker.run_path), output_formats=writers)
+
+
+class TensorBoardSink(Sink):
+    """Sink for event files: iterations by tokens, evaluations by epoch. It uses SB3's writer, and supports its figures.
+
+    Args:
+        folder: event files are written to `<folder>/<experiment>`; `tensorboard --logdir <folder>` shows all of them.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, folder: str | Path) -> None:
+        import_extra("tensorboard", extra="tensorboard", needed_by="tensorboard_log")
+        self.folder = Path(folder)
+        self._output: Any = None
+
+    def open(self, run: RunDescription) -> None:
+        """Open the event file."""
+        self._output = TensorBoardOutputFormat(str(self.folder / run.experiment))
+        self._hook, threading.excepthook = threading.excepthook, self._thread_failed
+
+    def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        numbers = {**values, "iteration": iteration}
+        self._output.write(numbers, {key: ("",) for key in numbers}, timesteps)
+        self._output.writer.flush()
+
+    def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
+        for key, score in metrics.items():
+            if not isinstance(score, str):
+                self._output.writer.add_scalar(f"{split_name}/{key}", score, int(epoch))
+        self._output.writer.flush()
+
+    def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
+        for row, prediction in enumerate(predictions[:N_TEXTS]):
+            text = f"**{prediction.get('prompt_text', '')}**\n\n{prediction.get('generated_text', '')}"
+            self._output.writer.add_text(f"{split_name}_predictions/{row}", text, int(epoch))
+
+    def close(self) -> None:
+        if self._output is not None:
+            threading.excepthook = self._hook
+            self._output.close()
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Silence exceptions of the writer's thread, since the next event raises the same error."""
+        if not str(getattr(type(failure.thread), "__module__", "")).startswith("tensorboard."):
+            self._hook(failure)
+
+
+class WandbSink(Sink):
+    """Sink that sends a run to Weights & Biases: iterations by `iteration`, scores by `epoch`, and tables of texts.
+
+    With `WANDB_MODE=offline` nothing is sent; `wandb sync <run folder>/wandb/offline-run-...` sends it later. If the
+    service does not respond, it delays the start of a run by at most 90 s (`WANDB_INIT_TIMEOUT`) and its end by five
+    minutes.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+    """
+
+    name = "wandb"
+
+    def __init__(self) -> None:
+        self._wandb = import_extra("wandb", extra="wandb", needed_by="logging to Weights & Biases")
+        self._run: Any = None
+        self._exit_code = 0
+
+    def open(self, run: RunDescription) -> None:
+        """Start a run in the service, or resume that of an interrupted run.
+
+        Values logged after the checkpoint are sent again with the same steps, so that none is missing. Errors of the
+        service (no account, no network) are raised.
+        """
+        options: dict[str, Any] = {}
+        id, project = _begun_in(run)
+        if id is not None:
+            options = {"id": id, "resume": "allow", "allow_val_change": True}
+        settings = getattr(self._wandb, "Settings", None)  # wandb's own timeout at the end of a run is unlimited
+        if "finish_timeout" in getattr(settings, "model_fields", ()) and "WANDB_FINISH_TIMEOUT" not in os.environ:
+            options["settings"] = self._wandb.Settings(finish_timeout=FINISH_S, finish_timeout_raises=True)
+        self._run = self._wandb.init(
+            entity=run.entity,
+            project=project,
+            name=run.experiment,
+            config=to_json(run.config),
+            dir=str(run.path),
+            reinit="create_new",
+            **options,
+        )
+        if id is None:
+            own = {"project": run.project, "experiment": run.experiment, "place": _place(run)}
+            write_whole(run.path / ID_FILE, json.dumps({"id": self._run.id, **own}) + "\n")
+        for group in ("rollout_info", "rollout", "ppo", "train", "time"):
+            self._run.define_metric(f"{group}/*", step_metric="iteration")
+
+    def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        self._run.log({**values, "iteration": iteration, "timesteps": timesteps})
+
+    def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
+        for key in metrics:
+            self._run.define_metric(f"{split_name}/{key}", step_metric="epoch")
+        self._run.log({"epoch": epoch, **{f"{split_name}/{key}": score for key, score in metrics.items()}})
+
+    def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
+        if not predictions:
+            return
+        columns = list(predictions[0])
+        rows = [[to_json(prediction.get(column)) for column in columns] for prediction in predictions]
+        table = self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+        self._run.log({f"{split_name}_predictions_at_epoch_{epoch}": table})
+
+    def ended_early(self, error: BaseException) -> None:
+        self._exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+
+    def close(self) -> None:
+        """Finish the service's run; a run that ended early is marked as failed until it is resumed."""
+        if self._run is not None:
+            self._run.finish(exit_code=self._exit_code)
+
+
+def _place(run: RunDescription) -> str:
+    """Return the path from the project on. Names may contain slashes; `--resume` uses the last two parts as names."""
+    return f"{run.project}/" + f"/{run.path.as_posix()}".rpartition(f"/{run.project}/")[2]
+
+
+def _begun_in(run: RunDescription) -> tuple[str | None, str]:
+    """Return the service's id of this folder's run and its project; the id is None for a copied folder."""
+    try:
+        content = json.loads((run.path / ID_FILE).read_text(encoding="utf-8"))
+        id, project, experiment = (content[key] for key in ("id", "project", "experiment"))
+        place = content.get("place", f"{project}/{experiment}")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None, run.project
+    is_own = isinstance(id, str) and isinstance(project, str) and f"/{run.path.as_posix()}".endswith(f"/{place}")
+    return (id, project) if is_own else (None, run.project)
