@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from stable_baselines3.common.utils import set_random_seed
@@ -20,6 +20,8 @@ from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.env import TextGenEnv
 
+T = TypeVar("T")
+
 REWARD_ERROR = "reward_error"
 """Key of `info`: the error message of the reward."""
 
@@ -28,47 +30,31 @@ class EndedError(RewardError):
     """Error raised when a process of the environments has ended."""
 
 
-class ProcessVecEnv(SubprocVecEnv):
-    """`SubprocVecEnv` that can be closed at any time: during a step, or after one of its processes has ended."""
-
-    def step_async(self, actions: np.ndarray) -> None:
-        """Call the base class's method, like the overrides below.
-
-        Raises:
-            EndedError: a process ended or was killed.
-        """
-        with self._all_there():
-            super().step_async(actions)
-
-    def step_wait(self) -> Any:
-        """Call the base class's method."""
-        with self._all_there():
-            return super().step_wait()
-
-    def reset(self) -> Any:
-        """Call the base class's method."""
-        with self._all_there():
-            return super().reset()
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Call the base class's method."""
-        with self._all_there():
-            return super().get_attr(attr_name, indices)
-
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the base class's method."""
-        with self._all_there():
-            return super().env_method(method_name, *args, indices=indices, **kwargs)
-
-    @contextmanager
-    def _all_there(self) -> Iterator[None]:
+def _attributed(method: Callable[..., T]) -> Callable[..., T]:
+    @wraps(method)
+    def wrapper(self: SubprocVecEnv, *args: Any, **kwargs: Any) -> T:
         try:
-            yield
+            return method(self, *args, **kwargs)
         except (EOFError, ConnectionError) as error:
             raise EndedError(
                 f"one of the {self.num_envs} processes of vec_env 'subproc' ended: killed from outside (out of "
                 "memory?) or by the reward itself. With vec_env 'text', env.reward_workers are restarted"
             ) from error
+
+    return wrapper
+
+
+class ProcessVecEnv(SubprocVecEnv):
+    """`SubprocVecEnv` that can be closed at any time: during a step, or after one of its processes has ended.
+
+    In the second case all other methods raise an `EndedError`.
+    """
+
+    step_async = _attributed(SubprocVecEnv.step_async)
+    step_wait = _attributed(SubprocVecEnv.step_wait)
+    reset = _attributed(SubprocVecEnv.reset)
+    get_attr = _attributed(SubprocVecEnv.get_attr)
+    env_method = _attributed(SubprocVecEnv.env_method)
 
     def close(self) -> None:
         """Stop the processes."""

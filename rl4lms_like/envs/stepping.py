@@ -16,8 +16,7 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.envs.env import REWARD_PARTS
 from rl4lms_like.envs.processes import REWARD_ERROR, EndedError
-from rl4lms_like.rewards.call import TokenRewards
-from rl4lms_like.rewards.naming import texts_to_score
+from rl4lms_like.rewards.call import TokenRewards, texts_to_score
 
 
 def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
