@@ -94,17 +94,14 @@ class HttpReward(TextReward):
         meta_infos: list[dict[str, Any] | None],
     ) -> list[float]:
         """Return the server's rewards, in the order of the texts."""
-        starts = range(0, len(gen_texts), self.batch_size)
-        parts = [slice(start, start + self.batch_size) for start in starts]
-        batches: list[dict[str, list[Any]]] = [
-            {
-                "prompts": prompt_texts[part],
-                "responses": gen_texts[part],
-                "references": ref_texts[part],
-                "meta_infos": meta_infos[part],
-            }
-            for part in parts
-        ]
+        texts: dict[str, list[Any]] = {
+            "prompts": prompt_texts,
+            "responses": gen_texts,
+            "references": ref_texts,
+            "meta_infos": meta_infos,
+        }
+        parts = [slice(start, start + self.batch_size) for start in range(0, len(gen_texts), self.batch_size)]
+        batches = [{name: values[part] for name, values in texts.items()} for part in parts]
         waits = [partial(self._rewards, batch) for batch in batches]
         return [reward for rewards in self._loop.run(gathered(waits, self.max_connections)) for reward in rewards]
 
@@ -134,16 +131,15 @@ class HttpReward(TextReward):
         for attempt in range(self.retries + 1):
             try:
                 return await asyncio.wait_for(self._request(body), self.timeout_s)
-            except (_Passing, asyncio.TimeoutError) as error:
-                passing = (
-                    error if isinstance(error, _Passing) else _Passing(f"did not answer within {self.timeout_s:g} s")
-                )
-                asked = passing.wait_s
-                if asked is not None and asked > self.max_wait_s:
-                    raise self._error(f"{passing}; it asks to wait {asked:g} s (max_wait_s)") from None
-                if attempt == self.retries:
-                    raise self._error(f"{passing}; attempts: {attempt + 1}") from None
-                await _pause(min(self.backoff_s * 2**attempt, self.max_wait_s) if asked is None else asked)
+            except asyncio.TimeoutError:
+                passing, asked = f"did not answer within {self.timeout_s:g} s", None
+            except _Passing as error:
+                passing, asked = str(error), error.wait_s
+            if asked is not None and asked > self.max_wait_s:
+                raise self._error(f"{passing}; it asks to wait {asked:g} s (max_wait_s)")
+            if attempt == self.retries:
+                raise self._error(f"{passing}; attempts: {attempt + 1}")
+            await _pause(min(self.backoff_s * 2**attempt, self.max_wait_s) if asked is None else asked)
         raise AssertionError("unreachable")
 
     async def _request(self, body: bytes) -> bytes:
