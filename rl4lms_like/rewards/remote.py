@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import httpx2
 
 _EXCERPT = 200
+_LARGEST = sys.float_info.max
 _MAX_REDIRECTS = 3
 
 
@@ -121,7 +122,7 @@ class HttpReward(TextReward):
         if len(rewards) != len(batch["responses"]):
             raise self._error(f"answered 200 with {len(rewards)} rewards for {len(batch['responses'])} texts", content)
         for place, reward in enumerate(rewards):
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
+            if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:
                 said = self._without_secrets(repr(reward))[:60]
                 raise self._error(f"answered 200 with {said} as reward {place}; expected a number", content)
         return [float(reward) for reward in rewards]
@@ -278,10 +279,3 @@ def _retry_after(header: str | None) -> float | None:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _is_finite(number: int | float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer too large for a float
-        return False
