@@ -52,14 +52,12 @@ def _attributed(method: Callable[..., T]) -> Callable[..., T]:
                 "memory?) or by the reward itself. With vec_env 'text', env.reward_workers are restarted"
             ) from error
 
+    wrapper.__doc__ = f"Call `SubprocVecEnv.{method.__name__}`; raises an `EndedError` if a process has ended."
     return wrapper
 
 
 class ProcessVecEnv(SubprocVecEnv):
-    """`SubprocVecEnv` that can be closed at any time: during a step, or after one of its processes has ended.
-
-    In the second case all other methods raise an `EndedError`.
-    """
+    """`SubprocVecEnv` that can be closed at any time: during a step, or after one of its processes has ended."""
 
     step_async = _attributed(SubprocVecEnv.step_async)
     step_wait = _attributed(SubprocVecEnv.step_wait)
