@@ -12,7 +12,7 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.envs.registration import register_envs
+from rl4lms_like.envs import register_envs
 
 if TYPE_CHECKING:
     from rl4lms_like.algorithms import ALGORITHMS

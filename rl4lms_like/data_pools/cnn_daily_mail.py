@@ -14,75 +14,20 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.columns import cell, text_cell
-from rl4lms_like.data_pools.hub import HubTable
-from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source
-from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
+from rl4lms_like.data_pools.published import HubTable, PublishedPool, Source
+from rl4lms_like.data_pools.splits import names_of, open_text, text_lines
 from rl4lms_like.data_pools.tables import LocatedRow, json_rows
 from rl4lms_like.scoring.nltk_data import require_sentences, words
 
-HUB = HubTable("abisee/cnn_dailymail", "3.0.0")
-
 _HIGHLIGHT = "@highlight"
 _SENTENCE_ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")
-
-
-class CNNDailyMail(PublishedPool):
-    """News articles as prompts, with their highlights as references."""
-
-    @classmethod
-    def prepare(
-        cls,
-        split: str,
-        prompt_suffix: str = "",
-        prompt_prefix: str = "",
-        truncate_article: Count | None = None,
-        max_size: Count | None = None,
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-    ) -> CNNDailyMail:
-        """Build the pool of a split.
-
-        Args:
-            split: `train`, `val` or `test`.
-            prompt_suffix: text appended to the article.
-            prompt_prefix: text prepended to the article.
-            truncate_article: maximum number of NLTK word tokens of the article in the prompt, joined by spaces.
-            max_size: maximum number of samples per split.
-            data_dir: a local copy: stories `{train,val,test}/*.story`, or stories anywhere with lists of URLs,
-                `all_{train,val,test}.txt` or `mapping_{train,valid,test}.txt`; PreSumm's `*.{train,valid,test}.*.json`;
-                or tables with the columns article, highlights (see `published`).
-            hub_id: another hub repository with these columns.
-            hub_config: configuration of the hub repository.
-            revision: branch, tag or commit of the hub repository.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
-            MissingExtraError: `datasets`, or NLTK for truncation, is needed and not installed.
-            MissingResourceError: NLTK's punkt_tab is needed for truncation and not found.
-        """
-        published = Published("cnn_daily_mail", "article, highlights", (STORIES, PRESUMM))
-        if truncate_article is not None:
-            require_sentences(published.needed_by)
-        samples = []
-        for index, (where, row) in enumerate(
-            published.rows(split, Source(data_dir, hub_id, hub_config, revision), HUB)
-        ):
-            if index == max_size:
-                break
-            article = text_cell(row, "article", where)
-            if truncate_article is not None:
-                article = " ".join(words(article, published.needed_by)[:truncate_article])
-            prompt = f"{prompt_prefix}{article}{prompt_suffix}"
-            samples.append(Sample(f"{split}_{index}", prompt, [text_cell(row, "highlights", where)]))
-        return cls(not_empty(samples, split, "cnn_daily_mail"))
 
 
 def article_and_highlights(story: str) -> dict[str, str]:
@@ -110,8 +55,7 @@ def _stories(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 def _listed(folder: Path, listing: Path) -> list[Path]:
     """Return the story files of a list of URLs, in the order of the list."""
     stories = {file.stem: file for file in folder.rglob("*.story")}
-    with open_text(listing) as lines:
-        addresses = [line.strip() for line in lines if line.strip()]
+    addresses = filter(None, map(str.strip, text_lines(listing)))
     names = [hashlib.sha1(address.encode()).hexdigest() for address in addresses]
     missing = [number for number, name in enumerate(names, start=1) if name not in stories]
     if missing:
@@ -145,7 +89,54 @@ def _of_tokens(where: str, row: Mapping[str, Any]) -> LocatedRow:
     return where, {"article": " ".join(sentences["src"]), "highlights": "\n".join(sentences["tgt"])}
 
 
-STORIES = Layout(
-    "{train,val,test}/*.story, or *.story with all_{train,val,test}.txt or mapping_{train,valid,test}.txt", _stories
-)
-PRESUMM = Layout("*.{train,valid,test}.<number>.json of PreSumm", _presumm)
+class CNNDailyMail(PublishedPool):
+    """News articles as prompts, with their highlights as references."""
+
+    id = "cnn_daily_mail"
+    columns = "article, highlights"
+    hub = HubTable("abisee/cnn_dailymail", "3.0.0")
+    layouts: ClassVar = {
+        "{train,val,test}/*.story, or *.story with all_{train,val,test}.txt or "
+        "mapping_{train,valid,test}.txt": _stories,
+        "*.{train,valid,test}.<number>.json of PreSumm": _presumm,
+    }
+
+    @classmethod
+    @flattened
+    def prepare(
+        cls,
+        split: str,
+        prompt_suffix: str = "",
+        prompt_prefix: str = "",
+        truncate_article: Count | None = None,
+        *,
+        source: Source,
+    ) -> TextGenPool:
+        """Build the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            prompt_suffix: text appended to the article.
+            prompt_prefix: text prepended to the article.
+            truncate_article: maximum number of NLTK word tokens of the article in the prompt, joined by spaces.
+            data_dir: a local copy: stories `{train,val,test}/*.story`, or stories anywhere with lists of URLs,
+                `all_{train,val,test}.txt` or `mapping_{train,valid,test}.txt`; PreSumm's `*.{train,valid,test}.*.json`;
+                or tables with the columns article, highlights (see `published`).
+            hub_id: another hub repository with these columns.
+
+        Raises:
+            MissingExtraError: NLTK is needed for truncation and not installed; or see `TextGenPool.prepare`.
+            MissingResourceError: NLTK's punkt_tab is needed for truncation and not found.
+        """
+        if truncate_article is not None:
+            require_sentences(cls.needed_by())
+
+        def sample(index: int, where: str, row: Mapping[str, Any]) -> Sample:
+            article = text_cell(row, "article", where)
+            if truncate_article is not None:
+                article = " ".join(words(article, cls.needed_by())[:truncate_article])
+            prompt = f"{prompt_prefix}{article}{prompt_suffix}"
+            return Sample(f"{split}_{index}", prompt, [text_cell(row, "highlights", where)])
+
+        rows = enumerate(cls.rows(split, source))
+        return cls.of((sample(index, *row) for index, row in rows), split, cls.id, source.max_size)

@@ -1,7 +1,7 @@
 """Conversion of a table row to a sample.
 
     row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
-    sample  prompt from `prompt_column`, references from `reference_columns`, meta_data from `meta_columns`
+    sample  prompt from `prompt_column`, references from `reference_column`, meta_data from `meta_columns`
 
 A dotted name selects a nested value: `translation.en` is `row["translation"]["en"]`. A text with a lone surrogate,
 which JSON allows, is rejected because tokenizers cannot encode it.
@@ -10,7 +10,7 @@ which JSON allows, is rejected because tokenizers cannot encode it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,51 +20,38 @@ from rl4lms_like.core.wording import shown
 
 
 @dataclass(frozen=True)
-class ColumnMap:
-    """Mapping of table columns to the fields of a sample.
+class Columns:
+    """Mapping of a table's columns to the fields of a sample.
 
     Args:
-        prompt_column: column with a text.
-        reference_columns: columns with a text, a list of texts, or null for no reference.
-        meta_columns: columns with any values.
+        reference_column: one or more columns with references: a text, a list of texts or null.
+        meta_columns: columns that are passed to rewards and metrics as `meta_info`.
         prompt_prefix: text prepended to every prompt.
         prompt_suffix: text appended to every prompt.
     """
 
-    prompt_column: str
-    reference_columns: tuple[str, ...] = ()
-    meta_columns: tuple[str, ...] = ()
+    reference_column: str | list[str] | None = None
+    meta_columns: list[str] | None = None
     prompt_prefix: str = ""
     prompt_suffix: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        prompt_column: str,
-        reference_column: str | Sequence[str] | None,
-        meta_columns: Sequence[str] | None,
-        prompt_prefix: str,
-        prompt_suffix: str,
-    ) -> ColumnMap:
-        """Build the map from a pool's arguments, where a single name is accepted instead of a list."""
-        references = [reference_column] if isinstance(reference_column, str) else reference_column or []
-        return cls(prompt_column, tuple(references), tuple(meta_columns or ()), prompt_prefix, prompt_suffix)
-
-    def sample(self, row: Mapping[str, Any], id: str, where: str) -> Sample:
+    def sample(self, row: Mapping[str, Any], prompt_column: str, id: str, where: str) -> Sample:
         """Build the sample of a row.
 
         Args:
             row: column -> value.
+            prompt_column: column with the prompt's text.
             id: id of the sample.
             where: file and line, for messages.
 
         Raises:
             DataPoolError: a column is missing or does not hold text.
         """
-        prompt = text_cell(row, self.prompt_column, where)
-        references = [text for name in self.reference_columns for text in texts_cell(row, name, where)]
-        meta_data = {name: cell(row, name, where) for name in self.meta_columns} or None
-        return Sample(id, f"{self.prompt_prefix}{prompt}{self.prompt_suffix}", references, meta_data)
+        prompt = f"{self.prompt_prefix}{text_cell(row, prompt_column, where)}{self.prompt_suffix}"
+        names = [self.reference_column] if isinstance(self.reference_column, str) else self.reference_column or []
+        references = [text for name in names for text in texts_cell(row, name, where)]
+        meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
+        return Sample(id, prompt, references, meta_data or None)
 
 
 def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
@@ -95,14 +82,10 @@ def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
 
 
 def _is_text(value: Any) -> bool:
-    if not isinstance(value, str):
+    try:
+        return isinstance(value, str) and (value.isascii() or bool(value.encode()))
+    except UnicodeEncodeError:
         return False
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return False
-    return True
 
 
 def cell(row: Mapping[str, Any], name: str, where: str) -> Any:

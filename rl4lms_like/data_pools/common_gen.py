@@ -10,25 +10,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
+from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.columns import cell, texts_cell
-from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
-from rl4lms_like.data_pools.splits import names_of, not_empty
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_file, first_rows
+from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows, paired_lines
 
-HUB = HubTable("GEM/common_gen", "default", CONVERTED)
+
+def _scenes(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    rows = first_rows(json_line_rows, folder, names=[f"commongen.{name}.jsonl" for name in names_of(split)])
+    return None if rows is None else (_of_scene(where, row) for where, row in rows)
+
+
+def _of_scene(where: str, row: Mapping[str, Any]) -> LocatedRow:
+    """Parse a row of the scene files; `field_N#look_V` are the concepts field (noun) and look (verb)."""
+    concept_set = cell(row, "concept_set", where)
+    if not isinstance(concept_set, str):
+        raise DataPoolError(f"{where}, column 'concept_set': expected text, got {shown(concept_set)}")
+    concepts = [concept.rpartition("_")[0] or concept for concept in concept_set.split("#")]
+    return where, {"concepts": concepts, "references": texts_cell(row, "scene", where), "target": None}
+
+
+def _parallel(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    for name in names_of(split):
+        concepts = first_file(folder, f"commongen.{name}.src_alpha.txt", f"{name}.src_alpha.txt")
+        sentences = first_file(folder, f"commongen.{name}.tgt.txt", f"{name}.tgt.txt")
+        if concepts and sentences:
+            return (
+                (where, {"concepts": words.split(), "target": sentence})
+                for where, words, sentence in paired_lines(concepts, sentences)
+            )
+    return None
 
 
 class CommonGen(PublishedPool):
     """Sets of concepts as prompts, with sentences that use them as references."""
 
+    id = "commongen"
+    columns = "concepts, target (or references)"
+    hub = HubTable("GEM/common_gen", "default", CONVERTED)
+    layouts: ClassVar = {
+        "commongen.{train,dev,test}.jsonl with concept_set, scene": _scenes,
+        "commongen.{train,dev,test}.src_alpha.txt with commongen.{train,dev,test}.tgt.txt": _parallel,
+    }
+
     @classmethod
+    @flattened
     def prepare(
         cls,
         split: str,
@@ -36,12 +68,9 @@ class CommonGen(PublishedPool):
         concept_end_token: str = " ",
         prefix: str = "summarize: ",
         group_train: bool = False,
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> CommonGen:
+        *,
+        source: Source,
+    ) -> TextGenPool:
         """Build the pool of a split.
 
         `meta_data` holds the `concepts`. A set without sentences (published test split) has no references.
@@ -56,24 +85,19 @@ class CommonGen(PublishedPool):
                 `commongen.{train,dev,test}.src_alpha.txt` with `.tgt.txt`, or tables with the columns concepts,
                 target or references (see `published`).
             hub_id: another hub repository with these columns, such as `allenai/common_gen`.
-            hub_config: configuration of the hub repository.
-            revision: branch, tag or commit of the hub repository.
-            max_size: maximum number of samples per split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
-            MissingExtraError: `datasets` is needed and not installed.
         """
-        published = Published("commongen", "concepts, target (or references)", (SCENES, PARALLEL))
-        rows = published.rows(split, Source(data_dir, hub_id, hub_config, revision), HUB)
+        rows = cls.rows(split, source)
         pairs = _by_set(rows) if split != "train" or group_train else _one_by_one(rows)
-        samples = []
-        for index, (concepts, sentences) in enumerate(pairs):
-            if index == max_size:
-                break
-            prompt = f"{prefix}{concept_separator_token.join(concepts)}{concept_end_token}"
-            samples.append(Sample(f"{split}_{index}", prompt, sentences, {"concepts": concepts}))
-        return cls(not_empty(samples, split, "commongen"))
+        samples = (
+            Sample(
+                f"{split}_{index}",
+                f"{prefix}{concept_separator_token.join(concepts)}{concept_end_token}",
+                sentences,
+                {"concepts": concepts},
+            )
+            for index, (concepts, sentences) in enumerate(pairs)
+        )
+        return cls.of(samples, split, cls.id, source.max_size)
 
 
 def _one_by_one(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]:
@@ -104,35 +128,3 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[list[str], list[str]]:
         raise DataPoolError(f"{where}, column 'concepts': expected at least one concept, got {shown(row['concepts'])}")
     column = "references" if row.get("references") else "target"
     return concepts, [sentence for sentence in texts_cell(row, column, where) if sentence.strip()]
-
-
-def _scenes(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    file = first_file(folder, *(f"commongen.{name}.jsonl" for name in names_of(split)))
-    return None if file is None else (_of_scene(where, row) for where, row in json_line_rows(file))
-
-
-def _of_scene(where: str, row: Mapping[str, Any]) -> LocatedRow:
-    """Parse a row of the scene files; `field_N#look_V` are the concepts field (noun) and look (verb)."""
-    concept_set = cell(row, "concept_set", where)
-    if not isinstance(concept_set, str):
-        raise DataPoolError(f"{where}, column 'concept_set': expected text, got {shown(concept_set)}")
-    concepts = [concept.rpartition("_")[0] or concept for concept in concept_set.split("#")]
-    return where, {"concepts": concepts, "references": texts_cell(row, "scene", where), "target": None}
-
-
-def _parallel(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    for name in names_of(split):
-        concepts = first_file(folder, f"commongen.{name}.src_alpha.txt", f"{name}.src_alpha.txt")
-        sentences = first_file(folder, f"commongen.{name}.tgt.txt", f"{name}.tgt.txt")
-        if concepts and sentences:
-            return _line_by_line(concepts, sentences)
-    return None
-
-
-def _line_by_line(concepts: Path, sentences: Path) -> Iterator[LocatedRow]:
-    for where, words, sentence in paired_lines(concepts, sentences):
-        yield where, {"concepts": words.split(), "target": sentence}
-
-
-SCENES = Layout("commongen.{train,dev,test}.jsonl with concept_set, scene", _scenes)
-PARALLEL = Layout("commongen.{train,dev,test}.src_alpha.txt with commongen.{train,dev,test}.tgt.txt", _parallel)

@@ -13,90 +13,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
+from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.columns import cell, texts_cell
-from rl4lms_like.data_pools.hub import downloaded
-from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
-from rl4lms_like.data_pools.splits import names_of, not_empty, open_text
+from rl4lms_like.data_pools.published import PublishedPool, Source, downloaded, first_file
+from rl4lms_like.data_pools.splits import names_of, open_text, text_lines
 from rl4lms_like.data_pools.tables import LocatedRow
 
 URL = "https://github.com/RevanthRameshkumar/CRD3/archive/refs/heads/master.zip"
 FOLDER = "CRD3-master"
 N_EARLIER = 2
 """Minimum number of turns before a sample's turn."""
-
-
-class CRD3DialogueGeneration(PublishedPool):
-    """Last turns of a game as prompts, with the next turn as the reference."""
-
-    @classmethod
-    def prepare(
-        cls,
-        split: str,
-        max_context_size: Count,
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> CRD3DialogueGeneration:
-        """Build the pool of a split. By default the project's repository is downloaded once.
-
-        Args:
-            split: `train`, `val` or `test`.
-            max_context_size: maximum number of turns in a prompt.
-            data_dir: a local copy: the repository with `data/aligned data/{train,val,test}_files` and
-                `data/cleaned data/*.json`, or tables with the column turns (names, utterances), one dialogue per row
-                (see `published`).
-            hub_id: a hub repository with this column, used instead.
-            hub_config: configuration of the hub repository.
-            revision: branch, tag or commit of the hub repository.
-            max_size: maximum number of samples per split.
-
-        Raises:
-            DataPoolError: the data cannot be downloaded, loaded or found; the message lists the supported files.
-            MissingExtraError: `datasets` is needed and not installed.
-        """
-        source = Source(data_dir, hub_id, hub_config, revision)
-        published = Published("crd3", "turns", (REPOSITORY,))
-        names_of(split)
-        if source == Source():
-            source = Source(str(downloaded(URL, published.needed_by, unpack=True)))
-        samples: list[Sample] = []
-        for episode, (where, row) in enumerate(published.rows(split, source, None)):
-            lines: list[str] = []
-            for turn, (name, text) in enumerate(_turns(row, where)):
-                if turn >= N_EARLIER:
-                    prompt = "\n".join([*lines[-max_context_size:], f"{name}: "])
-                    samples.append(Sample(f"{split}_ep_{episode}_turn_{turn}", prompt, [text]))
-                lines.append(f"{name}: {text}")
-            if max_size is not None and len(samples) >= max_size:
-                break
-        return cls(not_empty(samples[:max_size], split, "crd3"))
-
-
-def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    """Yield the speaker and the text of each turn."""
-    turns = cell(row, "turns", where)
-    if isinstance(turns, Mapping):  # `datasets` stores a list of dicts column by column
-        columns = (cell(turns, "names", where), cell(turns, "utterances", where))
-        turns = [{"names": names, "utterances": utterances} for names, utterances in zip(*columns, strict=True)]
-    if not isinstance(turns, list):
-        raise DataPoolError(f"{where}: expected a list of turns, got {shown(turns)}")
-    for number, turn in enumerate(turns):
-        place = f"{where}, turn {number}"
-        if not isinstance(turn, Mapping):
-            raise DataPoolError(f"{place}: expected names and utterances, got {shown(turn)}")
-        names = texts_cell(turn, "names", place)
-        if not names:
-            raise DataPoolError(f"{place}: no speaker in 'names': {shown(turn)}")
-        yield names[0], " ".join(texts_cell(turn, "utterances", place))
 
 
 def _repository(folder: Path, split: str) -> Iterator[LocatedRow] | None:
@@ -109,9 +43,7 @@ def _repository(folder: Path, split: str) -> Iterator[LocatedRow] | None:
 
 
 def _episodes(folder: Path, listing: Path) -> Iterator[LocatedRow]:
-    with open_text(listing) as lines:
-        names = [line.strip() for line in lines]
-    for name in filter(None, names):
+    for name in filter(None, map(str.strip, text_lines(listing))):
         file = folder / f"{name}.json"
         with open_text(file) as text:
             try:
@@ -130,7 +62,58 @@ def _in_lower_case(turns: Any) -> Any:
     return [{name.lower(): turn[name] for name in turn} if isinstance(turn, dict) else turn for turn in turns]
 
 
-REPOSITORY = Layout(
-    "data/aligned data/{train,val,test}_files and data/cleaned data/*.json (the repository of CRD3)",
-    _repository,
-)
+class CRD3DialogueGeneration(PublishedPool):
+    """Last turns of a game as prompts, with the next turn as the reference."""
+
+    id = "crd3"
+    columns = "turns"
+    layouts: ClassVar = {
+        "data/aligned data/{train,val,test}_files and data/cleaned data/*.json (the repository of CRD3)": _repository
+    }
+
+    @classmethod
+    @flattened
+    def prepare(cls, split: str, max_context_size: Count, *, source: Source) -> TextGenPool:
+        """Build the pool of a split. By default the project's repository is downloaded once.
+
+        Args:
+            split: `train`, `val` or `test`.
+            max_context_size: maximum number of turns in a prompt.
+            data_dir: a local copy: the repository with `data/aligned data/{train,val,test}_files` and
+                `data/cleaned data/*.json`, or tables with the column turns (names, utterances), one dialogue per row
+                (see `published`).
+            hub_id: a hub repository with this column, used instead.
+        """
+        names_of(split)
+        if source.is_default:
+            source = replace(source, data_dir=str(downloaded(URL, cls.needed_by(), unpack=True)))
+        samples = _samples(cls.rows(split, source), split, max_context_size)
+        return cls.of(samples, split, cls.id, source.max_size)
+
+
+def _samples(rows: Iterator[LocatedRow], split: str, max_context_size: int) -> Iterator[Sample]:
+    for episode, (where, row) in enumerate(rows):
+        lines: list[str] = []
+        for turn, (name, text) in enumerate(_turns(row, where)):
+            if turn >= N_EARLIER:
+                prompt = "\n".join([*lines[-max_context_size:], f"{name}: "])
+                yield Sample(f"{split}_ep_{episode}_turn_{turn}", prompt, [text])
+            lines.append(f"{name}: {text}")
+
+
+def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
+    """Yield the speaker and the text of each turn."""
+    turns = cell(row, "turns", where)
+    if isinstance(turns, Mapping):  # `datasets` stores a list of dicts column by column
+        columns = (cell(turns, "names", where), cell(turns, "utterances", where))
+        turns = [{"names": names, "utterances": utterances} for names, utterances in zip(*columns, strict=True)]
+    if not isinstance(turns, list):
+        raise DataPoolError(f"{where}: expected a list of turns, got {shown(turns)}")
+    for number, turn in enumerate(turns):
+        place = f"{where}, turn {number}"
+        if not isinstance(turn, Mapping):
+            raise DataPoolError(f"{place}: expected names and utterances, got {shown(turn)}")
+        names = texts_cell(turn, "names", place)
+        if not names:
+            raise DataPoolError(f"{place}: no speaker in 'names': {shown(turn)}")
+        yield names[0], " ".join(texts_cell(turn, "utterances", place))

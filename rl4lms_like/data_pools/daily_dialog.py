@@ -6,24 +6,100 @@
     meta_data    {"emotion": [0..6], "intent": [1..4]}      of the utterance that is the reference
 
 `<EOU>` is plain text, not a special token.
+
+DailyDialog's own files have one dialogue per line with `__eou__` after every utterance, and two more files with one
+label per utterance. Files of (context, response) pairs hold dialogues that are already split.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, ClassVar
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
+from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.columns import cell, text_cell, texts_cell
-from rl4lms_like.data_pools.dialogues import ORIGINAL, PAIRS, utterances_of
-from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Published, PublishedPool, Source
-from rl4lms_like.data_pools.splits import not_empty
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_file, first_rows
+from rl4lms_like.data_pools.splits import names_of, text_lines
+from rl4lms_like.data_pools.tables import LocatedRow
 
-HUB = HubTable("li2017dailydialog/daily_dialog", "default", CONVERTED)
+END_OF_UTTERANCE = "__eou__"
+
+_COMMA_BETWEEN = re.compile(r"(?<! ),|,(?! )")  # in tokenised text a comma has spaces on both sides
+
+
+def utterances_of(text: str) -> list[str]:
+    """Split a text at `__eou__`, which ends each utterance; utterances are not stripped, the last may lack the mark."""
+    utterances = text.split(END_OF_UTTERANCE)
+    return utterances if utterances[-1].strip() else utterances[:-1]
+
+
+def _original(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    for name in names_of(split):
+        for place in (folder, folder / name):
+            texts, acts, emotions = (
+                first_file(place, f"dialogues_{kind}{name}.txt") for kind in ("", "act_", "emotion_")
+            )
+            if texts and acts and emotions:
+                return _side_by_side(texts, acts, emotions)
+    return None
+
+
+def _side_by_side(texts: Path, acts: Path, emotions: Path) -> Iterator[LocatedRow]:
+    files = (text_lines(file) for file in (texts, acts, emotions))
+    for number, (text, act, emotion) in enumerate(zip_longest(*files, fillvalue=""), start=1):
+        if not text.strip() and not act.strip() and not emotion.strip():
+            continue
+        row: dict[str, list[Any]] = {
+            "dialog": utterances_of(text.rstrip("\r\n")),
+            "act": _numbers(act, f"{acts}, line {number}"),
+            "emotion": _numbers(emotion, f"{emotions}, line {number}"),
+        }
+        counts = {column: len(values) for column, values in row.items()}
+        if len(set(counts.values())) > 1:
+            raise DataPoolError(
+                f"{texts}, line {number}: {counts['dialog']} utterances, but {counts['act']} acts and "
+                f"{counts['emotion']} emotions in line {number} of the label files"
+            )
+        yield f"{texts}, line {number}", row
+
+
+def _numbers(line: str, where: str) -> list[int]:
+    try:
+        return [int(number) for number in line.split()]
+    except ValueError as error:
+        raise DataPoolError(f"{where}: expected whole numbers, got {line.strip()[:60]!r}") from error
+
+
+def _pairs(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    return first_rows(_cut_dialogues, folder, names=[f"{name}.txt" for name in names_of(split)])
+
+
+def _cut_dialogues(file: Path) -> Iterator[LocatedRow]:
+    for number, line in enumerate(text_lines(file), start=1):
+        text = line.rstrip("\r\n")
+        if text.strip() and (number, text) != (1, "context,response"):
+            context, response = _pair(text)
+            yield f"{file}, line {number}", {"context": context, "response": response}
+
+
+def _pair(line: str) -> tuple[str, str | None]:
+    """Return context and response; the response is None if the line has no separator.
+
+    Texts with a comma are quoted, but the quotes at the two ends of the line may be missing.
+    """
+    for divider, quote in (('","', '"'), ('",', '"'), (',"', '"')):
+        context, found, response = line.partition(divider)
+        if found:
+            return context.strip(quote), response.strip(quote)
+    comma = _COMMA_BETWEEN.search(line)
+    return (line[: comma.start()], line[comma.end() :]) if comma else (line, None)
 
 
 class DailyDialog(PublishedPool):
@@ -32,17 +108,18 @@ class DailyDialog(PublishedPool):
     EOU_TOKEN = "<EOU>"
     """End-of-utterance mark."""
 
+    id = "daily_dialog"
+    columns = "dialog, act, emotion (or context, response)"
+    hub = HubTable("li2017dailydialog/daily_dialog", "default", CONVERTED)
+    layouts: ClassVar = {
+        "dialogues_train.txt with dialogues_act_train.txt and dialogues_emotion_train.txt, ..._validation.txt, "
+        "..._test.txt; also in folders train/, validation/, test/": _original,
+        "{train,dev,test}.txt with lines `context,response`": _pairs,
+    }
+
     @classmethod
-    def prepare(
-        cls,
-        split: str,
-        context_size: Count,
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> DailyDialog:
+    @flattened
+    def prepare(cls, split: str, context_size: Count, *, source: Source) -> TextGenPool:
         """Build the pool of a split: one sample per utterance with `context_size` utterances before it.
 
         Args:
@@ -53,18 +130,10 @@ class DailyDialog(PublishedPool):
                 `{train,dev,test}.txt` with lines `context,response` (no `meta_data`; a line without response has no
                 reference); or tables with the columns dialog, act, emotion or context, response (see `published`).
             hub_id: another hub repository with these columns.
-            hub_config: configuration of the hub repository.
-            revision: branch, tag or commit of the hub repository.
-            max_size: maximum number of samples per split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found, or no dialogue is long enough.
-            MissingExtraError: `datasets` is needed and not installed.
         """
-        published = Published("daily_dialog", "dialog, act, emotion (or context, response)", (ORIGINAL, PAIRS))
         samples: list[Sample] = []
         number, longest = 0, 0
-        for where, row in published.rows(split, Source(data_dir, hub_id, hub_config, revision), HUB):
+        for where, row in cls.rows(split, source):
             utterances = list(_turns(row, where))
             longest = max(longest, len(utterances) - 1)
             earlier = [text for text, _ in utterances if text is not None]
@@ -75,14 +144,14 @@ class DailyDialog(PublishedPool):
                     prompt = f"{context} {cls.EOU_TOKEN}"
                     samples.append(Sample(f"{split}_{number}", prompt, references, meta_data))
                 number += 1
-            if max_size is not None and len(samples) >= max_size:
+            if source.max_size is not None and len(samples) >= source.max_size:
                 break
         if longest and not samples:
             raise DataPoolError(
                 f"daily_dialog: no utterance of the split {split!r} has {context_size} before it, at most {longest}: "
                 "reduce context_size"
             )
-        return cls(not_empty(samples[:max_size], split, "daily_dialog"))
+        return cls.of(samples, split, cls.id, source.max_size)
 
 
 def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str | None, dict[str, Any] | None]]:

@@ -8,17 +8,16 @@ path: parquet, data_files: {train: a.parquet}    a file format and its files
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
-from rl4lms_like.core.numbers import Count
-from rl4lms_like.data_pools.base import TextGenPool
-from rl4lms_like.data_pools.columns import ColumnMap
-from rl4lms_like.data_pools.hub import as_tables, saved_tables
-from rl4lms_like.data_pools.splits import USUAL_NAMES, not_empty, refuse_devices, share_of
+from rl4lms_like.data_pools.base import TextGenPool, flattened
+from rl4lms_like.data_pools.columns import Columns
+from rl4lms_like.data_pools.published import as_tables, saved_tables
+from rl4lms_like.data_pools.splits import USUAL_NAMES, Splitting, refuse_devices
 
 _NEEDED_BY = "the data pool 'hf_dataset'"
 
@@ -39,6 +38,7 @@ class HfDatasetPool(TextGenPool):
         return is_format or os.path.exists(with_home(path))
 
     @classmethod
+    @flattened
     def prepare(
         cls,
         split: str,
@@ -47,14 +47,10 @@ class HfDatasetPool(TextGenPool):
         name: str | None = None,
         data_files: dict[str, str] | None = None,
         split_names: dict[str, str] | None = None,
-        reference_column: str | list[str] | None = None,
-        meta_columns: list[str] | None = None,
-        prompt_prefix: str = "",
-        prompt_suffix: str = "",
-        max_size: Count | None = None,
-        split_ratios: Sequence[float] = (0.8, 0.1, 0.1),
-        seed: int = 0,
-    ) -> HfDatasetPool:
+        *,
+        columns: Columns,
+        splitting: Splitting,
+    ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
@@ -64,29 +60,18 @@ class HfDatasetPool(TextGenPool):
             name: configuration of the dataset.
             data_files: the dataset's split -> file, if `path` is a format.
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
-            reference_column: one or more columns with references: a text, a list of texts or null.
-            meta_columns: columns that are passed to rewards and metrics as `meta_info`.
-            prompt_prefix: text prepended to every prompt.
-            prompt_suffix: text appended to every prompt.
-            max_size: maximum number of samples per split.
             split_ratios: fractions of train, val and test if the dataset has only one split.
-            seed: seed of the shuffle before splitting.
-
-        Raises:
-            DataPoolError: the dataset cannot be loaded, or lacks a split or column; the message names it.
-            MissingExtraError: `datasets` is not installed.
         """
-        columns = ColumnMap.of(prompt_column, reference_column, meta_columns, prompt_prefix, prompt_suffix)
         tables = _load(path, name, data_files)
         own_name, owned = _split_of(split, tables, split_names, path)
         table = tables[own_name]
-        rows = list(range(len(table)) if owned else share_of(len(table), split, split_ratios, seed))[:max_size]
+        rows = range(len(table))[: splitting.max_size] if owned else splitting.of_all(len(table), split)
         where = f"{path}[{own_name}]"
-        samples = [
-            columns.sample(record, f"{split}_{row}", f"{where}, row {row}")
+        samples = (
+            columns.sample(record, prompt_column, f"{split}_{row}", f"{where}, row {row}")
             for row, record in zip(rows, table.select(rows), strict=True)
-        ]
-        return cls(not_empty(samples, split, where))
+        )
+        return cls.of(samples, split, where)
 
 
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:

@@ -8,65 +8,118 @@
                       default/train/0000.parquet ...                      as in the hub's parquet conversions
 
 Files of `val` may be named `validation`, `val`, `valid` or `dev`.
+
+Current versions of `datasets` do not run loading scripts. For repositories that consist of such a script, the hub
+keeps a conversion to parquet in the revision `refs/convert/parquet`. The files of a split are downloaded from there and
+read directly, for two reasons: `datasets` would treat folders such as `challenge_train_sample` as parts of `train`, and
+without a network it cannot reuse what it has loaded from a list of files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import DataPoolError, require_extra
+from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
+from rl4lms_like.core.numbers import Count
 from rl4lms_like.data_pools.base import TextGenPool
-from rl4lms_like.data_pools.hub import HubTable, saved_tables, table_rows_of
 from rl4lms_like.data_pools.splits import names_of
-from rl4lms_like.data_pools.tables import FORMATS, LocatedRow, table_rows
+from rl4lms_like.data_pools.tables import FORMATS, LocatedRow, parquet_rows, table_rows
 
 Find: TypeAlias = "Callable[[Path, str], Iterator[LocatedRow] | None]"
 """Function from folder and split to the rows, or None if the folder has no such files."""
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Files in which a dataset was published.
-
-    Args:
-        files: the file names, for the error message if none is found.
-        find: function that reads the files.
-    """
-
-    files: str
-    find: Find
+CONVERTED = "refs/convert/parquet"
+"""Revision in which the hub keeps its parquet conversions."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Source of a dataset: the arguments that all pools of published datasets have in common.
+    """Arguments that all pools of published datasets have in common.
 
     Args:
         data_dir: folder of a local copy.
         hub_id: another hub repository with the same columns.
         hub_config: configuration of the hub repository.
         revision: branch, tag or commit of the hub repository.
+        max_size: maximum number of samples per split.
     """
 
     data_dir: str | None = None
     hub_id: str | None = None
     hub_config: str | None = None
     revision: str | None = None
+    max_size: Count | None = None
 
-    def table(self, default: HubTable) -> HubTable:
-        """Return the hub table to load; for another repository, config and revision of `default` are not used."""
-        base = default if self.hub_id is None else HubTable(self.hub_id)
-        return HubTable(base.path, self.hub_config or base.config, self.revision or base.revision)
+    @property
+    def is_default(self) -> bool:
+        """True if neither a local copy nor a repository is selected."""
+        return (self.data_dir, self.hub_id, self.hub_config, self.revision) == (None,) * 4
+
+
+@dataclass(frozen=True)
+class HubTable:
+    """Dataset on the hub.
+
+        HubTable("stanfordnlp/imdb", "plain_text")             as `datasets` loads it
+        HubTable("GEM/common_gen", "default", CONVERTED)       default/<split>/*.parquet of the hub's own conversion
+
+    Args:
+        path: `owner/name`.
+        config: configuration of the dataset; for a conversion its folder, `default` if there is only one.
+        revision: branch, tag or commit; default: the main branch.
+    """
+
+    path: str
+    config: str | None = None
+    revision: str | None = None
+
+    def rows(self, split: str, needed_by: str) -> Iterator[LocatedRow]:
+        """Return the rows of a split, in the table's order.
+
+        Raises:
+            DataPoolError: the dataset cannot be loaded, or has no such split.
+            MissingExtraError: `datasets` is not installed.
+        """
+        datasets = import_extra("datasets", extra="data", needed_by=needed_by)
+        try:
+            if self.revision == CONVERTED:
+                return chain.from_iterable(map(parquet_rows, self._converted_files(names_of(split)[0])))
+            tables = as_tables(datasets.load_dataset(self.path, self.config, revision=self.revision))
+        except Exception as error:  # errors of network, hub, library or files; their messages are kept
+            raise _not_fetched(f"{needed_by}: cannot load {self.path!r} from the hub", error) from error
+        return _rows_of(split, tables, self.path)
+
+    def _converted_files(self, name: str) -> list[Path]:
+        from huggingface_hub import snapshot_download
+
+        pattern = f"{self.config or 'default'}/{name}/*.parquet"
+        folder = snapshot_download(self.path, repo_type="dataset", revision=CONVERTED, allow_patterns=pattern)
+        if files := sorted(Path(folder).glob(pattern)):
+            return files
+        raise FileNotFoundError(f"{pattern} does not exist in the revision {CONVERTED}")
 
 
 class PublishedPool(TextGenPool):
-    """Pool that reads from the hub unless `data_dir` is set to a local copy."""
+    """Pool that reads from the hub unless `data_dir` is set to a local copy.
+
+    Attributes:
+        id: id of the pool, for messages.
+        columns: columns that the pool reads, for messages.
+        hub: hub table to use if the user selects no other; None if the dataset is not on the hub.
+        layouts: file layouts in which the dataset was published, besides tables with the hub's columns: the file
+            names, for messages, and the function that reads them.
+    """
+
+    id: ClassVar[str]
+    columns: ClassVar[str]
+    hub: ClassVar[HubTable | None] = None
+    layouts: ClassVar[Mapping[str, Find]] = {}
 
     @classmethod
     def require(cls, needed_by: str, **args: Any) -> None:
@@ -79,118 +132,129 @@ class PublishedPool(TextGenPool):
         """Return True if `data_dir` is set."""
         return args.get("data_dir") is not None
 
+    @classmethod
+    def needed_by(cls) -> str:
+        """Return the description of the pool for messages."""
+        return f"the data pool {cls.id!r}"
 
-@dataclass(frozen=True)
-class Published:
-    """Published dataset.
-
-    Args:
-        pool: id of the pool that reads the dataset.
-        columns: columns that the pool reads, for messages.
-        layouts: file layouts in which it was published, besides tables with the hub's columns.
-    """
-
-    pool: str
-    columns: str
-    layouts: tuple[Layout, ...] = ()
-
-    @property
-    def needed_by(self) -> str:
-        """Description of the pool for messages."""
-        return f"the data pool {self.pool!r}"
-
-    def rows(self, split: str, source: Source, default: HubTable | None) -> Iterator[LocatedRow]:
+    @classmethod
+    def rows(
+        cls, split: str, source: Source, hub: HubTable | None = None, layouts: Mapping[str, Find] | None = None
+    ) -> Iterator[LocatedRow]:
         """Return the rows of a split, in the order of its files or table.
 
         Args:
             split: `train`, `val` or `test`.
             source: source of the dataset.
-            default: hub table to use if the user selects no other.
+            hub: hub table to use if the user selects no other; default: the pool's.
+            layouts: file layouts; default: the pool's.
 
         Raises:
             DataPoolError: unknown split, or it cannot be loaded or found, or has no rows.
             MissingExtraError: `datasets` (hub, saved datasets) or pyarrow (parquet) is needed and not installed.
         """
         names_of(split)
+        table = HubTable(source.hub_id) if source.hub_id is not None else hub or cls.hub
         if source.data_dir is not None:
             place = str(with_home(source.data_dir))
-            rows = self.local_rows(Path(place), split)
-        elif default is None and source.hub_id is None:
-            raise DataPoolError(f"{self.needed_by}: set `data_dir` or `hub_id`")
+            rows = cls._local_rows(Path(place), split, layouts or cls.layouts)
+        elif table is None:
+            raise DataPoolError(f"{cls.needed_by()}: set `data_dir` or `hub_id`")
         else:
-            table = source.table(default or HubTable(str(source.hub_id)))
-            place, rows = table.path, table.rows(split, self.needed_by)
+            place = table.path
+            table = HubTable(place, source.hub_config or table.config, source.revision or table.revision)
+            rows = table.rows(split, cls.needed_by())
         first = next(rows, None)
         if first is None:
-            raise DataPoolError(f"{self.needed_by}: the split {split!r} in {place!r} is empty")
+            raise DataPoolError(f"{cls.needed_by()}: the split {split!r} in {place!r} is empty")
         return chain([first], rows)
 
-    def local_rows(self, folder: Path, split: str) -> Iterator[LocatedRow]:
-        """Return the rows of a split in a local folder.
-
-        Raises:
-            DataPoolError: the folder does not exist, or contains none of the supported files.
-        """
+    @classmethod
+    def _local_rows(cls, folder: Path, split: str, layouts: Mapping[str, Find]) -> Iterator[LocatedRow]:
         if not folder.is_dir():
-            raise DataPoolError(f"{self.needed_by}: data_dir {str(folder)!r} is not a folder")
-        for layout in self.layouts:
-            rows = layout.find(folder, split)
-            if rows is not None:
+            raise DataPoolError(f"{cls.needed_by()}: data_dir {str(folder)!r} is not a folder")
+        for find in layouts.values():
+            if (rows := find(folder, split)) is not None:
                 return rows
-        rows = self._saved_rows(folder, split)
-        if rows is None:
-            rows = file_rows(folder, split)
-        if rows is None:
-            raise DataPoolError(self._nothing_there(folder, split))
-        return rows
-
-    def _saved_rows(self, folder: Path, split: str) -> Iterator[LocatedRow] | None:
-        tables = saved_tables(folder, self.needed_by)
-        return None if tables is None else table_rows_of(split, tables, str(folder))
-
-    def _nothing_there(self, folder: Path, split: str) -> str:
-        names = " or ".join(names_of(split))
-        expected = [layout.files for layout in self.layouts] + [
-            f"a dataset written by `save_to_disk`, or {names} as .{', .'.join(FORMATS)} "
-            f"(also below data/ or default/, also in shards) with the columns {self.columns}"
+        if (tables := saved_tables(folder, cls.needed_by())) is not None:
+            return _rows_of(split, tables, str(folder))
+        if files := _table_files(folder, split):
+            return chain.from_iterable(map(table_rows, files))
+        supported = [
+            *layouts,
+            f"a dataset written by `save_to_disk`, or {' or '.join(names_of(split))} as .{', .'.join(FORMATS)} "
+            f"(also below data/ or default/, also in shards) with the columns {cls.columns}",
         ]
-        lines = "".join(f"\n  - {files}" for files in expected)
-        return f"{self.needed_by} finds no files for the split {split!r} in {str(folder)!r}. Supported files:{lines}"
+        raise DataPoolError(
+            f"{cls.needed_by()} finds no files for the split {split!r} in {str(folder)!r}. Supported files:"
+            + "".join(f"\n  - {files}" for files in supported)
+        )
 
 
-def file_rows(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    """Return the rows of a split's table files, shard by shard, or None if there are no files."""
-    files = table_files(folder, split)
-    return (row for file in files for row in table_rows(file)) if files else None
-
-
-def table_files(folder: Path, split: str) -> list[Path]:
-    """Return the table files of a split, sorted by name; the module docstring lists the supported locations.
+def saved_tables(folder: Path, needed_by: str) -> Mapping[str, Any] | None:
+    """Load a folder written by `save_to_disk`: split name -> table, or None for another folder.
 
     Raises:
-        DataPoolError: a shard is missing.
+        DataPoolError: the folder cannot be read.
+        MissingExtraError: `datasets` is not installed.
     """
+    if not any((folder / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
+        return None
+    datasets = import_extra("datasets", extra="data", needed_by=needed_by)
+    try:
+        return as_tables(datasets.load_from_disk(str(folder)))
+    except Exception as error:
+        raise DataPoolError(f"cannot load the dataset {str(folder)!r}: {type(error).__name__}: {error}") from error
+
+
+def as_tables(loaded: Any) -> Mapping[str, Any]:
+    """Return split name -> table; a single table gets the name of its split, by default `train`."""
+    return dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
+
+
+def _rows_of(split: str, tables: Mapping[str, Any], source: str) -> Iterator[LocatedRow]:
+    """Return the rows of a split from tables of `datasets`, in stored form: features are not decoded."""
+    name = next((name for name in names_of(split) if name in tables), None)
+    if name is None:
+        raise DataPoolError(f"the dataset {source!r} has no split for {split!r}; it has {', '.join(tables)}")
+    batches = tables[name].with_format("arrow").iter(batch_size=1024)
+    rows = (row for batch in batches for row in batch.to_pylist())  # three times as fast as iterating over the table
+    return ((f"{source}[{name}], row {number}", row) for number, row in enumerate(rows))
+
+
+def downloaded(url: str, needed_by: str, *, unpack: bool = False) -> Path:
+    """Download a file once and return its path; with `unpack`, extract it and return the folder.
+
+    Raises:
+        DataPoolError: the file cannot be downloaded.
+        MissingExtraError: `datasets` is not installed.
+    """
+    datasets = import_extra("datasets", extra="data", needed_by=needed_by)
+    settings = datasets.DownloadConfig(use_etag=False)  # an etag needs a server's reply each time
+    manager = datasets.DownloadManager(dataset_name=url.rsplit("/", 1)[-1], download_config=settings)
+    try:
+        return Path(manager.download_and_extract(url) if unpack else manager.download(url))
+    except Exception as error:
+        raise _not_fetched(f"{needed_by}: cannot download {url}", error) from error
+
+
+def _not_fetched(what: str, error: Exception) -> DataPoolError:
+    said = str(error).rstrip(".")
+    return DataPoolError(f"{what}: {type(error).__name__}: {said}. Without a network, set `data_dir` to a local copy")
+
+
+def _table_files(folder: Path, split: str) -> list[Path]:
+    """Return the table files of a split, sorted by name; the module docstring lists the supported locations."""
     for name in names_of(split):
         for ending in FORMATS:
             for place in (folder, folder / "data", folder / "default"):
                 for where, stem in ((place, name), (place, rf"{name}-[\w-]+"), (place / name, ".+")):
                     if files := _matching(where, rf"{stem}\.{ending}"):
-                        return _complete(files)
+                        shards = re.search(r"-of-(\d+)\b", files[0].name)
+                        if shards and len(files) != int(shards[1]):
+                            raise DataPoolError(f"{files[0]}: expected {int(shards[1])} shards, found {len(files)}")
+                        return files
     return []
-
-
-def _complete(shards: list[Path]) -> list[Path]:
-    """Return the files after checking that all shards (`train-00000-of-00002`) are present."""
-    promised = re.search(r"-of-(\d+)\b", shards[0].name)
-    if promised and len(shards) != int(promised[1]):
-        raise DataPoolError(f"{shards[0]}: expected {int(promised[1])} shards, found {len(shards)}")
-    return shards
-
-
-def first_file(folder: Path, *names: str) -> Path | None:
-    """Return the first of these files that exists, plain or gzip-compressed."""
-    candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz"))
-    return next((file for file in candidates if file.is_file()), None)
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
@@ -200,3 +264,17 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
     name = re.compile(rf"({pattern})(\.gz)?", re.IGNORECASE)
     found = ((name.fullmatch(file.name), file) for file in sorted(folder.iterdir(), reverse=True) if file.is_file())
     return sorted({match[1]: file for match, file in found if match}.values())
+
+
+def first_file(folder: Path, *names: str) -> Path | None:
+    """Return the first of these files that exists, plain or gzip-compressed."""
+    candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz"))
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def first_rows(
+    read: Callable[[Path], Iterator[LocatedRow]], *folders: Path, names: list[str]
+) -> Iterator[LocatedRow] | None:
+    """Return the rows of the first of these files that exists; None if there is none."""
+    found = (file for folder in folders if (file := first_file(folder, *names)))
+    return next((read(file) for file in found), None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -19,6 +20,7 @@ import numpy as np
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
 
 SPLITS = ("train", "val", "test")
 
@@ -28,55 +30,70 @@ USUAL_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev")
 T = TypeVar("T")
 
 
-def share_of(n_rows: int, split: str, ratios: Sequence[float], seed: int) -> list[int]:
-    """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1.
+@dataclass(frozen=True)
+class Splitting:
+    """Selection of the rows of a split.
 
     Args:
-        n_rows: total number of rows.
-        split: `train`, `val` or `test`.
-        ratios: fractions of the three splits.
-        seed: seed of the shuffle.
-
-    Raises:
-        DataPoolError: unknown split, or ratios that are not three fractions.
+        max_size: maximum number of samples per split.
+        split_ratios: fractions of train, val and test if all splits come from one file or table.
+        seed: seed of the shuffle before splitting.
     """
-    position = _position(split)
-    if len(ratios) != len(SPLITS) or min(ratios) < 0 or sum(ratios) > 1 + 1e-9:
-        raise DataPoolError(
-            f"split_ratios must be the fractions of {', '.join(SPLITS)}, each at least 0, together at most 1; "
-            f"got {list(ratios)}"
-        )
-    order = np.random.default_rng(seed).permutation(n_rows)
-    borders = [round(n_rows * sum(ratios[:count])) for count in range(len(SPLITS) + 1)]
-    return [int(row) for row in order[borders[position] : borders[position + 1]]]
+
+    max_size: Count | None = None
+    split_ratios: Sequence[float] = (0.8, 0.1, 0.1)
+    seed: int = 0
+
+    def of_all(self, n_rows: int, split: str) -> list[int]:
+        """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1.
+
+        Raises:
+            DataPoolError: unknown split, or ratios that are not three fractions.
+        """
+        position, ratios = _position(split), self.split_ratios
+        if len(ratios) != len(SPLITS) or min(ratios) < 0 or sum(ratios) > 1 + 1e-9:
+            raise DataPoolError(
+                f"split_ratios must be the fractions of {', '.join(SPLITS)}, each at least 0, together at most 1; "
+                f"got {list(ratios)}"
+            )
+        order = np.random.default_rng(self.seed).permutation(n_rows)
+        borders = [round(n_rows * sum(ratios[:count])) for count in range(len(SPLITS) + 1)]
+        return [int(row) for row in order[borders[position] : borders[position + 1]]][: self.max_size]
 
 
-def file_of(split: str, path: str | None, data_files: Mapping[str, str] | None) -> tuple[Path, bool]:
-    """Return the file of a split and whether all of its rows belong to the split.
+@dataclass(frozen=True)
+class DataFiles:
+    """Files of a pool.
 
-    Raises:
-        DataPoolError: unknown split, no file for it, or not exactly one of `path` and `data_files` is set.
+    Args:
+        path: one file for all splits, divided by `split_ratios`.
+        data_files: one file for each split.
     """
-    _position(split)
-    if (path is None) == (data_files is None):
-        raise DataPoolError("set either `path` (one file for all splits) or `data_files` (one file per split)")
-    if path is not None:
-        return with_home(path), False
-    assert data_files is not None
-    if split not in data_files:
-        raise DataPoolError(f"data_files has no file for split {split!r}; it has {', '.join(data_files)}")
-    return with_home(data_files[split]), True
 
+    path: str | None = None
+    data_files: dict[str, str] | None = None
 
-def rows_of_split(
-    rows: Iterable[T], split: str, *, owned: bool, split_ratios: Sequence[float], seed: int, max_size: int | None
-) -> Iterator[tuple[int, T]]:
-    """Return at most `max_size` numbered rows of a split; a file of its own is read only as far as needed."""
-    if owned:
-        return islice(enumerate(rows), max_size)
-    everything = list(rows)
-    chosen = share_of(len(everything), split, split_ratios, seed)[:max_size]
-    return ((row, everything[row]) for row in chosen)
+    def file(self, split: str) -> Path:
+        """Return the file of a split.
+
+        Raises:
+            DataPoolError: unknown split, no file for it, or not exactly one of `path` and `data_files` is set.
+        """
+        _position(split)
+        if self.path is not None and self.data_files is None:
+            return with_home(self.path)
+        if self.path is not None or self.data_files is None:
+            raise DataPoolError("set either `path` (one file for all splits) or `data_files` (one file per split)")
+        if split not in self.data_files:
+            raise DataPoolError(f"data_files has no file for split {split!r}; it has {', '.join(self.data_files)}")
+        return with_home(self.data_files[split])
+
+    def rows(self, rows: Iterable[T], split: str, splitting: Splitting) -> Iterator[tuple[int, T]]:
+        """Return the numbered rows of a split from those of its file; its own file is read only as far as needed."""
+        if self.path is None:
+            return islice(enumerate(rows), splitting.max_size)
+        everything = list(rows)
+        return ((row, everything[row]) for row in splitting.of_all(len(everything), split))
 
 
 def names_of(split: str) -> tuple[str, ...]:
@@ -86,17 +103,6 @@ def names_of(split: str) -> tuple[str, ...]:
         DataPoolError: unknown split.
     """
     return USUAL_NAMES[SPLITS[_position(split)]]
-
-
-def not_empty(samples: list[T], split: str, source: str) -> list[T]:
-    """Return the samples after checking that there are any.
-
-    Raises:
-        DataPoolError: there are no samples.
-    """
-    if not samples:
-        raise DataPoolError(f"{source}: no samples for split {split!r}; the file is empty or the fraction is too small")
-    return samples
 
 
 @contextmanager

@@ -1,49 +1,72 @@
 """ToTTo (Parikh et al. 2020): one sentence about the highlighted cells of a Wikipedia table.
 
 prompt       <table> ... </table><page_title> ... </section_title> <table> ... </table>
-             the table without titles, then again with titles, as in RL4LMs; see `totto_text`
+             the table without titles, then again with titles, as in RL4LMs; see below
 references   the final sentence of each annotator: one in train, three in val, none in test
 meta_data    {"raw_table": the row}, with `sentence_annotations` as a list of dicts and `overlap_subset` as a bool
+
+Linearisation of a table to one line of text, as in the paper's baselines:
+
+    highlighted cells    <table> <cell> 2015 <col_header> Year </col_header> </cell> ... </table>
+    the whole table      <table> <row> <cell> ... </cell> <highlighted_cell> ... </highlighted_cell> </row> ... </table>
+    with titles          <page_title> Colin Hanlon </page_title> <section_title> Theatre </section_title> <table> ...
+
+The headers of a cell are found by a heuristic: the header cells to its left in its row, and the header cells in rows
+above that cover one of its columns. Column positions include the column spans of cells to the left; row spans are
+ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.columns import cell
-from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
-from rl4lms_like.data_pools.splits import names_of, not_empty
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_rows
+from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows
-from rl4lms_like.data_pools.totto_text import full_text, highlighted_text, titles_text
-
-HUB = HubTable("google-research-datasets/totto", "default", CONVERTED)
 
 STAGES = ("original_sentence", "sentence_after_deletion", "sentence_after_ambiguity", "final_sentence")
 """Fields of an annotation: the sentence after each editing step."""
 
-_LINEARISE = {"subtable": highlighted_text, "fulltable": full_text}
+Cell: TypeAlias = Mapping[str, Any]
+"""Mapping with the keys `value`, `is_header`, `column_span`, `row_span`."""
+
+Table: TypeAlias = Sequence[Sequence[Cell]]
+"""Rows of cells."""
+
+
+def _released(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    names = [f"totto_{name}_data.jsonl" for name in names_of(split)]
+    names += [f"unlabeled_{name}" for name in names]
+    return first_rows(json_line_rows, folder, folder / "totto_data", names=names)
+
+
+def _samples(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    return first_rows(json_line_rows, folder, names=[f"{name}_sample.jsonl" for name in names_of(split)])
 
 
 class ToTTo(PublishedPool):
     """Tables with highlighted cells as prompts, with sentences about these cells as references."""
 
+    id = "totto"
+    columns = "table, highlighted_cells, table_page_title, table_section_title, sentence_annotations"
+    hub = HubTable("google-research-datasets/totto", "default", CONVERTED)
+    layouts: ClassVar = {
+        "totto_{train,dev,test}_data.jsonl or unlabeled_totto_test_data.jsonl, also in totto_data/": _released,
+        "{train,dev,test}_sample.jsonl": _samples,
+    }
+
     @classmethod
+    @flattened
     def prepare(
-        cls,
-        split: str,
-        representation: Literal["subtable", "fulltable"] = "subtable",
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> ToTTo:
+        cls, split: str, representation: Literal["subtable", "fulltable"] = "subtable", *, source: Source
+    ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
@@ -53,27 +76,17 @@ class ToTTo(PublishedPool):
                 its folder `totto_data`; the project's samples `{train,dev}_sample.jsonl`; or tables with the columns
                 table, highlighted_cells, table_page_title, table_section_title, sentence_annotations (see `published`).
             hub_id: another hub repository with these columns.
-            hub_config: configuration of the hub repository.
-            revision: branch, tag or commit of the hub repository.
-            max_size: maximum number of samples per split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
-            MissingExtraError: `datasets` is needed and not installed.
         """
-        published = Published("totto", _COLUMNS, (RELEASED, SAMPLES))
-        samples = []
-        for index, (where, row) in enumerate(
-            published.rows(split, Source(data_dir, hub_id, hub_config, revision), HUB)
-        ):
-            if index == max_size:
-                break
-            raw = raw_table(row, where)
-            finals = [annotation["final_sentence"] for annotation in raw["sentence_annotations"]]
-            references = [sentence for sentence in finals if sentence]
-            prompt = prompt_of(raw, representation, where)
-            samples.append(Sample(f"{split}_{index}", prompt, references, {"raw_table": raw}))
-        return cls(not_empty(samples, split, "totto"))
+        rows = enumerate(cls.rows(split, source))
+        samples = (_sample(row, f"{split}_{index}", representation, where) for index, (where, row) in rows)
+        return cls.of(samples, split, cls.id, source.max_size)
+
+
+def _sample(row: Mapping[str, Any], id: str, representation: str, where: str) -> Sample:
+    raw = raw_table(row, where)
+    finals = [annotation["final_sentence"] for annotation in raw["sentence_annotations"]]
+    references = [sentence for sentence in finals if sentence]
+    return Sample(id, prompt_of(raw, representation, where), references, {"raw_table": raw})
 
 
 def prompt_of(row: Mapping[str, Any], representation: str, where: str) -> str:
@@ -82,9 +95,9 @@ def prompt_of(row: Mapping[str, Any], representation: str, where: str) -> str:
     Raises:
         DataPoolError: the row does not have ToTTo's format.
     """
-    linearise = _LINEARISE.get(representation)
+    linearise = {"subtable": highlighted_text, "fulltable": full_text}.get(representation)
     if linearise is None:
-        raise DataPoolError(f"unknown representation {representation!r}; known: {', '.join(_LINEARISE)}")
+        raise DataPoolError(f"unknown representation {representation!r}; known: subtable, fulltable")
     titles = titles_text(cell(row, "table_page_title", where), cell(row, "table_section_title", where))
     try:
         text = linearise(row["table"], [(line, place) for line, place in row["highlighted_cells"]])
@@ -114,20 +127,81 @@ def raw_table(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**row, "sentence_annotations": texts, "overlap_subset": overlaps}
 
 
-def _released(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    names = [f"totto_{name}_data.jsonl" for name in names_of(split)]
-    names += [f"unlabeled_{name}" for name in names]
-    file = first_file(folder, *names) or first_file(folder / "totto_data", *names)
-    return None if file is None else json_line_rows(file)
+@dataclass(frozen=True)
+class _Placed:
+    """Cell with the columns `[start, stop)` that it covers."""
+
+    value: str
+    start: int
+    stop: int
+    is_header: bool
+
+    def meets(self, other: _Placed) -> bool:
+        """Return True if the two cells have a column in common."""
+        return self.start < other.stop and self.stop > other.start
 
 
-def _samples(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    file = first_file(folder, *(f"{name}_sample.jsonl" for name in names_of(split)))
-    return None if file is None else json_line_rows(file)
+class _Row(NamedTuple):
+    """Cells of a row, and those of them that are headers."""
+
+    cells: list[_Placed]
+    headers: list[_Placed]
 
 
-_COLUMNS = "table, highlighted_cells, table_page_title, table_section_title, sentence_annotations"
-RELEASED = Layout(
-    "totto_{train,dev,test}_data.jsonl or unlabeled_totto_test_data.jsonl, also in totto_data/", _released
-)
-SAMPLES = Layout("{train,dev,test}_sample.jsonl", _samples)
+def titles_text(page_title: str | None, section_title: str | None) -> str:
+    """Return the page and section titles as a prefix of the table; empty titles are left out."""
+    marks = {"page_title": page_title, "section_title": section_title}
+    return "".join(f"<{mark}> {title} </{mark}> " for mark, title in marks.items() if title)
+
+
+def highlighted_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
+    """Return the highlighted cells as text, in the given order, each with its headers.
+
+    Args:
+        table: rows of cells.
+        highlighted: row, and index in the row, of each highlighted cell, from 0.
+
+    Raises:
+        IndexError: a highlighted cell is not in the table.
+    """
+    rows = [_row(cells) for cells in table]
+    return f"<table> {''.join(_marked('cell', rows, row, place) for row, place in highlighted)}</table>"
+
+
+def full_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
+    """Return all cells as text, row by row, each with its headers; highlighted cells have a separate tag.
+
+    Args:
+        table: rows of cells.
+        highlighted: row, and index in the row, of each highlighted cell, from 0.
+
+    Raises:
+        IndexError: a highlighted cell is not in the table.
+    """
+    rows = [_row(cells) for cells in table]
+    for row, place in highlighted:
+        _ = rows[row].cells[place]  # raises an IndexError if the cell does not exist
+    marked = frozenset(highlighted)
+    lines = []
+    for row, cells in enumerate(table):
+        marks = ["highlighted_cell" if (row, place) in marked else "cell" for place in range(len(cells))]
+        lines.append("".join(_marked(mark, rows, row, place) for place, mark in enumerate(marks)))
+    return f"<table> {''.join(f'<row> {line}</row> ' for line in lines)}</table>"
+
+
+def _marked(mark: str, rows: Sequence[_Row], row: int, place: int) -> str:
+    own = rows[row].cells[place]
+    above = (header for line in rows[:row] for header in line.headers if header.meets(own))
+    left = (other for other in rows[row].cells[:place] if other.is_header)
+    columns = "".join(f"<col_header> {header.value} </col_header> " for header in above)
+    lines = "".join(f"<row_header> {header.value} </row_header> " for header in left)
+    return f"<{mark}> {own.value} {columns}{lines}</{mark}> "
+
+
+def _row(cells: Sequence[Cell]) -> _Row:
+    placed, start = [], 0
+    for each in cells:
+        stop = start + each["column_span"]
+        placed.append(_Placed(each["value"], start, stop, bool(each["is_header"])))
+        start = stop
+    return _Row(placed, [each for each in placed if each.is_header])

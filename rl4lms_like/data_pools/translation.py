@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,51 +16,41 @@ from typing import Any, ClassVar
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.columns import text_cell
-from rl4lms_like.data_pools.hub import CONVERTED, HubTable
-from rl4lms_like.data_pools.published import Layout, Published, PublishedPool, Source, first_file
-from rl4lms_like.data_pools.splits import SPLITS, names_of, not_empty
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_file
+from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, paired_lines
-
-PREPROCESSED_WMT14 = HubTable("stas/wmt14-en-de-pre-processed", "ende", CONVERTED)
-NEWS_COMMENTARY = HubTable("Helsinki-NLP/news_commentary", "de-en")
-WMT16 = HubTable("wmt/wmt16", "de-en")
-IWSLT2017 = HubTable("IWSLT/iwslt2017", "iwslt2017-de-en", CONVERTED)
 
 _FLICKR_TEST = "test_2016_flickr"  # Multi30k's name of the test split reported in papers
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Pool id, languages, and the text around the source text."""
+class _Translation(PublishedPool):
+    """Pool of texts in one language as prompts, with their translations as references."""
 
-    pool: str
-    source: str
-    target: str
-    prefix: str = ""
-    suffix: str = ""
+    columns = "translation, or one column for each language"
 
-    def samples(self, split: str, source: Source, default: HubTable, max_size: int | None) -> list[Sample]:
-        languages = f"{self.source}, {self.target}"
-        parallel = Layout(
-            f"{{train,val,test}}.{self.source} with {{train,val,test}}.{self.target}, also .gz, valid, validation or "
-            f"dev for val, {_FLICKR_TEST} for test, .{self.source}-{self.target} before the ending, or .source and "
-            ".target as endings",
-            partial(_parallel, languages=(self.source, self.target)),
+    @classmethod
+    def _of_pairs(
+        cls, split: str, languages: tuple[str, str], prefix: str, suffix: str, source: Source, hub: HubTable
+    ) -> TextGenPool:
+        here, there = languages
+        files = (
+            f"{{train,val,test}}.{here} with {{train,val,test}}.{there}, also .gz, valid, validation or dev for val, "
+            f"{_FLICKR_TEST} for test, .{here}-{there} before the ending, or .source and .target as endings"
         )
-        published = Published(self.pool, f"translation (with {languages}) or {languages}", (parallel,))
-        samples = []
-        for index, (where, row) in enumerate(published.rows(split, source, default)):
-            if index == max_size:
-                break
-            prompt = f"{self.prefix}{_text(row, self.source, where)}{self.suffix}"
-            samples.append(Sample(f"{split}_{index}", prompt, [_text(row, self.target, where)]))
-        return not_empty(samples, split, self.pool)
+        rows = cls.rows(split, source, hub, {files: partial(_parallel, source=here, target=there)})
+        samples = (
+            Sample(f"{split}_{index}", f"{prefix}{_text(row, here, where)}{suffix}", [_text(row, there, where)])
+            for index, (where, row) in enumerate(rows)
+        )
+        return cls.of(samples, split, cls.id, source.max_size)
 
 
-class WMT(PublishedPool):
+class WMT(_Translation):
     """Translation pairs of any dataset with a column `translation`; WMT datasets by short name, e.g. `wmt16`."""
+
+    id = "wmt16"
 
     @classmethod
     def prepare(
@@ -76,7 +65,7 @@ class WMT(PublishedPool):
         hub_config: str | None = None,
         revision: str | None = None,
         max_size: Count | None = None,
-    ) -> WMT:
+    ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
@@ -91,44 +80,29 @@ class WMT(PublishedPool):
             hub_config: configuration of the hub repository; default: source-target, else target-source.
             revision: branch, tag or commit of the hub repository.
             max_size: maximum number of samples per split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
-            MissingExtraError: `datasets` is needed and not installed.
         """
         path = f"wmt/{wmt_id}" if re.fullmatch(r"wmt\d+", wmt_id) else wmt_id
-        pair = _Pair("wmt16", source_language, target_language, prompt_prefix, prompt_suffix)
-        source = Source(data_dir, None, None, revision)
-        configs = [hub_config] if hub_config else [f"{pair.source}-{pair.target}", f"{pair.target}-{pair.source}"]
+        pair = (source_language, target_language)
+        source = Source(data_dir=data_dir, revision=revision, max_size=max_size)
+        configs = [hub_config] if hub_config else ["-".join(pair), "-".join(reversed(pair))]
         for config in configs[:-1]:
             try:
-                return cls(pair.samples(split, source, HubTable(path, config), max_size))
+                return cls._of_pairs(split, pair, prompt_prefix, prompt_suffix, source, HubTable(path, config))
             except DataPoolError as error:
                 if data_dir is not None or not isinstance(error.__cause__, ValueError):
                     raise  # the other configuration is tried only if this one does not exist (a ValueError)
-        return cls(pair.samples(split, source, HubTable(path, configs[-1]), max_size))
+        return cls._of_pairs(split, pair, prompt_prefix, prompt_suffix, source, HubTable(path, configs[-1]))
 
 
-class EnglishToGerman(PublishedPool):
+class EnglishToGerman(_Translation):
     """Base class of pools with English prompts and German references; subclasses define the dataset."""
 
-    pool: ClassVar[str]
-    """Id of the pool."""
-    tables: ClassVar[Mapping[str, HubTable]]
-    """Hub table of each split."""
+    tables: ClassVar[Mapping[str, HubTable]] = {}
+    """Hub tables of splits that do not come from `hub`."""
 
     @classmethod
-    def prepare(
-        cls,
-        split: str,
-        prompt_suffix: str = "",
-        prompt_prefix: str = "",
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        hub_config: str | None = None,
-        revision: str | None = None,
-        max_size: Count | None = None,
-    ) -> TextGenPool:
+    @flattened
+    def prepare(cls, split: str, prompt_suffix: str = "", prompt_prefix: str = "", *, source: Source) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
@@ -137,47 +111,39 @@ class EnglishToGerman(PublishedPool):
             prompt_prefix: text prepended to the English text.
             data_dir: a local copy of all three splits, in the files of `WMT`, or `train.source` with `train.target`.
             hub_id: another hub repository for all three splits, with the column translation.
-            hub_config: configuration of the hub repository.
-            revision: branch, tag or commit of the hub repository.
-            max_size: maximum number of samples per split.
-
-        Raises:
-            DataPoolError: the data cannot be loaded or found; the message lists the supported files.
-            MissingExtraError: `datasets` is needed and not installed.
         """
-        names_of(split)
-        pair = _Pair(cls.pool, "en", "de", prompt_prefix, prompt_suffix)
-        source = Source(data_dir, hub_id, hub_config, revision)
-        return cls(pair.samples(split, source, cls.tables[split], max_size))
+        hub = cls.tables.get(split, cls.hub)
+        assert hub is not None
+        return cls._of_pairs(split, ("en", "de"), prompt_prefix, prompt_suffix, source, hub)
 
 
 class WMT14PreprocessedEnDe(EnglishToGerman):
     """English to German: the training data of WMT 14 as prepared by Ott et al. (2018)."""
 
-    pool = "wmt14_processed_en_de"
-    tables = dict.fromkeys(SPLITS, PREPROCESSED_WMT14)
+    id = "wmt14_processed_en_de"
+    hub = HubTable("stas/wmt14-en-de-pre-processed", "ende", CONVERTED)
 
 
 class WMT16NewsOnlyDatasetEnDe(EnglishToGerman):
     """English to German: News Commentary for training, the news of WMT 16 for validation and test."""
 
-    pool = "wmt16newsonly"
-    tables: ClassVar = {"train": NEWS_COMMENTARY, "val": WMT16, "test": WMT16}
+    id = "wmt16newsonly"
+    hub = HubTable("wmt/wmt16", "de-en")
+    tables: ClassVar = {"train": HubTable("Helsinki-NLP/news_commentary", "de-en")}
 
 
 class IWSLT2017EnDe(EnglishToGerman):
     """English to German: talks from the IWSLT 2017 evaluation campaign."""
 
-    pool = "iwslt2017en_de"
-    tables = dict.fromkeys(SPLITS, IWSLT2017)
+    id = "iwslt2017en_de"
+    hub = HubTable("IWSLT/iwslt2017", "iwslt2017-de-en", CONVERTED)
 
 
 def _text(row: Mapping[str, Any], language: str, where: str) -> str:
     return text_cell(row, f"translation.{language}" if "translation" in row else language, where)
 
 
-def _parallel(folder: Path, split: str, languages: tuple[str, str]) -> Iterator[LocatedRow] | None:
-    source, target = languages
+def _parallel(folder: Path, split: str, source: str, target: str) -> Iterator[LocatedRow] | None:
     names = [*names_of(split), *([_FLICKR_TEST] if split == "test" else [])]
     endings = [
         (source, target),

@@ -7,3 +7,16 @@ stepping    play_by_stepping  the same rewards from any vectorised TextGenEnv, t
 workers     RewardWorkers     slow Python rewards in worker processes
 make        make_vec_env      builds the vectorised environment selected by the config
 """
+
+import gymnasium
+
+ENV_ID = "rl4lms_like/TextGen-v0"
+
+
+def register_envs() -> None:
+    """Register `gymnasium.make("rl4lms_like/TextGen-v0", ...)`, when `rl4lms_like` is imported.
+
+    Gymnasium 1.0 no longer loads plugins.
+    """
+    if ENV_ID not in gymnasium.registry:
+        gymnasium.register(ENV_ID, entry_point="rl4lms_like.envs.env:TextGenEnv")

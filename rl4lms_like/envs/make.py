@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
 from rl4lms_like.core.wording import raised
 from rl4lms_like.envs.env import TextGenEnv
-from rl4lms_like.envs.processes import EnvInProcess, ProcessVecEnv
+from rl4lms_like.envs.stepping import EnvInProcess, ProcessVecEnv
 from rl4lms_like.envs.vec_env import TextVecEnv
 
 

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -20,12 +20,8 @@ from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.workers import RewardWorkers
-from rl4lms_like.rewards.call import AnyReward, TokenRewards, score_episodes_in_parts
-from rl4lms_like.rewards.naming import texts_to_score
+from rl4lms_like.rewards.call import TokenRewards, score_episodes_in_parts, texts_to_score
 from rl4lms_like.rewards.time_limit import TimeIsUp, check_time_limit, within
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class TextVecEnv(DummyVecEnv):
@@ -33,20 +29,11 @@ class TextVecEnv(DummyVecEnv):
 
     Args:
         n_envs: number of parallel episodes.
-        tokenizer: encodes prompts and decodes responses; it is not modified.
-        reward_function: a `RewardFunction` or `BatchedRewardFunction`.
-        samples: source of the prompts: samples, or pairs of sample and weight (a pool).
-        max_episode_length: T, tokens.
-        max_prompt_length: P, tokens. Default: the tokenizer's `model_max_length`.
-        terminate_on_eos: whether an end-of-text token ends an episode.
-        context_start_token: first decoder token of an encoder-decoder model.
-        prompt_truncation_side: side on which long prompts are truncated.
-        priority_scale: exponent of the samples' weights; 0 draws uniformly.
-        vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
-        eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
+        args: the arguments of `TextGenEnv`, by position.
         reward_workers: number of processes that score the episodes in `play`; 0 scores them in this process.
         reward_timeout: time limit of the reward in seconds for the episodes of one `play`; with workers, for one
             worker's chunk of them. None for no limit.
+        kwargs: the arguments of `TextGenEnv`, by name.
 
     Attributes:
         reward_parts: name -> contribution of that part of a combined reward to the rewards that `play` returned last,
@@ -63,40 +50,19 @@ class TextVecEnv(DummyVecEnv):
     def __init__(
         self,
         n_envs: int,
-        tokenizer: PreTrainedTokenizerBase,
-        reward_function: AnyReward,
-        samples: Iterable[Sample | tuple[Sample, float]],
-        max_episode_length: int = 512,
-        max_prompt_length: int | None = None,
-        terminate_on_eos: bool = False,
-        context_start_token: int | None = None,
-        prompt_truncation_side: Literal["left", "right"] = "left",
-        priority_scale: float = 0.0,
-        vocab_size: int | None = None,
-        eos_token_ids: Sequence[int] | None = None,
+        *args: Any,
         reward_workers: int = 0,
         reward_timeout: float | None = None,
+        **kwargs: Any,
     ) -> None:
         if not reward_workers:
             check_time_limit(reward_timeout)
-        first = TextGenEnv(
-            tokenizer,
-            reward_function,
-            samples,
-            max_episode_length=max_episode_length,
-            max_prompt_length=max_prompt_length,
-            terminate_on_eos=terminate_on_eos,
-            context_start_token=context_start_token,
-            prompt_truncation_side=prompt_truncation_side,
-            priority_scale=priority_scale,
-            vocab_size=vocab_size,
-            eos_token_ids=eos_token_ids,
-        )
+        first = TextGenEnv(*args, **kwargs)
         super().__init__([first.sibling] * n_envs)
         self._timeout = reward_timeout
-        self._workers = (
-            RewardWorkers(reward_function, first.layout, reward_workers, reward_timeout) if reward_workers else None
-        )
+        self._workers: RewardWorkers | None = None
+        if reward_workers:
+            self._workers = RewardWorkers(first.reward_function, first.layout, reward_workers, reward_timeout)
         self.reward_parts: dict[str, np.ndarray] = {}
 
     @property

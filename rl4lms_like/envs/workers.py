@@ -38,8 +38,7 @@ from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import raised
-from rl4lms_like.rewards.call import AnyReward, TokenRewards, is_batched, score_episodes_in_parts
-from rl4lms_like.rewards.naming import named
+from rl4lms_like.rewards.call import AnyReward, TokenRewards, is_batched, named, score_episodes_in_parts
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class RewardWorkers:
         methods = multiprocessing.get_all_start_methods()
         self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._since = self._context.RawArray("d", self._n_chunks)  # start time of each chunk; 0 before
-        self._pool: ProcessPoolExecutor | None = self._started()
+        self._pool: ProcessPoolExecutor | None = None
 
     def _started(self) -> ProcessPoolExecutor:
         received = (self._payload, dict(os.environ), self._since)
@@ -116,30 +115,26 @@ class RewardWorkers:
         try:
             self._run(chunks, range(len(chunks)), paid)
         except _Lost as lost:
-            self._run_again(chunks, paid, lost)
+            left = [place for place in range(len(chunks)) if place not in paid]
+            logger.warning(
+                "the reward %s %s. Its processes are restarted and their state is lost; %d of %d episodes are "
+                "scored again. In progress: %s",
+                *(self._name, lost, sum(len(chunks[place]) for place in left), len(episodes)),
+                _listed(chunks, lost.places) or "none",
+            )
+            self.restarts += 1
+            try:
+                for place in lost.places:  # alone, to find the failing one
+                    self._run(chunks, [place], paid)
+                self._run(chunks, [place for place in left if place not in paid], paid)
+            except _Lost as again:
+                raise RewardError(
+                    f"the reward {self._name} {again}, for the second time in a batch of {len(episodes)}. In "
+                    f"progress: {_listed(chunks, again.places)}"
+                ) from again
         in_order = [paid[place] for place in range(len(chunks))]
         parts = {name: np.concatenate([chunk.parts[name] for chunk in in_order]) for name in in_order[0].parts}
         return TokenRewards(np.concatenate([chunk.total for chunk in in_order]), parts)
-
-    def _run_again(self, chunks: Sequence[Sequence[Observation]], paid: dict[int, TokenRewards], lost: _Lost) -> None:
-        """Make the second and last attempt; chunks that were in progress run alone, to find the failing one."""
-        left = [place for place in range(len(chunks)) if place not in paid]
-        logger.warning(
-            "the reward %s %s. Its processes are restarted and their state is lost; %d of %d episodes are "
-            "scored again. In progress: %s",
-            *(self._name, lost, sum(len(chunks[place]) for place in left), sum(map(len, chunks))),
-            _listed(chunks, lost.places) or "none",
-        )
-        self.restarts += 1
-        try:
-            for place in lost.places:
-                self._run(chunks, [place], paid)
-            self._run(chunks, [place for place in left if place not in paid], paid)
-        except _Lost as again:
-            raise RewardError(
-                f"the reward {self._name} {again}, for the second time in a batch of {sum(map(len, chunks))}. In "
-                f"progress: {_listed(chunks, again.places)}"
-            ) from again
 
     def _run(
         self, chunks: Sequence[Sequence[Observation]], places: Iterable[int], paid: dict[int, TokenRewards]
@@ -153,11 +148,15 @@ class RewardWorkers:
                 futures[self._sent(pool, place, chunks[place])] = place
             waiting = set(futures)
             while waiting:
-                done, waiting = wait(waiting, self._until_a_look(), FIRST_COMPLETED)
+                done, waiting = wait(waiting, self._timeout and min(_LOOK_EVERY, self._timeout / 2), FIRST_COMPLETED)
                 paid |= {futures[future]: future.result() for future in done if future.exception() is None}
                 for future in done:
                     future.result()
-                self._refuse_late(futures[future] for future in waiting)
+                begun = {place: self._since[place] for future in waiting if self._since[place := futures[future]]}
+                now = time.monotonic()
+                late = sorted(place for place in begun if self._timeout and now - begun[place] > self._timeout)
+                if late:
+                    raise _Lost(f"was not done within {self._timeout:g} s (env.reward_timeout)", late)
         except BrokenProcessPool as error:
             processes = list((pool._processes or {}).values())
             _let_end(processes)
@@ -171,7 +170,7 @@ class RewardWorkers:
 
     def _sent(self, pool: ProcessPoolExecutor, place: int, chunk: Sequence[Observation]) -> Future[TokenRewards]:
         """Submit a chunk; the first chunks start the processes."""
-        parcels = [_parcel(episode) for episode in chunk]
+        parcels = [(each.sample, np.array(each.prompt_ids), np.array(each.action_ids)) for each in chunk]
         try:
             return pool.submit(_score, place, parcels)
         except BrokenProcessPool:
@@ -182,17 +181,6 @@ class RewardWorkers:
                 f"the limit on processes and the length of TMPDIR ({tempfile.gettempdir()}), or set "
                 "env.reward_workers to 0"
             ) from error
-
-    def _until_a_look(self) -> float | None:
-        return None if self._timeout is None else min(_LOOK_EVERY, self._timeout / 2)
-
-    def _refuse_late(self, places: Iterable[int]) -> None:
-        if self._timeout is None:
-            return
-        now = time.monotonic()
-        late = [place for place in places if self._since[place] and now - self._since[place] > self._timeout]
-        if late:
-            raise _Lost(f"was not done within {self._timeout:g} s (env.reward_timeout)", sorted(late))
 
     def _kill(self) -> None:
         """Kill the processes and their child processes; the next chunk starts new ones."""
@@ -209,10 +197,6 @@ class RewardWorkers:
         """Stop the processes."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _parcel(episode: Observation) -> _Parcel:
-    return episode.sample, np.array(episode.prompt_ids), np.array(episode.action_ids)
 
 
 def _listed(chunks: Sequence[Sequence[Observation]], places: Sequence[int]) -> str:

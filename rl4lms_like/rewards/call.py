@@ -6,32 +6,31 @@
 
 A failure is re-raised with the reward's class and the sample; no default value is substituted. Every exception except
 `KeyboardInterrupt` counts as a failure: a `SystemExit` raised by a reward must not look like a finished run, and Rust
-panics and cancelled tasks are not subclasses of `Exception`. A batched reward that fails is called again with single
-texts, to find the failing sample.
+panics and cancelled tasks are not subclasses of `Exception`.
 
 Rewards with `terminal` set are called for last tokens only. Parts are summed in float64, in order, in both forms.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.rewards import base
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardOfParts
-from rl4lms_like.rewards.culprit import culprit
-from rl4lms_like.rewards.naming import named
-from rl4lms_like.rewards.time_limit import TimeIsUp
 
 AnyReward: TypeAlias = base.AnyReward
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+_EXCERPT = 60
 
 
 class TransitionRewards(NamedTuple):
@@ -72,16 +71,9 @@ def score_transition_in_parts(
     Raises:
         RewardError: as for `score_transition`; the message names the failing part.
     """
-    if not isinstance(reward_fn, RewardOfParts):
-        return TransitionRewards(_score_of_transition(reward_fn, previous, action, current, done), {})
-    parts: dict[str, float] = {}
-    for leaf in leaves(reward_fn):
-        with _Attributed(leaf.name):
-            paid = leaf.weight * _score_of_transition(leaf.reward, previous, action, current, done)
-        parts[leaf.name] = parts.get(leaf.name, 0.0) + paid
-    total = sum(parts.values())
-    _check_total(np.asarray([total]), reward_fn)
-    return TransitionRewards(total, parts)
+    parts = _parts(reward_fn, lambda own: np.asarray([_score_of_transition(own, previous, action, current, done)]))
+    total = float(_total(reward_fn, parts)[0])
+    return TransitionRewards(total, {name: float(paid[0]) for name, paid in parts.items() if name})
 
 
 def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
@@ -106,16 +98,40 @@ def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation
     Raises:
         RewardError: as for `score_episodes`; the message names the failing part.
     """
+    parts = _parts(reward_fn, lambda own: _scores_of_episodes(own, episodes))
+    total = _total(reward_fn, parts).astype(np.float32)
+    return TokenRewards(total, {name: paid for name, paid in parts.items() if name})
+
+
+def _parts(reward_fn: AnyReward, score: Callable[[AnyReward], np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the weighted scores of each part, by name; the name of a reward without parts is empty."""
     if not isinstance(reward_fn, RewardOfParts):
-        return TokenRewards(_scores_of_episodes(reward_fn, episodes).astype(np.float32), {})
+        return {"": score(reward_fn)}
     parts: dict[str, np.ndarray] = {}
     for leaf in leaves(reward_fn):
-        with _Attributed(leaf.name):
-            paid = leaf.weight * _scores_of_episodes(leaf.reward, episodes)
+        with _attributed(leaf.name):
+            paid = leaf.weight * score(leaf.reward)
         parts[leaf.name] = parts.get(leaf.name, 0.0) + paid
+    return parts
+
+
+def _total(reward_fn: AnyReward, parts: Mapping[str, np.ndarray]) -> np.ndarray:
     total = np.asarray(sum(parts.values()))
-    _check_total(total, reward_fn)
-    return TokenRewards(total.astype(np.float32), parts)
+    invalid = ~(np.abs(total) <= _LARGEST)
+    if invalid.any():
+        raise RewardError(
+            f"the parts of {_name(reward_fn)} add up to {total[invalid][0]:g}; expected one finite number"
+        )
+    return total
+
+
+@contextmanager
+def _attributed(part: str) -> Iterator[None]:
+    """Add the name of the part to a `RewardError`."""
+    try:
+        yield
+    except RewardError as error:
+        raise RewardError(f"part {part!r}: {error}") from error
 
 
 class Leaf(NamedTuple):
@@ -143,26 +159,6 @@ def is_batched(reward_fn: AnyReward) -> bool:
     return isinstance(reward_fn, BatchedRewardFunction)
 
 
-class _Attributed:
-    """Context manager that adds the name of the part to a `RewardError`."""
-
-    def __init__(self, part: str) -> None:
-        self.part = part
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, RewardError):
-            raise RewardError(f"part {self.part!r}: {error}") from error
-
-
-def _check_total(totals: np.ndarray, reward_fn: RewardOfParts) -> None:
-    if not bool((np.abs(totals) <= _LARGEST).all()):
-        culprit = totals[~(np.abs(totals) <= _LARGEST)][0]
-        raise RewardError(f"the parts of {_name(reward_fn)} add up to {culprit:g}; expected one finite number")
-
-
 def _score_of_transition(
     reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
 ) -> float:
@@ -174,21 +170,19 @@ def _score_of_transition(
 
 
 def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
-    """Flat `[n_tokens]` float64."""
+    """Return the scores of all tokens, flat `[n_tokens]` float64; a terminal reward is called for last tokens only."""
     lengths = [episode.n_actions for episode in episodes]
+    terminal = is_terminal(reward_fn)
+    spans = [range(length if terminal else 1, length + 1) for length in lengths]
+    pairs = list(zip(episodes, spans, strict=True))
     if isinstance(reward_fn, BatchedRewardFunction):
-        rewards = np.zeros(sum(lengths))
-        if is_terminal(reward_fn):
-            last_tokens = np.cumsum(lengths) - 1
-            rewards[last_tokens] = _scores_of_batch(reward_fn, episodes, [True] * len(episodes))
-        else:
-            states = [state for episode in episodes for state in _states(episode)]
-            dones = [n_actions == length for length in lengths for n_actions in range(1, length + 1)]
-            rewards[:] = _scores_of_batch(reward_fn, states, dones)
-        return rewards
-    if is_terminal(reward_fn):
-        return _last_tokens_only(reward_fn, episodes, lengths)
-    return np.asarray([score for episode in episodes for score in _scores_of_episode(reward_fn, episode)])
+        states = [episode.after(n_actions) for episode, span in pairs for n_actions in span]
+        scores = _scores_of_batch(reward_fn, states, [n_actions == span[-1] for span in spans for n_actions in span])
+    else:
+        scores = [score for episode, span in pairs for score in _scores_of_tokens(reward_fn, episode, span)]
+    rewards = np.zeros(sum(lengths))
+    rewards[np.cumsum(lengths) - 1 if terminal else slice(None)] = scores
+    return rewards
 
 
 def is_terminal(reward_fn: AnyReward) -> bool:
@@ -196,26 +190,13 @@ def is_terminal(reward_fn: AnyReward) -> bool:
     return bool(getattr(reward_fn, "terminal", False))
 
 
-def _last_tokens_only(reward_fn: RewardFunction, episodes: Sequence[Observation], lengths: list[int]) -> np.ndarray:
-    rewards = np.zeros(sum(lengths))
-    end = 0
-    for episode, length in zip(episodes, lengths, strict=True):
-        end += length
-        previous, action = episode.after(length - 1), int(episode.action_ids[-1])
-        rewards[end - 1] = _score_of_token(reward_fn, previous, action, episode, True)
-    return rewards
-
-
-def _scores_of_episode(reward_fn: RewardFunction, episode: Observation) -> Iterator[float]:
-    previous, length = episode.after(0), episode.n_actions
-    for action, current in zip(episode.action_ids.tolist(), _states(episode), strict=True):
-        yield _score_of_token(reward_fn, previous, action, current, current.n_actions == length)
+def _scores_of_tokens(reward_fn: RewardFunction, episode: Observation, span: range) -> Iterator[float]:
+    previous = episode.after(span[0] - 1)
+    for n_actions in span:
+        current = episode.after(n_actions)
+        action = int(episode.action_ids[n_actions - 1])
+        yield _score_of_token(reward_fn, previous, action, current, n_actions == span[-1])
         previous = current
-
-
-def _states(episode: Observation) -> Iterator[Observation]:
-    """Yield the observation after each token, from the first to the last."""
-    return (episode.after(n_actions) for n_actions in range(1, episode.n_actions + 1))
 
 
 def _score_of_token(
@@ -237,16 +218,18 @@ def _score_of_token(
 
 def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> list[float]:
     batch = f"a batch of {len(states)}, which starts with {named(states[0])}"
-    began = time.monotonic()
     try:
-        scores = _call(reward_fn, states, dones)
+        scores = reward_fn(
+            [state.prompt_or_input_text for state in states],
+            [state.context_text for state in states],
+            [state.target_or_reference_texts for state in states],
+            dones,
+            [state.meta_info for state in states],
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        said = f"{_name(reward_fn)} failed on {batch}: {raised(error)}"
-        if not isinstance(error, TimeIsUp | SystemExit):
-            said += _with_culprit(reward_fn, states, dones, error, time.monotonic() - began)
-        raise RewardError(said) from error
+        raise RewardError(f"{_name(reward_fn)} failed on {batch}: {raised(error)}") from error
     values = as_list(scores)
     if values is None:
         raise RewardError(f"{_name(reward_fn)} returned {excerpt(scores)} for {batch}; expected {len(states)} numbers")
@@ -262,28 +245,25 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
     return numbers  # type: ignore[return-value]
 
 
-def _call(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> Any:
-    return reward_fn(
-        [state.prompt_or_input_text for state in states],
-        [state.context_text for state in states],
-        [state.target_or_reference_texts for state in states],
-        dones,
-        [state.meta_info for state in states],
-    )
+def named(state: Observation) -> str:
+    """Return the description of a sample for error messages: its id and the beginning of its prompt."""
+    text = state.prompt_or_input_text
+    shown = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 3]}..."
+    return f"sample {state.sample.id!r} (prompt {shown!r})"
 
 
-def _with_culprit(
-    reward_fn: BatchedRewardFunction,
-    states: Sequence[Observation],
-    dones: list[bool],
-    error: BaseException,
-    seconds: float,
-) -> str:
-    def alone(place: int) -> Any:
-        return _call(reward_fn, states[place : place + 1], dones[place : place + 1])
-
-    place = culprit(reward_fn, alone, len(states), error, seconds)
-    return "" if place is None else f". It fails on entry {place} alone too: {named(states[place])}"
+def texts_to_score(samples: Sequence[Sample], responses: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the inputs of a failed reward, one mapping per response, for the file that a failed run writes."""
+    return [
+        {
+            "sample_id": sample.id,
+            "prompt_text": sample.prompt_or_input_text,
+            "generated_text": response,
+            "references": list(sample.references),
+            "meta_info": sample.meta_data,
+        }
+        for sample, response in zip(samples, responses, strict=True)
+    ]
 
 
 def as_list(scores: Any) -> list[Any] | None:

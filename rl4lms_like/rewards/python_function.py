@@ -12,6 +12,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -61,8 +62,7 @@ class PythonReward(TextReward):
         self.timeout_s = timeout_s
         self._loop = EventLoop(self.__name__)
         found = imported_function(function)
-        _check_takes(found, function, {*(_OF_ALL if batched else _OF_ONE), *self.kwargs})
-        _check_reads(found, function, "responses" if batched else "response")
+        _check_signature(found, function, _OF_ALL if batched else _OF_ONE, self.kwargs)
 
     @property
     def __name__(self) -> str:
@@ -118,23 +118,19 @@ class PythonReward(TextReward):
         """Call a synchronous function and raise `TimeoutError` after `timeout_s`."""
         if self.timeout_s is None or inspect.iscoroutinefunction(_unwrapped(call)):
             return call()
-        outcome: dict[str, Any] = {}
+        future: Future[T] = Future()
 
         def run() -> None:
             try:
-                outcome["result"] = call()
+                future.set_result(call())
             except BaseException as error:
-                outcome["error"] = error
+                future.set_exception(error)
 
-        thread = threading.Thread(target=run, name=self.__name__, daemon=True)
-        thread.start()
-        thread.join(self.timeout_s)
-        if thread.is_alive():
+        # A daemon thread, unlike those of an executor, does not keep the process alive after a timeout.
+        threading.Thread(target=run, name=self.__name__, daemon=True).start()
+        if not wait([future], self.timeout_s).done:
             raise TimeoutError(f"no answer within {self.timeout_s:g} s")
-        if "error" in outcome:
-            raise outcome["error"]
-        result: T = outcome["result"]
-        return result
+        return future.result()
 
 
 def imported_function(path: str) -> Callable[..., Any]:
@@ -167,26 +163,22 @@ def _loaded(path: str) -> Callable[..., Any]:
     return function
 
 
-def _check_reads(function: Callable[..., Any], path: str, name: str) -> None:
-    """Raise a `ValueError` unless the function names a response parameter; `**kwargs` alone is no sign of a reward."""
-    try:
-        known = set(inspect.signature(function).parameters)
-    except ValueError:  # some built-in functions have no signature
-        known = set()
-    if name not in known:
-        raise ValueError(f"function: {path!r} has no parameter {name!r}, so it cannot score responses")
+def _check_signature(function: Callable[..., Any], path: str, texts: Collection[str], kwargs: Collection[str]) -> None:
+    """Raise a `ValueError` unless the function can be called with these names and names a response parameter.
 
-
-def _check_takes(function: Callable[..., Any], path: str, names: Collection[str]) -> None:
+    `**kwargs` alone is no sign of a reward.
+    """
+    names = {*texts, *kwargs}
+    response = next(name for name in texts if name.startswith("response"))
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some built-in functions have no signature
-        return
-    try:
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
-        said = ", ".join(sorted(names))
-        raise ValueError(f"function: {path!r} cannot be called with {said}: {error}") from error
+        raise ValueError(f"function: {path!r} cannot be called with {', '.join(sorted(names))}: {error}") from error
+    except ValueError:  # some built-in functions have no signature
+        signature = inspect.Signature()
+    if response not in signature.parameters:
+        raise ValueError(f"function: {path!r} has no parameter {response!r}, so it cannot score responses")
 
 
 def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:

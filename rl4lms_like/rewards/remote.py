@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import httpx2
 
 _EXCERPT = 200
+_LARGEST = sys.float_info.max
 _MAX_REDIRECTS = 3
 
 
@@ -94,17 +95,14 @@ class HttpReward(TextReward):
         meta_infos: list[dict[str, Any] | None],
     ) -> list[float]:
         """Return the server's rewards, in the order of the texts."""
-        starts = range(0, len(gen_texts), self.batch_size)
-        parts = [slice(start, start + self.batch_size) for start in starts]
-        batches: list[dict[str, list[Any]]] = [
-            {
-                "prompts": prompt_texts[part],
-                "responses": gen_texts[part],
-                "references": ref_texts[part],
-                "meta_infos": meta_infos[part],
-            }
-            for part in parts
-        ]
+        texts: dict[str, list[Any]] = {
+            "prompts": prompt_texts,
+            "responses": gen_texts,
+            "references": ref_texts,
+            "meta_infos": meta_infos,
+        }
+        parts = [slice(start, start + self.batch_size) for start in range(0, len(gen_texts), self.batch_size)]
+        batches = [{name: values[part] for name, values in texts.items()} for part in parts]
         waits = [partial(self._rewards, batch) for batch in batches]
         return [reward for rewards in self._loop.run(gathered(waits, self.max_connections)) for reward in rewards]
 
@@ -124,7 +122,7 @@ class HttpReward(TextReward):
         if len(rewards) != len(batch["responses"]):
             raise self._error(f"answered 200 with {len(rewards)} rewards for {len(batch['responses'])} texts", content)
         for place, reward in enumerate(rewards):
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
+            if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:
                 said = self._without_secrets(repr(reward))[:60]
                 raise self._error(f"answered 200 with {said} as reward {place}; expected a number", content)
         return [float(reward) for reward in rewards]
@@ -134,16 +132,15 @@ class HttpReward(TextReward):
         for attempt in range(self.retries + 1):
             try:
                 return await asyncio.wait_for(self._request(body), self.timeout_s)
-            except (_Passing, asyncio.TimeoutError) as error:
-                passing = (
-                    error if isinstance(error, _Passing) else _Passing(f"did not answer within {self.timeout_s:g} s")
-                )
-                asked = passing.wait_s
-                if asked is not None and asked > self.max_wait_s:
-                    raise self._error(f"{passing}; it asks to wait {asked:g} s (max_wait_s)") from None
-                if attempt == self.retries:
-                    raise self._error(f"{passing}; attempts: {attempt + 1}") from None
-                await _pause(min(self.backoff_s * 2**attempt, self.max_wait_s) if asked is None else asked)
+            except asyncio.TimeoutError:
+                passing, asked = f"did not answer within {self.timeout_s:g} s", None
+            except _Passing as error:
+                passing, asked = str(error), error.wait_s
+            if asked is not None and asked > self.max_wait_s:
+                raise self._error(f"{passing}; it asks to wait {asked:g} s (max_wait_s)")
+            if attempt == self.retries:
+                raise self._error(f"{passing}; attempts: {attempt + 1}")
+            await _pause(min(self.backoff_s * 2**attempt, self.max_wait_s) if asked is None else asked)
         raise AssertionError("unreachable")
 
     async def _request(self, body: bytes) -> bytes:
@@ -282,10 +279,3 @@ def _retry_after(header: str | None) -> float | None:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _is_finite(number: int | float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer too large for a float
-        return False

@@ -24,12 +24,21 @@ class KLController(ABC):
 
     Args:
         coeff: initial coefficient.
+        target_kl: target KL of the controller, in its own unit; None if it has no target.
         estimator: single-sample estimate of the KL that is subtracted from the reward.
         max_coeff: the coefficient never exceeds this; None = no limit.
     """
 
-    def __init__(self, coeff: float, *, estimator: KLEstimator = "k1", max_coeff: float | None = None) -> None:
+    def __init__(
+        self,
+        coeff: float,
+        target_kl: float | None = None,
+        *,
+        estimator: KLEstimator = "k1",
+        max_coeff: float | None = None,
+    ) -> None:
         self.coeff = float(coeff if max_coeff is None else min(coeff, max_coeff))
+        self.target_kl = target_kl
         self.estimator = estimator
         self.max_coeff = max_coeff
 
@@ -41,11 +50,6 @@ class KLController(ABC):
             kl: k1 of every token `[n_tokens]`.
             lengths: number of tokens of every episode `[n]`.
         """
-
-    @property
-    def target_kl(self) -> float | None:
-        """Target KL of the controller, in its own unit; None if it has no target."""
-        return None
 
     def _multiply(self, factor: float) -> None:
         self.coeff *= factor
@@ -75,27 +79,14 @@ class AdaptiveKLController(KLController):
         coeff: initial coefficient.
         target_kl: in nats per token.
         gain: K_beta of arXiv 1909.08593; 0.1 changes the coefficient by at most 2 % per iteration.
-        estimator: see `KLController`.
-        max_coeff: see `KLController`.
+        limits: `estimator` and `max_coeff`, see `KLController`.
     """
 
-    def __init__(
-        self,
-        coeff: float,
-        target_kl: float,
-        *,
-        gain: float = 0.1,
-        estimator: KLEstimator = "k1",
-        max_coeff: float | None = None,
-    ) -> None:
-        super().__init__(coeff, estimator=estimator, max_coeff=max_coeff)
-        self._target = target_kl
-        self.gain = gain
+    target_kl: float
 
-    @property
-    def target_kl(self) -> float:
-        """Target KL in nats per token."""
-        return self._target
+    def __init__(self, coeff: float, target_kl: float, *, gain: float = 0.1, **limits: Any) -> None:
+        super().__init__(coeff, target_kl, **limits)
+        self.gain = gain
 
     def step(self, kl: Tensor, lengths: Tensor) -> None:
         """Move the coefficient so that the KL approaches the target."""
@@ -103,7 +94,7 @@ class AdaptiveKLController(KLController):
 
     def move(self, mean_kl: float) -> None:
         """Update the coefficient for an observed mean KL per token."""
-        error = np.clip((mean_kl - self._target) / self._target, -CLIP, CLIP)
+        error = np.clip((mean_kl - self.target_kl) / self.target_kl, -CLIP, CLIP)
         self._multiply(float(1 + self.gain * error))
 
 
@@ -116,27 +107,14 @@ class HorizonKLController(KLController):
         coeff: initial coefficient.
         target_kl: in nats per sequence.
         horizon: number of episodes.
-        estimator: see `KLController`.
-        max_coeff: see `KLController`.
+        limits: `estimator` and `max_coeff`, see `KLController`.
     """
 
-    def __init__(
-        self,
-        coeff: float,
-        target_kl: float,
-        *,
-        horizon: float = 10_000,
-        estimator: KLEstimator = "k1",
-        max_coeff: float | None = None,
-    ) -> None:
-        super().__init__(coeff, estimator=estimator, max_coeff=max_coeff)
-        self._target = target_kl
-        self.horizon = horizon
+    target_kl: float
 
-    @property
-    def target_kl(self) -> float:
-        """Target KL in nats per sequence."""
-        return self._target
+    def __init__(self, coeff: float, target_kl: float, *, horizon: float = 10_000, **limits: Any) -> None:
+        super().__init__(coeff, target_kl, **limits)
+        self.horizon = horizon
 
     def step(self, kl: Tensor, lengths: Tensor) -> None:
         """Move the coefficient so that the KL approaches the target."""
@@ -144,7 +122,7 @@ class HorizonKLController(KLController):
 
     def move(self, mean_kl: float, n_episodes: int) -> None:
         """Update the coefficient for an observed mean KL per sequence over `n_episodes` episodes."""
-        error = np.clip(mean_kl / self._target - 1, -CLIP, CLIP)
+        error = np.clip(mean_kl / self.target_kl - 1, -CLIP, CLIP)
         self._multiply(float(1 + error * min(n_episodes / self.horizon, 1.0)))
 
 

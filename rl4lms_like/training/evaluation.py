@@ -22,7 +22,7 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
 from rl4lms_like.policies.generation import TextWriter
 from rl4lms_like.post_processors.call import post_process
-from rl4lms_like.rewards.naming import texts_to_score
+from rl4lms_like.rewards.call import texts_to_score
 
 if TYPE_CHECKING:
     from rl4lms_like.policies.base import LMActorCriticPolicy

@@ -15,10 +15,14 @@ import pytest
 
 from rl4lms_like import DATA_POOLS
 from rl4lms_like.core.errors import DataPoolError, MissingExtraError
-from rl4lms_like.data_pools.hub import CONVERTED, HubTable, downloaded
-from rl4lms_like.data_pools.published import Layout, Published, Source, table_files
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, downloaded
 
-SET = Published("my_pool", "text", (Layout("<split>.words", lambda folder, split: None),))
+
+class MyPool(PublishedPool):
+    id = "my_pool"
+    columns = "text"
+    layouts = {"<split>.words": lambda folder, split: None}  # noqa: RUF012
+
 
 PUBLISHED = {
     "imdb": {},
@@ -38,7 +42,7 @@ PUBLISHED = {
 
 
 def texts(split, source=None, default=None):
-    return [row["text"] for _, row in SET.rows(split, source or Source(), default)]
+    return [row["text"] for _, row in MyPool.rows(split, source or Source(), default)]
 
 
 def lines(*words):
@@ -64,11 +68,6 @@ def test_table_files_are_found_where_the_hub_has_them(lay, names):
 def test_shards_are_read_in_order(lay):
     folder = lay({f"train-0000{n}-of-00003.jsonl": lines(f"{n}a", f"{n}b") for n in (2, 0, 1)})
     assert texts("train", Source(folder)) == ["0a", "0b", "1a", "1b", "2a", "2b"]
-    assert [file.name[:11] for file in table_files(Path(folder), "train")] == [
-        "train-00000",
-        "train-00001",
-        "train-00002",
-    ]
 
 
 def test_a_file_that_is_there_twice_is_read_once(lay):
@@ -136,8 +135,8 @@ def test_a_saved_set_is_read(tmp_path):
 
 def test_own_files_come_before_tables(lay):
     folder = lay({"train.jsonl": lines("table")})
-    own = Layout("own", lambda folder, split: iter([("here", {"text": "own"})]))
-    assert [row["text"] for _, row in Published("p", "text", (own,)).rows("train", Source(folder), None)] == ["own"]
+    own = {"own": lambda folder, split: iter([("here", {"text": "own"})])}
+    assert [row["text"] for _, row in MyPool.rows("train", Source(folder), layouts=own)] == ["own"]
 
 
 def test_an_empty_folder_is_told_what_is_read(tmp_path):

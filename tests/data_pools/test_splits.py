@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.data_pools.splits import SPLITS, file_of, share_of
+from rl4lms_like.data_pools.splits import SPLITS, DataFiles, Splitting
+
+
+def share_of(n_rows, split, ratios, seed):
+    return Splitting(split_ratios=ratios, seed=seed).of_all(n_rows, split)
 
 
 @given(
@@ -46,10 +50,10 @@ def test_a_split_nobody_knows_is_refused():
 
 
 def test_files_are_named_one_way():
-    assert [str(part) for part in file_of("val", "all.csv", None)] == ["all.csv", "False"]
-    assert [str(part) for part in file_of("val", None, {"val": "v.csv"})] == ["v.csv", "True"]
+    assert str(DataFiles("all.csv").file("val")) == "all.csv"
+    assert str(DataFiles(data_files={"val": "v.csv"}).file("val")) == "v.csv"
     for path, data_files in ((None, None), ("a", {"val": "b"})):
         with pytest.raises(DataPoolError, match="set either `path`"):
-            file_of("val", path, data_files)
+            DataFiles(path, data_files).file("val")
     with pytest.raises(DataPoolError, match="data_files has no file for split 'test'; it has train, val"):
-        file_of("test", None, {"train": "a", "val": "b"})
+        DataFiles(data_files={"train": "a", "val": "b"}).file("test")

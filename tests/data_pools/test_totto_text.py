@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.data_pools.totto_text import full_text, highlighted_text, titles_text
+from rl4lms_like.data_pools.totto import full_text, highlighted_text, titles_text
 
 
 def cell(value, is_header=False, column_span=1):
