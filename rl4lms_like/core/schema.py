@@ -324,7 +324,7 @@ def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:
 
 def _type_hints(target: Any) -> dict[str, Any]:
     """Return the resolved annotations; those that cannot be resolved at run time become `Any`."""
-    if inspect.isclass(target) and not dataclasses.is_dataclass(target):
+    if inspect.isclass(target) and "__dataclass_fields__" not in vars(target):  # a subclass may have its own __init__
         target = target.__init__
     try:
         return typing.get_type_hints(target, include_extras=True)
