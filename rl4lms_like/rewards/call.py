@@ -13,6 +13,7 @@ Rewards with `terminal` set are called for last tokens only. Parts are summed in
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
@@ -216,6 +217,23 @@ def _score_of_token(
     return number
 
 
+def _sample_in_frames(error: BaseException, states: Sequence[Observation]) -> int | None:
+    """Return the index of the sample whose prompt, text or `meta_info` a variable held where the error was raised, or None.
+
+    The variables are those of the error's traceback, innermost first. Calling the reward again with single texts would
+    be more reliable, but it may be remote or paid.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]  # the first is the caller's
+    for value in (value for frame in reversed(frames) for value in frame.f_locals.values()):
+        if not value or not isinstance(value, str | dict):
+            continue
+        texts = [(one.context_text, one.prompt_or_input_text) for one in states]
+        found = [i for i, one in enumerate(states) if value is one.meta_info or value in texts[i]]
+        if found and len({states[index].sample.id for index in found}) == 1:
+            return found[0]
+    return None
+
+
 def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> list[float]:
     batch = f"a batch of {len(states)}, which starts with {named(states[0])}"
     try:
@@ -229,7 +247,9 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise RewardError(f"{_name(reward_fn)} failed on {batch}: {raised(error)}") from error
+        index = _sample_in_frames(error, states)
+        where = batch if index is None else f"{batch}, probably at {named(states[index])}"
+        raise RewardError(f"{_name(reward_fn)} failed on {where}: {raised(error)}") from error
     values = as_list(scores)
     if values is None:
         raise RewardError(f"{_name(reward_fn)} returned {excerpt(scores)} for {batch}; expected {len(states)} numbers")

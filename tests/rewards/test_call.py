@@ -191,3 +191,20 @@ def test_an_interrupt_is_not_a_failure_of_the_reward(episodes):
 
     with pytest.raises(KeyboardInterrupt):
         score_episodes(interrupted, episodes)
+
+
+def test_the_sample_that_a_batched_reward_worked_on_is_named_without_another_call(episodes):
+    calls = []
+
+    class FailsOnOne(BatchedRewardFunction):
+        def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+            calls.append(len(gen_texts))
+            return [self.score(prompt) for prompt in prompt_texts]
+
+        def score(self, prompt):
+            return 1.0 / (prompt != "Count with me")
+
+    with pytest.raises(RewardError) as caught:
+        score_episodes(FailsOnOne(), episodes)
+    assert len(calls) == 1
+    assert "probably at sample 's1'" in str(caught.value)
