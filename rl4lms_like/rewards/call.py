@@ -218,7 +218,7 @@ def _score_of_token(
 
 
 def _sample_in_frames(error: BaseException, states: Sequence[Observation]) -> int | None:
-    """Return the index of the sample whose prompt, text or `meta_info` a variable held where the error was raised, or None.
+    """Return the index of the sample whose prompt, text or `meta_info` a variable of the failing code held, or None.
 
     The variables are those of the error's traceback, innermost first. Calling the reward again with single texts would
     be more reliable, but it may be remote or paid.
