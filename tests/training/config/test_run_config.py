@@ -156,11 +156,10 @@ def test_a_supervised_run_has_no_reward_and_no_environment(supervised):
     supervised["reward_fn"] = {"id": "sentiment"}
     supervised["alg"]["generation_kwargs"]["post_processing_fn"] = "three_sentence_summary"
     supervised["alg"]["model_type"] = "encoder"
-    assert mistakes_of(supervised) == [
-        "alg.generation_kwargs.post_processing_fn: expected null or a mapping with id; got 'three_sentence_summary'",
-        "alg.model_type: expected 'causal' or 'seq2seq', got 'encoder'",
-        "reward_fn: unknown key; known: tokenizer, datapool, alg, train_evaluation, seed, device, n_threads, "
-        "deterministic",
+    assert [message.partition(":")[0] for message in mistakes_of(supervised)] == [
+        "alg.generation_kwargs.post_processing_fn",
+        "alg.model_type",
+        "reward_fn",
     ]
 
 
