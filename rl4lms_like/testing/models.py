@@ -204,7 +204,12 @@ def _dimensions(
         "mistral": windowed,
         "gemma": gemma,
         "gemma2": windowed | {"query_pre_attn_scalar": size // heads},
-        "t5": {"d_ff": 4 * size, "d_kv": size // heads, "num_decoder_layers": layers, "initializer_factor": float(scale)},
+        "t5": {
+            "d_ff": 4 * size,
+            "d_kv": size // heads,
+            "num_decoder_layers": layers,
+            "initializer_factor": float(scale),
+        },
         "bart": bart,
         "marian": bart,
         "mbart": bart,
