@@ -27,7 +27,7 @@ def verdict(load: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"config": json.loads(json.dumps(load().to_dict(), default=repr))}
     except ConfigError as error:
-        return {"paths": sorted({mistake.path for mistake in error.mistakes})}
+        return {"paths": sorted({issue.path for issue in error.issues})}
 
 
 def verdicts(n: int, folder: Path, also: Path | None) -> dict[str, dict[str, Any]]:

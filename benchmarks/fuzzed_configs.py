@@ -75,7 +75,7 @@ class Outcome:
 
     verdict: str
     faults: list[str] = field(default_factory=list)
-    said: dict[str, str] = field(default_factory=dict)
+    message: dict[str, str] = field(default_factory=dict)
 
 
 # --- in the process of a case ----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def remembered_runs(set_attribute: Callable[[Any, str, Any], None] = setattr) ->
 
     runs: list[Any] = []
 
-    def remembering(build: Any) -> Any:
+    def component_state(build: Any) -> Any:
         def built(*arguments: Any, **options: Any) -> Any:
             runs.append(build(*arguments, **options))
             return runs[-1]
@@ -165,7 +165,7 @@ def remembered_runs(set_attribute: Callable[[Any, str, Any], None] = setattr) ->
         return built
 
     for module, name in ((assemble, "assemble"), (assemble_supervised, "assemble_supervised")):
-        set_attribute(module, name, remembering(getattr(module, name)))
+        set_attribute(module, name, component_state(getattr(module, name)))
     return runs
 
 
@@ -223,35 +223,35 @@ def long_work(case: Case) -> bool:
 def judged(case: Case, folder: Path, status: int | None) -> Outcome:
     """The verdict; `status` is the process's, None if it was killed when its time was over."""
     report = json.loads((folder / "report.json").read_text()) if (folder / "report.json").exists() else {}
-    said = {command: _said(folder, command) for command in ("check", "train")}
+    message = {command: _said(folder, command) for command in ("check", "train")}
     faults = list(report.get("faults", []))
-    for command, words in said.items():
+    for command, words in message.items():
         if "Traceback" in words:
             faults.append(f"{command}: a traceback")
         if len(words) > 20_000:
             faults.append(f"{command}: a message of {len(words)} characters")
     if status is None:
         if long_work(case) and "check" in report and not faults:
-            return Outcome("goes on", [], said)
-        return Outcome("fault", [*faults, f"hangs in {'train' if 'check' in report else 'check'}"], said)
+            return Outcome("goes on", [], message)
+        return Outcome("fault", [*faults, f"hangs in {'train' if 'check' in report else 'check'}"], message)
     if status != 0 or "train" not in report:
-        return Outcome("fault", [*faults, f"the process ended with {status}"], said)
-    faults += faults_of_commands(report["check"], report["train"], said)
-    return Outcome("fault" if faults else VERDICTS[report["train"]], faults, said)
+        return Outcome("fault", [*faults, f"the process ended with {status}"], message)
+    faults += faults_of_commands(report["check"], report["train"], message)
+    return Outcome("fault" if faults else VERDICTS[report["train"]], faults, message)
 
 
-def faults_of_commands(check: int | str, train: int | str, said: dict[str, str]) -> list[str]:
+def faults_of_commands(check: int | str, train: int | str, message: dict[str, str]) -> list[str]:
     """What is wrong with how both commands ended, and with what they said."""
-    words = said["check"] + said["train"]
+    words = message["check"] + message["train"]
     faults = ["an error that nobody has named"] if "for a traceback" in words and "MemoryError" not in words else []
     if train not in VERDICTS or check not in VERDICTS:
         faults.append(f"check ended with {check}, train with {train}")
-    elif train == 1 and not _name_of(said["train"]):
+    elif train == 1 and not _name_of(message["train"]):
         faults.append("a failure that should have been told before")
-    elif train in (1, 2) and not said["train"].strip():
+    elif train in (1, 2) and not message["train"].strip():
         faults.append("no word of why")
     elif train == 2 and not (
-        names_devices_only(said["train"]) or set(mistakes(said["train"])) <= set(mistakes(said["check"]))
+        names_devices_only(message["train"]) or set(issues(message["train"])) <= set(issues(message["check"]))
     ):  # `check` goes on after mistakes, and also reports what is not installed
         faults.append("check does not say all mistakes that train says")
     elif train == 0 and check != 0:
@@ -261,18 +261,18 @@ def faults_of_commands(check: int | str, train: int | str, said: dict[str, str])
     return faults
 
 
-def mistakes(said: str) -> list[str]:
+def issues(message: str) -> list[str]:
     """The lines that name mistakes."""
-    return [line for line in said.splitlines() if line.startswith("  ")]
+    return [line for line in message.splitlines() if line.startswith("  ")]
 
 
-def names_devices_only(said: str) -> bool:
+def names_devices_only(message: str) -> bool:
     """Whether all that is wrong is a device of another machine, which `check` may be asked for."""
-    return all(re.match(r"  (alg\.args\.)?device: .*is not available here", line) for line in mistakes(said))
+    return all(re.match(r"  (alg\.args\.)?device: .*is not available here", line) for line in issues(message))
 
 
-def _name_of(said: str) -> str | None:
-    return next((name for name, pattern in NAMED.items() if re.search(pattern, said)), None)
+def _name_of(message: str) -> str | None:
+    return next((name for name, pattern in NAMED.items() if re.search(pattern, message)), None)
 
 
 def _said(folder: Path, command: str) -> str:
@@ -335,13 +335,13 @@ def main() -> int:
         for case, outcome in outcomes(seeds, Path(name), parallel=options.parallel):
             counts[case.kind][outcome.verdict] += 1
             if outcome.verdict == "named":
-                named[str(_name_of(outcome.said["train"]))] += 1
+                named[str(_name_of(outcome.message["train"]))] += 1
             if outcome.faults:
                 faults[case.seed] = outcome.faults
                 print(case.seed, case.kind, outcome.faults, flush=True)
             if len(seeds) == 1:
                 print(case.text.decode(errors="replace")[:20_000], case.overrides, case.changes, sep="\n")
-                print(json.dumps(outcome.said, indent=1, ensure_ascii=False).replace("\\n", "\n"))
+                print(json.dumps(outcome.message, indent=1, ensure_ascii=False).replace("\\n", "\n"))
             if options.log:
                 with open(options.log, "a") as file:
                     line = {"seed": case.seed, "kind": case.kind, "changes": case.changes, "overrides": case.overrides}

@@ -106,8 +106,8 @@ def config_of(row: Row, seed: int) -> RunConfig:
     """Return the config of a row."""
     blocks = yaml.safe_load(NUMBERS.read_text()) if row.numbers else copy.deepcopy(RECIPE)
     changes = {**row.changes, "seed": seed, "train_evaluation.n_iters": row.n_iters}
-    blocks, mistakes = apply_values(blocks, changes, "row")
-    config = parse_config(blocks, mistakes=mistakes)
+    blocks, issues = apply_values(blocks, changes, "row")
+    config = parse_config(blocks, issues=issues)
     assert isinstance(config, RunConfig)
     return config
 

@@ -55,8 +55,8 @@ def captions(data: Path) -> Iterator[Pair]:
 
 def replies(data: Path) -> Iterator[Pair]:
     with (data / "dailydialog" / "dev.txt").open(encoding="utf-8", newline="") as lines:
-        said = [row[1] for row in csv.reader(lines) if len(row) == 2]
-    for one, other in pairwise(said):
+        message = [row[1] for row in csv.reader(lines) if len(row) == 2]
+    for one, other in pairwise(message):
         yield one, [other]
 
 

@@ -104,7 +104,7 @@ def reference_loops() -> dict[str, Loop]:
         "rouge_combined": mean_of_three,
         "bleu": shares(plain_bleu),
         "sacre_bleu": shares(bleu),
-        "ter": lambda pairs: [1 - share for share in shares(ter)(pairs)],
+        "ter": lambda pairs: [1 - fraction for fraction in shares(ter)(pairs)],
         "chrf": shares(chrf),
     }
 

@@ -138,6 +138,6 @@ def profile(shape: Shape, system: Mapping[str, Any]) -> list[Table]:
         operators.add_column(heading, justify="left" if heading == "operator" else "right")
     warm_up = system["warm_up"][0]
     for row in warm_up["operators"]:
-        share = row["self_s"] / warm_up["operators_s"]
-        operators.add_row(row["operator"], f"{row['self_s']:.3f}", f"{share:.1%}", str(row["calls"]))
+        fraction = row["self_s"] / warm_up["operators_s"]
+        operators.add_row(row["operator"], f"{row['self_s']:.3f}", f"{fraction:.1%}", str(row["calls"]))
     return [parts, operators]

@@ -3,7 +3,7 @@
     python -m benchmarks.trust_cost                  # two iterations, about four minutes on one thread
     python -m benchmarks.trust_cost --quick          # tiny work: does everything run?
 
-    doctor, token credit     what each watcher takes for an iteration, its state included
+    doctor, token credit     what each callback takes for an iteration, its state included
     places                   what remembering a place to go on from takes, after each step and each iteration
     checkpoint               a whole one, on the disk: weights, optimizer, model; once in `save_every` iterations
 
@@ -109,9 +109,9 @@ def measure(shape: Shape, n_iters: int, threads: int, folder: Path) -> dict[str,
     with Tracker(folder, run.config.to_dict(), "benchmarks", "trust_cost") as tracker:
         trainer = OnPolicyTrainer(run, tracker)
         clock.on(trainer, "checkpoint", "checkpoint")
-        for name, watcher in trainer.watchers.items():
-            clock.on(watcher, "saw_iteration", name)
-            clock.on(watcher, "state_dict", f"{name} state")
+        for name, callback in trainer.callbacks.items():
+            clock.on(callback, "saw_iteration", name)
+            clock.on(callback, "state_dict", f"{name} state")
         clock.on(trainer.resume_point, "mark", "places")
         clock.on(run.algorithm, "on_step", "places")
         trainer.train_and_eval()
@@ -147,8 +147,8 @@ def main() -> None:
     shape = quick(SHAPES["iii"]) if options.quick else SHAPES["iii"]
     with tempfile.TemporaryDirectory() as folder:
         found = measure(shape, options.iterations, options.threads, Path(folder))
-    for name, share in found["shares"].items():
-        print(f"{name:28} {share:8.3%}")
+    for name, fraction in found["shares"].items():
+        print(f"{name:28} {fraction:8.3%}")
     print(f"{'together, save_every 20':28} {found['doctor_and_checkpoints_together']:8.3%}   target: under 3 %")
     if not options.quick:
         document = {"date": date.today().isoformat(), "threads": options.threads, "shape": vars(shape), **found}

@@ -160,7 +160,7 @@ class Row:
 
 def share_of_vowels(*, prompts, responses, references, meta_infos, vowels):
     """What a user names as a `python` reward."""
-    return [sum(letter in vowels for letter in text) / max(len(text), 1) for text in responses]
+    return [sum(character in vowels for character in text) / max(len(text), 1) for text in responses]
 
 
 def _summaries(places: Places) -> list[Sample]:

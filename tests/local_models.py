@@ -18,8 +18,17 @@ WORDS = sorted({word.strip(".,!?:").lower() for sentence in SENTENCES for word i
 
 
 def bert_tokenizer(folder: Path) -> BertTokenizerFast:
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *letters, *(f"##{letter}" for letter in letters)]
+    characters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *WORDS,
+        *characters,
+        *(f"##{character}" for character in characters),
+    ]
     (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)) + "\n", encoding="utf-8")
     return BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=64)
 

@@ -172,10 +172,10 @@ def test_check_prints_the_whole_config_only_where_it_is_asked_for(config, capsys
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_a_data_file_or_column_that_is_not_there_is_told_with_the_other_mistakes(command, config, tmp_path, capsys):
+def test_a_data_file_or_column_that_is_not_there_is_told_with_the_other_issues(command, config, tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "Why?"}\n')
-    for path, args, said in (
+    for path, args, message in (
         ("datapool.args.path", {"path": "no.jsonl", "prompt_column": "question"}, "there is no file 'no.jsonl'"),
         ("datapool.args", {"path": str(file), "prompt_column": "qestion"}, "did you mean 'question'"),
         ("datapool.args.data_files.val", {"data_files": {"train": str(file), "val": "no.jsonl", "test": str(file)},
@@ -185,7 +185,7 @@ def test_a_data_file_or_column_that_is_not_there_is_told_with_the_other_mistakes
         assert main([command, config, "--set", f"datapool={pool}", "--set", "env.n_envs=0"]) == 2
         written = capsys.readouterr()
         assert written.out == "" and written.err.startswith("2 mistakes in")
-        assert f"  {path}: " in written.err and said in written.err and "  env.n_envs: " in written.err
+        assert f"  {path}: " in written.err and message in written.err and "  env.n_envs: " in written.err
 
 
 def test_a_data_file_may_be_named_by_a_variable(config, tmp_path, monkeypatch, capsys):
@@ -251,8 +251,8 @@ def test_a_folder_that_may_not_be_read_is_told_with_the_way_out(capsys, tmp_path
 
     monkeypatch.setattr(Path, "is_file", refused)
     assert main(["report", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert str(tmp_path) in said and "permissions" in said and "PermissionError" not in said
+    message = capsys.readouterr().err
+    assert str(tmp_path) in message and "permissions" in message and "PermissionError" not in message
 
 
 @pytest.mark.parametrize("command", [["generate", "rl4lm_exps/nowhere", "x"], ["evaluate", "rl4lm_exps/nowhere"]])
@@ -281,7 +281,7 @@ def test_generate_takes_prompts_from_arguments_a_file_or_standard_input(calls, c
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given", "said"),
+    ("arguments", "given", "message"),
     [
         ("", "<&-", "standard input is closed"),
         ("", "< {place}", "the prompts in standard input are not text in"),
@@ -289,14 +289,14 @@ def test_generate_takes_prompts_from_arguments_a_file_or_standard_input(calls, c
         ('"$(cat {place})"', "", "the prompts in the command line are not text in"),
     ],
 )
-def test_prompts_that_cannot_be_read_are_named(arguments, given, said, tmp_path):
+def test_prompts_that_cannot_be_read_are_named(arguments, given, message, tmp_path):
     (tmp_path / "prompts.txt").write_bytes(b"caf\xe9\n")
     line = f"{shlex.quote(sys.executable)} -m rl4lms_like generate m {arguments} {given}"
     line = line.replace("{place}", shlex.quote(str(tmp_path / "prompts.txt")))
     environment = {**os.environ, "PYTHONUTF8": "1"}
     done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=REPOSITORY, env=environment, timeout=60)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -361,17 +361,17 @@ def test_an_error_of_a_library_is_named_without_its_way_through_the_code(calls, 
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (OSError(28, "No space left on device", "x"), "No space left on device: 'x'. Free some space there"),
         (BrokenPipeError(32, "Broken pipe"), "BrokenPipeError: [Errno 32] Broken pipe"),
     ],
     ids=["full disk", "pipe of another process"],
 )
-def test_what_the_system_refuses_is_no_success(error, said, calls, capsys):
+def test_what_the_system_refuses_is_no_success(error, message, calls, capsys):
     calls("rl4lms_like.training.run", train=error)
     assert main(["train", "c.yml"]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_an_interruption_is_status_130(calls, capsys):
@@ -536,9 +536,9 @@ def test_benchmark_tells_mistakes_of_spec_and_configs_with_status_2(tmp_path, co
     spec = tmp_path / "spec.yml"
     spec.write_text(dump_yaml({"runs": {"a": {"config": config, "set": {"alg.args.gama": 1}}}, "seds": 3}))
     assert main(["benchmark", str(spec)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"2 mistakes in {spec}:\n  seds: unknown key; did you mean 'seeds'?\n  runs.a: ")
-    assert "alg.args.gama: unknown key; did you mean 'gamma'?" in said
+    message = capsys.readouterr().err
+    assert message.startswith(f"2 mistakes in {spec}:\n  seds: unknown key; did you mean 'seeds'?\n  runs.a: ")
+    assert "alg.args.gama: unknown key; did you mean 'gamma'?" in message
 
 
 def test_compare_prints_what_it_finds(calls, capsys):

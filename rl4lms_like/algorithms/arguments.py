@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval
 
-from rl4lms_like.core.errors import Mistake
-from rl4lms_like.core.numbers import Count, NonNegative, Positive, Seed, Share
+from rl4lms_like.core.errors import ConfigIssue
+from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class OnPolicyArguments:
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     n_steps: Count
-    gamma: Share = 0.99
-    gae_lambda: Share = 0.95
+    gamma: Fraction = 0.99
+    gae_lambda: Fraction = 0.95
     bootstrap_truncated: bool = False
     ent_coef: float = 0.0
     vf_coef: NonNegative = 0.5
@@ -114,7 +114,7 @@ class A2CArguments(OnPolicyArguments):
 
     learning_rate: Positive = 5e-5
     n_steps: Count = 5
-    gae_lambda: Share = 1.0
+    gae_lambda: Fraction = 1.0
     rms_prop_eps: Positive = 1e-5
     use_rms_prop: bool = True
     normalize_advantage: bool = False
@@ -166,7 +166,7 @@ _OF_CRITICS = ("critic_learning_rate", "bootstrap_truncated", "vf_coef")
 """Arguments without effect if the algorithm has no critic."""
 
 
-def value_mistakes(algorithm: Any, given: Mapping[str, Any], id: str) -> list[Mistake]:
+def value_issues(algorithm: Any, given: Mapping[str, Any], id: str) -> list[ConfigIssue]:
     """Return mistakes for critic arguments that are given to an algorithm without a critic.
 
     Args:
@@ -176,10 +176,10 @@ def value_mistakes(algorithm: Any, given: Mapping[str, Any], id: str) -> list[Mi
     """
     if getattr(algorithm, "needs_critic", True):
         return []
-    return [Mistake(key, f"{id} learns no values (no critic); remove it") for key in _OF_CRITICS if given.get(key)]
+    return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in _OF_CRITICS if given.get(key)]
 
 
-def critic_mistakes(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[Mistake]:
+def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[ConfigIssue]:
     """Return mistakes in a policy's `critic` for an algorithm.
 
     Args:
@@ -189,14 +189,16 @@ def critic_mistakes(algorithm: Any, policy_arguments: Mapping[str, Any], id: str
     """
     needs, critic = getattr(algorithm, "needs_critic", True), policy_arguments.get("critic")
     if needs and critic == "none":
-        return [Mistake("critic", f"{id} learns values: choose separate or shared, or an algorithm without a critic")]
+        return [
+            ConfigIssue("critic", f"{id} learns values: choose separate or shared, or an algorithm without a critic")
+        ]
     if needs:
         return []
     keys = [key for key in ("critic", "critic_model") if policy_arguments.get(key) not in (None, "none")]
-    return [Mistake(key, f"{id} learns no values (no critic); remove it") for key in keys]
+    return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in keys]
 
 
-def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[Mistake]:
+def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[ConfigIssue]:
     """Return mistakes for policy arguments that `trpo` does not support, since it needs second derivatives.
 
     Args:
@@ -205,15 +207,15 @@ def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[Mist
     Returns:
         Mistakes with paths relative to the block.
     """
-    mistakes = []
+    issues = []
     attention = policy_arguments.get("attn_implementation")
     if attention not in (None, "eager"):
         message = f"{attention!r} has no second derivatives, which trpo needs; leave it out, or use eager"
-        mistakes.append(Mistake("attn_implementation", message))
+        issues.append(ConfigIssue("attn_implementation", message))
     if policy_arguments.get("compile"):
         message = "compiled networks have no second derivatives, which trpo needs; leave it out"
-        mistakes.append(Mistake("compile", message))
+        issues.append(ConfigIssue("compile", message))
     if policy_arguments.get("dropout"):
         message = "with dropout, trpo's trust region would measure noise; leave it out"
-        mistakes.append(Mistake("dropout", message))
-    return mistakes
+        issues.append(ConfigIssue("dropout", message))
+    return issues

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor
 
-from rl4lms_like.algorithms.arguments import OnPolicyArguments, critic_mistakes, value_mistakes
+from rl4lms_like.algorithms.arguments import OnPolicyArguments, critic_issues, value_issues
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
@@ -77,8 +77,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         self.arguments = self.arguments_class(**arguments)
         options = self.arguments
         name = type(self).__name__
-        if mistakes := critic_mistakes(options, policy_kwargs or {}, name) + value_mistakes(options, arguments, name):
-            raise ConfigError(mistakes, source="arguments and policy_kwargs")
+        if issues := critic_issues(options, policy_kwargs or {}, name) + value_issues(options, arguments, name):
+            raise ConfigError(issues, source="arguments and policy_kwargs")
         self._n_updates = 0
         self.guard = StepGuard(options.non_finite)
         super().__init__(
@@ -136,10 +136,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         update = self.update
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        if not update.has_begun and self._normalization == "rollout":
+        if not update.is_prepared and self._normalization == "rollout":
             buffer = self.rollout_buffer
             buffer.advantages = normalized(buffer.advantages, torch.as_tensor(buffer.returns).to(buffer.advantages))
-        update.has_begun = True
+        update.is_prepared = True
         with self.interruption.finishing("this minibatch"):
             if not update.steps:
                 self._step_done()
@@ -181,8 +181,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         """Yield each micro-batch's part of the minibatch's loss, and its detached terms."""
         for micro_batch in split(minibatch, micro_batch_size):
             objective = self.loss(micro_batch)
-            share = len(micro_batch.actions) / len(minibatch.actions)
-            yield share * self._total(objective, micro_batch.weights), objective.detach()
+            fraction = len(micro_batch.actions) / len(minibatch.actions)
+            yield fraction * self._total(objective, micro_batch.weights), objective.detach()
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:
         """Return the loss to be minimised."""
@@ -235,8 +235,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         loss, grad_norm = info["loss"], info["grad_norm"] + info.get("critic_grad_norm", 0.0)
         finite = bool(torch.isfinite(loss + grad_norm))
         found = "" if finite else f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
-        way_out = "Lower alg.args.learning_rate, or check the rewards"
-        return self.guard.accepts(finite, f"{found}{self._n_updates + 1}", way_out)
+        hint = "Lower alg.args.learning_rate, or check the rewards"
+        return self.guard.accepts(finite, f"{found}{self._n_updates + 1}", hint)
 
     @property
     def _normalization(self) -> str | None:

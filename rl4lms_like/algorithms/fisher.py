@@ -51,7 +51,7 @@ class FlatParameters:
         return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
 
     @contextmanager
-    def standing_at(self, vector: Tensor) -> Iterator[None]:
+    def at_offset(self, vector: Tensor) -> Iterator[None]:
         """Temporarily replace the values of the parameters by those of a vector, and restore them afterwards."""
         own = [parameter.data for parameter in self.parameters]
         try:

@@ -27,13 +27,13 @@ class StepGuard:
         self.in_a_row = 0
         self.last_found = ""
 
-    def accepts(self, finite: bool, found: str, way_out: str) -> bool:
+    def accepts(self, finite: bool, found: str, hint: str) -> bool:
         """Return whether the step may be taken.
 
         Args:
             finite: whether loss, gradient and step are finite.
             found: what is not finite and where: `the loss is nan in update 7`.
-            way_out: advice for the message.
+            hint: advice for the message.
 
         Raises:
             ModelError: the step is not finite, and `non_finite` is `stop`.
@@ -42,7 +42,7 @@ class StepGuard:
             self.in_a_row = 0
             return True
         if self.non_finite == "stop":
-            raise ModelError(f"{found}: the weights were not changed. {way_out}")
+            raise ModelError(f"{found}: the weights were not changed. {hint}")
         self.skipped += 1
         self.in_a_row += 1
         self.last_found = found

@@ -53,9 +53,9 @@ class TRPO(OnPolicyTextAlgorithm):
     def __init__(
         self, policy: Any, env: Any, *, policy_kwargs: Mapping[str, Any] | None = None, **arguments: Any
     ) -> None:
-        mistakes = without_second_derivatives(policy_kwargs or {})
-        if mistakes:
-            raise ConfigError(mistakes, source="policy_kwargs")
+        issues = without_second_derivatives(policy_kwargs or {})
+        if issues:
+            raise ConfigError(issues, source="policy_kwargs")
         super().__init__(policy, env, policy_kwargs=dict(policy_kwargs or {}), **arguments)
         self.batch_size = self.arguments.batch_size
 
@@ -152,15 +152,15 @@ class TRPO(OnPolicyTextAlgorithm):
         options = self.arguments
         start = actor.vector()
         shares = backtracking(options.line_search_shrinking_factor, options.line_search_max_iter)
-        for share in shares if bool(step.any()) else ():
-            there = start + share * step
+        for fraction in shares if bool(step.any()) else ():
+            there = start + fraction * step
             found = self._compared(rollout, actor, there)
             if found["kl"] < options.target_kl and found["loss"] < loss:
                 self._weights_change()
                 actor.load(there)
                 self._n_updates += 1
                 gain = loss - found["loss"]
-                taken = {"line_search_success": 1.0, "step_size": share}
+                taken = {"line_search_success": 1.0, "step_size": fraction}
                 return found | {name: torch.tensor(value) for name, value in taken.items()} | {"surrogate_gain": gain}
         return dict.fromkeys((*_OF_A_STEP, "approx_kl"), torch.zeros(()))
 
@@ -170,7 +170,7 @@ class TRPO(OnPolicyTextAlgorithm):
         means = torch.zeros(len(names), device=there.device)
         for batch in split(rollout, self._tokens_per_pass):
             episodes = batch.observations
-            with actor.standing_at(there):
+            with actor.at_offset(there):
                 new_logits = self.policy.action_logits(episodes)
             kl = categorical_kl(self.policy.action_logits(episodes), new_logits).mean()
             log_prob, entropy = scores_of_logits(new_logits, batch.actions)
@@ -187,8 +187,8 @@ class TRPO(OnPolicyTextAlgorithm):
         rng = np.random.default_rng(self.share_seeds.next())
         wanted = math.ceil(episodes.n_episodes / self.arguments.sub_sampling_factor)
         chosen = np.sort(rng.permutation(episodes.n_episodes)[:wanted])
-        share = self.rollout_buffer.samples(torch.as_tensor(chosen, device=episodes.response_ids.device))
-        return [batch.observations for batch in split(share, self._tokens_per_pass)]
+        fraction = self.rollout_buffer.samples(torch.as_tensor(chosen, device=episodes.response_ids.device))
+        return [batch.observations for batch in split(fraction, self._tokens_per_pass)]
 
     @property
     def _tokens_per_pass(self) -> int:
@@ -202,8 +202,8 @@ class TRPO(OnPolicyTextAlgorithm):
         error = torch.zeros_like(minibatch.returns[0])
         for batch in split(minibatch, self.arguments.micro_batch_size):
             values = self.policy.predict_values(batch.observations)
-            share = len(batch.actions) / len(minibatch.actions)
-            part = share * value_error(values, batch.returns).mean()
+            fraction = len(batch.actions) / len(minibatch.actions)
+            part = fraction * value_error(values, batch.returns).mean()
             (self.vf_coef * part).backward()
             error += part.detach()
         info = {"value": error, "loss": self.vf_coef * error}

@@ -29,7 +29,7 @@ from annotated_types import Interval
 from pydantic import TypeAdapter, ValidationError
 
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.record import LARGEST, LARGEST_COUNT
@@ -45,7 +45,7 @@ GRACE_S = 60.0
 State = Literal["done", "changed", "stopped", "unfinished", "new"]
 """`stopped`: unfinished, and can be resumed."""
 
-SAID: dict[State, str] = {
+STATE_TEXTS: dict[State, str] = {
     "done": "done",
     "changed": "has a result of a different config",
     "stopped": "did not finish, and is resumed when the benchmark is started again",
@@ -124,7 +124,7 @@ def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
     unknown = [label for label in only if label not in labels]
     if unknown:
         message = f"no run has the label {', '.join(unknown)}; available: {'; '.join(labels)}"
-        raise ConfigError([Mistake("--only", message)], f"the command line, for the benchmark {benchmark.name}")
+        raise ConfigError([ConfigIssue("--only", message)], f"the command line, for the benchmark {benchmark.name}")
     runs = benchmark.results / RUNS
     return [
         Job(cell.label, seed, _plain(cell.with_seed(seed).to_dict()), runs / cell.label / f"seed_{seed}")
@@ -239,8 +239,8 @@ def read_result(folder: Path) -> Result:
         return _result_adapter().validate_json((folder / RESULT_FILE).read_bytes(), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {said}") from error
+        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {text}") from error
 
 
 @cache

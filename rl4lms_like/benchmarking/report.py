@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from rl4lms_like.benchmarking.curves import LearningCurves
-from rl4lms_like.benchmarking.jobs import SAID, last_lines, state_of
+from rl4lms_like.benchmarking.jobs import STATE_TEXTS, last_lines, state_of
 from rl4lms_like.benchmarking.results import FEW_SEEDS, HEADINGS, Results, interval_text, scores_of
 from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Summary, interval_over_seeds, probability_of_improvement
-from rl4lms_like.core.disk import take_away
+from rl4lms_like.core.disk import remove_path
 from rl4lms_like.core.errors import import_extra
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.report import template_of
@@ -66,7 +66,7 @@ def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
     for job in found.missing:
         state = state_of(job)
         end = last_lines(job.folder, 1) if state in ("unfinished", "stopped") else []
-        missing.append((job.name, SAID[state], str(job.folder), "".join(end)))
+        missing.append((job.name, STATE_TEXTS[state], str(job.folder), "".join(end)))
     cost_head, costs = found.cost_rows()
     page = template_of("benchmarking").render(
         name=benchmark.name,
@@ -134,7 +134,7 @@ def _picture(found: Results, name: str, title: str, plot: Callable[..., Any], *c
     """Plot into `figures/`, and return the alternative text and the `data:` URL of the image."""
     folder = found.benchmark.results / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / ("".join(letter if letter.isalnum() else "_" for letter in name).strip("_") + ".png")
+    file = folder / ("".join(character if character.isalnum() else "_" for character in name).strip("_") + ".png")
     plot(*content, found.labels, file)
     return {"title": title, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
 
@@ -244,7 +244,7 @@ def _figure(file: Path, height: float) -> Iterator[tuple[Any, Any]]:
     with matplotlib.rc_context(STYLE):
         figure = figures.Figure(figsize=(7.2, height), dpi=DPI)
         yield figure, figure.add_subplot()
-        take_away(file)
+        remove_path(file)
         figure.savefig(file, bbox_inches="tight", pad_inches=0.12, facecolor="white", metadata={"Software": None})
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rl4lms_like.benchmarking.jobs import RESULT_FILE, RUNS, SAID, Job, Result, jobs_of, read_result, state_of
+from rl4lms_like.benchmarking.jobs import RESULT_FILE, RUNS, STATE_TEXTS, Job, Result, jobs_of, read_result, state_of
 from rl4lms_like.benchmarking.spec import Benchmark
 from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Interval, Summary, compare_scores, summarize
 from rl4lms_like.core.errors import RL4LMsLikeError
@@ -156,7 +156,7 @@ def as_markdown(found: Results) -> str:
     if found.results:
         parts += ["## Cost of a run\n", _markdown_table(*found.cost_rows())]
     if found.missing:
-        missing = [f"* {job.name} {SAID[state_of(job)]}: {job.folder}\n" for job in found.missing]
+        missing = [f"* {job.name} {STATE_TEXTS[state_of(job)]}: {job.folder}\n" for job in found.missing]
         parts += ["## Missing\n", "".join(missing)]
     note = (
         f"Metrics on the split `{found.benchmark.spec.split}` after training. IQM: interquartile mean over seeds; "

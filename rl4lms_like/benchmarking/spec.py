@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.core.schema import check_arguments, check_value
 from rl4lms_like.core.secrets import without_values
@@ -34,7 +34,7 @@ from rl4lms_like.training.config.yaml_file import apply_values, read_yaml
 
 LABEL = re.compile(r"\w[\w.,=+ -]*")
 SPLITS = ("train", "val", "test")
-MAX_TOLD = 3
+MAX_REPORTED = 3
 """Largest number of labels that are listed for the same mistake."""
 Axis = Literal["iterations", "tokens", "seconds"]
 
@@ -166,17 +166,17 @@ def load_benchmark(
         ConfigError: lists every mistake of the spec and of each config with its changes.
     """
     path = Path(path)
-    mapping, mistakes = read_yaml(path, keys="runs, config, seeds")
+    mapping, issues = read_yaml(path, keys="runs, config, seeds")
     fields, wrong = check_arguments(BenchmarkSpec, mapping, "")
     runs, wrong_runs = _runs(fields.get("runs", {}))
     cells, wrong_cells = _cells(fields, runs, path)
-    mistakes += [*wrong, *wrong_runs, *_wrong_values(fields, runs), *_wrong_seeds(seeds, "--seeds"), *wrong_cells]
-    if mistakes:
-        raise ConfigError(without_values(mapping, mistakes), str(path))
+    issues += [*wrong, *wrong_runs, *_wrong_values(fields, runs), *_wrong_seeds(seeds, "--seeds"), *wrong_cells]
+    if issues:
+        raise ConfigError(without_values(mapping, issues), str(path))
     spec = BenchmarkSpec(**fields)
     name = spec.name or path.stem
     chosen = spec.seeds if seeds is None else seeds
-    folder = Path(results) if results is not None else _beside(path, spec.results) if spec.results else None
+    folder = Path(results) if results is not None else _relative_to(path, spec.results) if spec.results else None
     return Benchmark(
         name=name,
         text=path.read_text(encoding="utf-8"),
@@ -187,78 +187,80 @@ def load_benchmark(
     )
 
 
-def _runs(entries: Mapping[str, Any]) -> tuple[dict[str, RunSpec], list[Mistake]]:
+def _runs(entries: Mapping[str, Any]) -> tuple[dict[str, RunSpec], list[ConfigIssue]]:
     runs: dict[str, RunSpec] = {}
-    mistakes: list[Mistake] = []
+    issues: list[ConfigIssue] = []
     for label, entry in entries.items():
         if not LABEL.fullmatch(str(label)):
-            mistakes.append(Mistake(f"runs.{label}", "expected a name of letters, digits, spaces and _ . , = + -"))
+            issues.append(ConfigIssue(f"runs.{label}", "expected a name of letters, digits, spaces and _ . , = + -"))
         run, wrong = check_value(entry, RunSpec, f"runs.{label}")
-        mistakes += wrong
+        issues += wrong
         if not wrong:
             runs[str(label)] = run
-    return runs, mistakes
+    return runs, issues
 
 
-def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Iterator[Mistake]:
+def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Iterator[ConfigIssue]:
     """Yield the mistakes that the types do not cover."""
     if "runs" in fields and not fields["runs"]:
-        yield Mistake("runs", "expected at least one, as in {ppo: {config: ppo.yml}}")
+        yield ConfigIssue("runs", "expected at least one, as in {ppo: {config: ppo.yml}}")
     if fields.get("name") and not LABEL.fullmatch(fields["name"]):
-        yield Mistake("name", "expected a name of letters, digits, spaces and _ . , = + -")
+        yield ConfigIssue("name", "expected a name of letters, digits, spaces and _ . , = + -")
     yield from _wrong_seeds(fields.get("seeds"), "seeds")
     for path, values in fields.get("grid", {}).items():
         if not values:
-            yield Mistake(f"grid.{path}", "expected at least one value")
+            yield ConfigIssue(f"grid.{path}", "expected at least one value")
     changes = {"base": fields.get("base", {}), "grid": fields.get("grid", {})}
     for place, values in {**changes, **{f"runs.{label}.set": run.set for label, run in runs.items()}}.items():
         if "seed" in values:
-            yield Mistake(f"{place}.seed", "set the seeds of the runs with `seeds`")
+            yield ConfigIssue(f"{place}.seed", "set the seeds of the runs with `seeds`")
     for name in fields.get("metrics") or []:
         yield from _wrong_split(name, "metrics")
     for curve in fields.get("curves") or []:
         yield from _wrong_split(curve.key, "curves")
 
 
-def _wrong_seeds(seeds: int | list[int] | None, where: str) -> Iterator[Mistake]:
+def _wrong_seeds(seeds: int | list[int] | None, where: str) -> Iterator[ConfigIssue]:
     if isinstance(seeds, list) and (not seeds or len(set(seeds)) < len(seeds)):
-        yield Mistake(where, f"expected one or more different numbers, got {shown(seeds)}")
+        yield ConfigIssue(where, f"expected one or more different numbers, got {shown(seeds)}")
 
 
-def _wrong_split(key: str, where: str) -> Iterator[Mistake]:
+def _wrong_split(key: str, where: str) -> Iterator[ConfigIssue]:
     split, colon, _ = key.partition(":")
     if colon and split not in SPLITS:
-        yield Mistake(where, f"{key!r}: expected {', '.join(SPLITS)} before the colon, got {split!r}")
+        yield ConfigIssue(where, f"{key!r}: expected {', '.join(SPLITS)} before the colon, got {split!r}")
 
 
-def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -> tuple[list[Cell], list[Mistake]]:
+def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -> tuple[list[Cell], list[ConfigIssue]]:
     """Return the runs with every combination of the grid. A mistake shared by several is reported once."""
     cells: dict[str, Cell] = {}
-    told: dict[Mistake, list[str]] = {}
+    reported: dict[ConfigIssue, list[str]] = {}
     points = grid_points({path: values for path, values in fields.get("grid", {}).items() if values})
     for (name, run), (suffix, point) in itertools.product(runs.items(), points):
         file = run.config or fields.get("config")
         if file is None:
-            told.setdefault(Mistake("", "has no config, and the benchmark has no default config"), []).append(name)
+            reported.setdefault(ConfigIssue("", "has no config, and the benchmark has no default config"), []).append(
+                name
+            )
             continue
-        label, path = name + suffix, _beside(spec, file)
+        label, path = name + suffix, _relative_to(spec, file)
         changes = {**fields.get("base", {}), **run.set, **point}
         try:
             config = _load(path, changes, fields.get("threads", 1))
         except ConfigError as error:
-            for mistake in error.mistakes:
-                where = f"{file} {mistake.path}".rstrip()
-                told.setdefault(Mistake(where, mistake.message), []).append(label)
+            for issue in error.issues:
+                where = f"{file} {issue.path}".rstrip()
+                reported.setdefault(ConfigIssue(where, issue.message), []).append(label)
             continue
         if label in cells:
-            told.setdefault(Mistake("", "two runs have this label"), []).append(label)
+            reported.setdefault(ConfigIssue("", "two runs have this label"), []).append(label)
         cells[label] = Cell(label, path, changes, config)
-    mistakes = []
-    for mistake, labels in told.items():
+    issues = []
+    for issue, labels in reported.items():
         places = [f"runs.{label}" for label in dict.fromkeys(labels)]
-        more = f" and {len(places) - MAX_TOLD} more" if len(places) > MAX_TOLD else ""
-        mistakes.append(Mistake(", ".join(places[:MAX_TOLD]) + more, str(mistake)))
-    return list(cells.values()), mistakes
+        more = f" and {len(places) - MAX_REPORTED} more" if len(places) > MAX_REPORTED else ""
+        issues.append(ConfigIssue(", ".join(places[:MAX_REPORTED]) + more, str(issue)))
+    return list(cells.values()), issues
 
 
 def grid_points(grid: Mapping[str, list[Any]]) -> list[tuple[str, dict[str, Any]]]:
@@ -283,11 +285,11 @@ def _in_label(value: Any) -> str:
 
 
 def _load(path: Path, changes: Mapping[str, Any], threads: int) -> AnyConfig:
-    mapping, mistakes = read_yaml(path)
+    mapping, issues = read_yaml(path)
     changed, wrong = apply_values(mapping, changes, "set")
-    config = parse_config(changed, source=str(path), mistakes=mistakes + wrong)
+    config = parse_config(changed, source=str(path), issues=issues + wrong)
     return dataclasses.replace(config, n_threads=threads) if config.n_threads == "auto" else config
 
 
-def _beside(spec: Path, path: str) -> Path:
+def _relative_to(spec: Path, path: str) -> Path:
     return spec.parent / with_home(path)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.benchmarking.jobs import JOB_FILE, JOB_LOCK, OUTPUT_FILE, Result, at_work, write_result
-from rl4lms_like.core.disk import take_away
+from rl4lms_like.core.disk import remove_path
 from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
@@ -100,7 +100,7 @@ def _train(folder: Path, raw: dict[str, Any]) -> None:
             _say("no checkpoint is intact: the run is restarted from the beginning")
             for path in folder.iterdir():
                 if path.name not in (JOB_FILE, OUTPUT_FILE, JOB_LOCK):
-                    take_away(path)
+                    remove_path(path)
             _train_in(folder, config)
 
 

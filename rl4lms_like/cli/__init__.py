@@ -27,10 +27,10 @@ from typing import Any
 
 from rl4lms_like.cli.options import add_run_options, build_parser
 from rl4lms_like.core.disk import is_denied, reason
-from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.import_paths import use_code_from
 from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable, take_any_letter
+from rl4lms_like.core.wording import accept_any_character, printable
 from rl4lms_like.rewards.time_limit import TimeIsUp
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in ("stdout", "stderr"):
             if getattr(sys, stream) is None:  # closed: a file opened later would get its descriptor
                 setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the program runs)
-            take_any_letter(getattr(sys, stream))
+            accept_any_character(getattr(sys, stream))
         sys.excepthook = lambda kind, error, place: _say("".join(traceback.format_exception(kind, error, place)))
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
@@ -115,12 +115,12 @@ def _is_ours(error: Exception) -> bool:
 
 def _unexpected(error: Exception, options: argparse.Namespace) -> int:
     """Report an unexpected error of another library or the system; return the exit status."""
-    said = reason(error) if isinstance(error, OSError) else error
+    text = reason(error) if isinstance(error, OSError) else error
     if is_denied(error) and not options.traceback:
-        _say(f"{said}\n")
+        _say(f"{text}\n")
         return 1
     where = "for a traceback, see log.txt of the run, or use the same command with --traceback"
-    _say(traceback.format_exc() if options.traceback else f"{type(error).__name__}: {said}\n{where}\n")
+    _say(traceback.format_exc() if options.traceback else f"{type(error).__name__}: {text}\n{where}\n")
     return 1
 
 
@@ -160,8 +160,8 @@ def _train(options: argparse.Namespace) -> int:
         resume(options.resume, **_given(options, "overrides entity_name log_to_wandb trust_remote_code"))
         return 0
     if options.trust_remote_code:
-        said = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
-        raise ConfigError([Mistake("--trust_remote_code", said)], "the command line")
+        text = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
+        raise ConfigError([ConfigIssue("--trust_remote_code", text)], "the command line")
     from rl4lms_like.training.run import train
 
     names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides new"
@@ -181,8 +181,8 @@ def _refuse_another_place(options: argparse.Namespace) -> None:
     places = ("project_name", "experiment_name", "base_path_to_store_results")
     given = [name for name in (*places, "new") if getattr(options, name) != parser.get_default(name)]
     if given:
-        said = "a run resumes in its own folder; remove the option, or copy the folder and resume the copy"
-        raise ConfigError([Mistake(f"--{name}", said) for name in given], "the command line")
+        text = "a run resumes in its own folder; remove the option, or copy the folder and resume the copy"
+        raise ConfigError([ConfigIssue(f"--{name}", text) for name in given], "the command line")
 
 
 def _check(options: argparse.Namespace) -> int:

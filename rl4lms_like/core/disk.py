@@ -23,7 +23,7 @@ _SAID = re.compile(r"os error (\d+)")
 
 
 @contextmanager
-def naming(file: Path) -> Iterator[None]:
+def with_filename(file: Path) -> Iterator[None]:
     """Add the file's name to an `OSError` that has none, such as those of `write`.
 
     Raises:
@@ -75,7 +75,7 @@ def with_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def share(folder: Path) -> None:
+def share_permissions(folder: Path) -> None:
     """Give the weights in a folder the folder's permissions; safetensors makes files readable only by their owner."""
     mode = folder.stat().st_mode & 0o666
     for file in folder.rglob("*.safetensors"):
@@ -101,7 +101,7 @@ def refuse_links(files: Iterable[Path]) -> None:
         raise RL4LMsLikeError(f"{file} is {what} and will not be written to; replace it with a copy, or remove it")
 
 
-def take_away(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a file or folder if it exists; of a symbolic link, remove only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

@@ -30,7 +30,7 @@ class RL4LMsLikeError(Exception):
 
 
 @dataclass(frozen=True)
-class Mistake:
+class ConfigIssue:
     """One mistake in a config: where it is (`alg.args.clip_range`), what is wrong and how to correct it."""
 
     path: str
@@ -39,19 +39,19 @@ class Mistake:
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
-    def below(self, path: str) -> Mistake:
+    def below(self, path: str) -> ConfigIssue:
         """Return the same mistake with `path` prepended to its path."""
-        return Mistake(".".join(filter(None, (path, self.path))), self.message)
+        return ConfigIssue(".".join(filter(None, (path, self.path))), self.message)
 
 
 class ConfigError(RL4LMsLikeError):
     """A config is invalid. The error lists every mistake found, not only the first."""
 
-    def __init__(self, mistakes: Sequence[Mistake], source: str = "the config") -> None:
-        self.mistakes = list(mistakes)
+    def __init__(self, issues: Sequence[ConfigIssue], source: str = "the config") -> None:
+        self.issues = list(issues)
         self.source = source
-        plural = "mistake" if len(self.mistakes) == 1 else "mistakes"
-        lines = [f"{len(self.mistakes)} {plural} in {source}:", *(f"  {mistake}" for mistake in self.mistakes)]
+        plural = "mistake" if len(self.issues) == 1 else "mistakes"
+        lines = [f"{len(self.issues)} {plural} in {source}:", *(f"  {issue}" for issue in self.issues)]
         super().__init__("\n".join(lines))
 
 
@@ -116,14 +116,14 @@ class OutOfMemoryError(ModelError):
 
     Args:
         part: `generation`, `update` ...; see `core.out_of_memory`.
-        said: the allocator's message.
+        text: the allocator's message.
         advice: ways to use less memory, one line each.
     """
 
-    def __init__(self, part: str, said: str, advice: Sequence[str] = ()) -> None:
+    def __init__(self, part: str, text: str, advice: Sequence[str] = ()) -> None:
         self.part = part
-        self.said = said
-        super().__init__("\n  ".join([f"out of memory in the {part}: {said}", *advice]))
+        self.text = text
+        super().__init__("\n  ".join([f"out of memory in the {part}: {text}", *advice]))
 
 
 class ParityError(ModelError):

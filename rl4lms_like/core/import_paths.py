@@ -33,7 +33,7 @@ from urllib.request import url2pathname
 from pydantic import AfterValidator
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
 
 CODE_VARIABLE = "RL4LMS_LIKE_CODE"
 """Environment variable with the folders named by the user; processes started by a run inherit it."""
@@ -57,7 +57,7 @@ def use_code_from(*folders: str | Path) -> None:
     for folder in folders:
         place = with_home(folder)
         if not place.is_dir():
-            raise ConfigError([Mistake("--code", f"there is no folder {str(folder)!r}")], "the command line")
+            raise ConfigError([ConfigIssue("--code", f"there is no folder {str(folder)!r}")], "the command line")
         if (text := os.path.abspath(place)) not in known:
             known.append(text)
     if known:

@@ -43,7 +43,7 @@ class Interruption:
                 before = signal.getsignal(each)
                 if before not in (signal.SIG_IGN, None):  # None: a handler not installed from Python
                     self._before[each] = before
-                    signal.signal(each, self._heard)
+                    signal.signal(each, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -83,10 +83,10 @@ class Interruption:
         if self.requests:
             raise KeyboardInterrupt
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requests += 1
         if self._at_any_moment or self.requests > 1:
             raise KeyboardInterrupt
-        said = f"\nstopping once {self._task} is done; press Ctrl-C again to stop immediately without saving\n"
+        message = f"\nstopping once {self._task} is done; press Ctrl-C again to stop immediately without saving\n"
         with suppress(OSError):  # stderr may be closed: the same Ctrl-C also ends `| tee`
-            os.write(_STDERR, said.encode())  # not sys.stderr: the signal may have interrupted one of its writes
+            os.write(_STDERR, message.encode())  # not sys.stderr: the signal may have interrupted one of its writes

@@ -197,8 +197,8 @@ def _listed(names: Iterable[str]) -> str:
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
         groups.setdefault(_NUMBER.sub("*", name), []).append(name)
-    said = [each[0] if len(each) == 1 else f"{pattern} ({len(each)} of them)" for pattern, each in groups.items()]
-    return ", ".join(said[:_N_NAMED]) + (f" and {len(said) - _N_NAMED} more" if len(said) > _N_NAMED else "")
+    text = [each[0] if len(each) == 1 else f"{pattern} ({len(each)} of them)" for pattern, each in groups.items()]
+    return ", ".join(text[:_N_NAMED]) + (f" and {len(text) - _N_NAMED} more" if len(text) > _N_NAMED else "")
 
 
 @contextmanager

@@ -41,5 +41,5 @@ def in_part(part: Part) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        said = _ADVICE.split(str(error).strip())[0] or type(error).__name__
-        raise OutOfMemoryError(part, said) from error
+        message = _ADVICE.split(str(error).strip())[0] or type(error).__name__
+        raise OutOfMemoryError(part, message) from error

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.core.import_paths import RefusedImportError, imported
 from rl4lms_like.core.secrets import with_values
 from rl4lms_like.core.wording import raised
@@ -103,7 +103,7 @@ class Registry:
             return Entry(self._points()[id].value, f"from {self._points()[id].value}")
         if ":" in id:
             return Entry(id, f"from {id}")
-        raise ConfigError([Mistake("", self.unknown(id))], f"the {self.kind} id")
+        raise ConfigError([ConfigIssue("", self.unknown(id))], f"the {self.kind} id")
 
     def unknown(self, id: str) -> str:
         """Return the message for an unknown id."""
@@ -147,7 +147,7 @@ class Registry:
         return target
 
     def _invalid(self, id: str, reason: object) -> ConfigError:
-        return ConfigError([Mistake("", f"{id!r} is not a valid {self.kind}: {reason}")], f"the {self.kind} id")
+        return ConfigError([ConfigIssue("", f"{id!r} is not a valid {self.kind}: {reason}")], f"the {self.kind} id")
 
     def get(self, id: str, kwargs: Mapping[str, Any] | None = None) -> Any:
         """Build the component with `kwargs` (RL4LMs' `Registry.get`); a data pool is prepared.
@@ -175,13 +175,13 @@ def derived_from(*bases: str) -> Callable[[Any], str | None]:
         bases: `package.module:Name`; compared by name, so that nothing is imported.
     """
     expected = " or ".join(base.rpartition(":")[2] for base in bases)
-    way_out = "derive it, or register it in Python under an id"
+    hint = "derive it, or register it in Python under an id"
 
     def misfit(component: Any) -> str | None:
         if not inspect.isclass(component):
-            return f"expected a class derived from {expected}, got a {type(component).__name__}; {way_out}"
+            return f"expected a class derived from {expected}, got a {type(component).__name__}; {hint}"
         names = {f"{base.__module__}:{base.__qualname__}" for base in component.__mro__}
-        return None if names & set(bases) else f"its class is not derived from {expected}; {way_out}"
+        return None if names & set(bases) else f"its class is not derived from {expected}; {hint}"
 
     return misfit
 
@@ -194,7 +194,7 @@ def _load(target: Any, kind: str) -> Any:
     except (MissingExtraError, KeyboardInterrupt):
         raise
     except RefusedImportError as error:
-        raise ConfigError([Mistake("", f"the {kind} {target!r} is refused: {error}")], f"the {kind} id") from error
+        raise ConfigError([ConfigIssue("", f"the {kind} {target!r} is refused: {error}")], f"the {kind} id") from error
     except BaseException as error:  # importing a user's module runs the user's code, which may exit
-        mistake = Mistake("", f"cannot import the {kind} {target!r}: {raised(error)}")
-        raise ConfigError([mistake], f"the {kind} id") from error
+        issue = ConfigIssue("", f"cannot import the {kind} {target!r}: {raised(error)}")
+        raise ConfigError([issue], f"the {kind} id") from error

@@ -31,7 +31,7 @@ from pydantic import (
     ValidationError,
 )
 
-from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.wording import describe, help_of, shown
 
 Special: TypeAlias = Callable[[Any], "Callable[[Any], Any] | None"]
@@ -58,9 +58,9 @@ class ComponentOf:
 class RefusedError(ValueError):
     """Error of a validator, with all mistakes in the value. Their paths are relative to the value."""
 
-    def __init__(self, *mistakes: Mistake) -> None:
-        super().__init__("; ".join(map(str, mistakes)))
-        self.mistakes = mistakes
+    def __init__(self, *issues: ConfigIssue) -> None:
+        super().__init__("; ".join(map(str, issues)))
+        self.issues = issues
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ def check_arguments(
     exclude: Collection[str] = (),
     also: Collection[str] = (),
     special: Special | None = None,
-) -> tuple[dict[str, Any], list[Mistake]]:
+) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Check `args` against the signature of `target`.
 
     Args:
@@ -147,31 +147,33 @@ def check_arguments(
     signature = signature_of(target, exclude=exclude)
     known = {argument.name: argument for argument in signature.arguments}
     bound: dict[str, Any] = {}
-    mistakes: list[Mistake] = []
+    issues: list[ConfigIssue] = []
     for name, value in args.items():
         where = join(path, name)
         if name in exclude:
-            mistakes.append(Mistake(where, "is filled in by the library and cannot be set here"))
+            issues.append(ConfigIssue(where, "is filled in by the library and cannot be set here"))
         elif name in known and value is None and known[name].default is None:
             bound[name] = None  # null is always valid where it is the default, whatever the type
         elif name in known:
             coerced, wrong = check_value(value, known[name].annotation, where, special=special)
-            mistakes += wrong
+            issues += wrong
             if not wrong:
                 bound[name] = coerced
         elif signature.open and isinstance(name, str):
             bound[name] = value
         else:
-            mistakes.append(Mistake(where, unknown_key(name, [*known, *also])))
-    mistakes += [
-        Mistake(join(path, argument.name), f"missing; expected {_expected(argument.annotation)}")
+            issues.append(ConfigIssue(where, unknown_key(name, [*known, *also])))
+    issues += [
+        ConfigIssue(join(path, argument.name), f"missing; expected {_expected(argument.annotation)}")
         for argument in signature.arguments
         if argument.required and argument.name not in args
     ]
-    return bound, mistakes
+    return bound, issues
 
 
-def check_value(value: Any, annotation: Any, path: str, *, special: Special | None = None) -> tuple[Any, list[Mistake]]:
+def check_value(
+    value: Any, annotation: Any, path: str, *, special: Special | None = None
+) -> tuple[Any, list[ConfigIssue]]:
     """Return a value coerced to its type, and the mistakes; ignore the value if there are mistakes.
 
     Null is accepted as an empty mapping or list, since a YAML key with nothing under it is null.
@@ -185,16 +187,14 @@ def check_value(value: Any, annotation: Any, path: str, *, special: Special | No
         inside = [(one["loc"], one.get("ctx", {}).get("error")) for one in error.errors()]
     refused = [(loc, one) for loc, one in inside if isinstance(one, RefusedError)]
     if refused:
-        return None, [
-            mistake.below(functools.reduce(join, loc, path)) for loc, one in refused for mistake in one.mistakes
-        ]
-    said = [str(one) for _, one in inside if isinstance(one, ValueError)]  # raised by a validator in the annotation
-    if said:
-        return None, [Mistake(path, said[0])]
+        return None, [issue.below(functools.reduce(join, loc, path)) for loc, one in refused for issue in one.issues]
+    message = [str(one) for _, one in inside if isinstance(one, ValueError)]  # raised by a validator in the annotation
+    if message:
+        return None, [ConfigIssue(path, message[0])]
     others = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
     if others and any(loc[-1:] == ("[key]",) for loc, _ in inside):  # pydantic's location of an invalid key
-        return None, [Mistake(path, keys_are_text(others))]
-    return None, [Mistake(path, f"expected {describe(annotation)}, got {shown(value)}")]
+        return None, [ConfigIssue(path, keys_are_text(others))]
+    return None, [ConfigIssue(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
 def unknown_key(name: Any, known: Iterable[str]) -> str:
@@ -251,19 +251,19 @@ def _check_block(block: type, special: Special | None, value: Any) -> Any:
     """Build the dataclass that a mapping describes; null is an empty mapping."""
     if isinstance(value, block):
         return value
-    bound, mistakes = check_block(block, {} if value is None else value, special)
-    if mistakes:
-        raise RefusedError(*mistakes)
+    bound, issues = check_block(block, {} if value is None else value, special)
+    if issues:
+        raise RefusedError(*issues)
     try:
         return block(**bound)
     except ValueError as error:
-        raise RefusedError(Mistake("", str(error))) from error
+        raise RefusedError(ConfigIssue("", str(error))) from error
 
 
-def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[Mistake]]:
+def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return the fields of a dataclass from a mapping, and the mistakes with paths relative to the value."""
     if not isinstance(value, Mapping):
-        return {}, [Mistake("", f"expected {_expected(block)}; got {shown(value)}")]
+        return {}, [ConfigIssue("", f"expected {_expected(block)}; got {shown(value)}")]
     return check_arguments(block, value, "", special=special)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from rl4lms_like.core.errors import Mistake, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.schema import join
 from rl4lms_like.core.wording import shown
 
@@ -94,18 +94,18 @@ def names_variable(value: Any) -> bool:
     return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
 
 
-def secret_mistakes(config: Mapping[str, Any]) -> list[Mistake]:
+def secret_issues(config: Mapping[str, Any]) -> list[ConfigIssue]:
     """Return the mistakes of a config: secrets, and references to variables where they are not replaced."""
-    return [Mistake(path, said) for path, said, _ in _found(config)]
+    return [ConfigIssue(path, detail) for path, detail, _ in _found(config)]
 
 
-def without_values(config: Mapping[str, Any], mistakes: Collection[Mistake]) -> list[Mistake]:
+def without_values(config: Mapping[str, Any], issues: Collection[ConfigIssue]) -> list[ConfigIssue]:
     """Return the mistakes of a config with the secrets in it masked."""
     secrets = [value for _, _, value in _found(config) if len(value) >= _SHORTEST_LOOKED_UP]
     values = {*secrets, *(shown(value)[1:-1] for value in secrets)}  # messages shorten long values
-    together = _BETWEEN.join(part for mistake in mistakes for part in (mistake.path, mistake.message))
+    together = _BETWEEN.join(part for issue in issues for part in (issue.path, issue.message))
     parts = without_secrets(together, values).split(_BETWEEN)  # one pass: there may be thousands of both
-    return [Mistake(*pair) for pair in zip(parts[::2], parts[1::2], strict=False)]
+    return [ConfigIssue(*pair) for pair in zip(parts[::2], parts[1::2], strict=False)]
 
 
 def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
@@ -171,20 +171,24 @@ def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         reference = _REFERENCE.fullmatch(value)
         if reference is not None:
             if not (keys[0] in _LOOKUP_PLACES and "args" in keys) and "post_processing_fn" not in keys:
-                said = "variables are replaced in the args of the reward, metrics, data pool and post-processor only"
-                yield path, said, ""
+                detail = "variables are replaced in the args of the reward, metrics, data pool and post-processor only"
+                yield path, detail, ""
         elif _from_environment(keys):
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
                 yield path, "expected the name of an environment variable, not its value", value
         elif _secret_by_place(keys, value):
-            said = "a secret would be written to the files of a run; refer to an environment variable instead"
-            yield path, f"{said}: ${{MY_VARIABLE}}", value
+            detail = "a secret would be written to the files of a run; refer to an environment variable instead"
+            yield path, f"{detail}: ${{MY_VARIABLE}}", value
         elif _secret_by_itself(value, own):
-            said = "looks like a secret, which would be written to the files of a run; refer to an environment variable"
-            yield path, f"{said} instead: ${{MY_VARIABLE}}", value
+            detail = (
+                "looks like a secret, which would be written to the files of a run; refer to an environment variable"
+            )
+            yield path, f"{detail} instead: ${{MY_VARIABLE}}", value
         elif _without_logins(value) != value:
-            said = "a URL with a name, password or key would be written to the files of a run; refer to an environment"
-            yield path, f"{said} variable instead: ${{MY_VARIABLE}}", value
+            detail = (
+                "a URL with a name, password or key would be written to the files of a run; refer to an environment"
+            )
+            yield path, f"{detail} variable instead: ${{MY_VARIABLE}}", value
 
 
 def _texts(value: Any, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], str]]:
@@ -230,7 +234,7 @@ def _holds_secret(value: str, own: Collection[str]) -> bool:
 
 def _looks_random(value: str) -> bool:
     """Return whether a value has digits, and words and numbers of at most 3.5 characters on average."""
-    if not _RANDOM.fullmatch(value) or not any(letter.isdigit() for letter in value):
+    if not _RANDOM.fullmatch(value) or not any(character.isdigit() for character in value):
         return False
     return len(value) <= 3.5 * len(_WORDS.findall(value))
 

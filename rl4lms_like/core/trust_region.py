@@ -73,10 +73,10 @@ def backtracking(shrinking_factor: float, max_tries: int) -> Iterator[float]:
         >>> list(backtracking(0.5, max_tries=3))
         [1.0, 0.5, 0.25]
     """
-    share = 1.0
+    fraction = 1.0
     for _ in range(max_tries):
-        yield share
-        share *= shrinking_factor
+        yield fraction
+        fraction *= shrinking_factor
 
 
 def curved(probs: Tensor, tangent: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def take_any_letter(stream: Any) -> None:
+def accept_any_character(stream: Any) -> None:
     r"""Make a stream write a character that its encoding lacks as `\u65e5` instead of raising an error.
 
     Latin-1 and ASCII lack most characters and all table borders, UTF-8 lacks unpaired surrogates.

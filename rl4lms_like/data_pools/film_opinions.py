@@ -28,7 +28,7 @@ OPENING_WORDS = 5
 """Number of words that determine an opinion's split; also the minimum prompt length."""
 
 _MOODS = {"praise": 0.46, "blame": 0.42, "shrug": 0.12}
-_HELD_OUT_SHARE = 20  # val and test each get one opening in 20
+_HELD_OUT_FRACTION = 20  # val and test each get one opening in 20
 
 
 class FilmOpinions(TextGenPool):
@@ -98,7 +98,7 @@ def opening(text: str) -> str:
 
 def split_of(text: str) -> str:
     """Return the split of a text, which depends on its opening only."""
-    bucket = zlib.crc32(opening(text).encode()) % _HELD_OUT_SHARE
+    bucket = zlib.crc32(opening(text).encode()) % _HELD_OUT_FRACTION
     return {0: "val", 1: "test"}.get(bucket, "train")
 
 
@@ -109,7 +109,7 @@ def split_opinion(text: str, n_words: int) -> tuple[str, str]:
     return " ".join(words[:n_words]), " ".join(words[n_words:])
 
 
-def made_up_share(texts: Sequence[str]) -> float:
+def made_up_fraction(texts: Sequence[str]) -> float:
     """Return the fraction of texts with a word outside the grammar; 0 for texts of the grammar."""
     known = film_grammar.vocabulary()
     return sum(not known.issuperset(film_grammar.words_of(text)) for text in texts) / len(texts)

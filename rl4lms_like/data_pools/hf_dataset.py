@@ -86,9 +86,9 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
     try:
         return as_tables(datasets.load_dataset(_home(path), name, data_files=files))
     except Exception as error:
-        said = f"cannot load the dataset {path!r}: {type(error).__name__}: {str(error).rstrip('.')}"
-        way_out = "Without a network, set `path` to a folder written by `save_to_disk`, or set `data_files`"
-        raise DataPoolError(f"{said}. {way_out}") from error
+        message = f"cannot load the dataset {path!r}: {type(error).__name__}: {str(error).rstrip('.')}"
+        hint = "Without a network, set `path` to a folder written by `save_to_disk`, or set `data_files`"
+        raise DataPoolError(f"{message}. {hint}") from error
 
 
 def _home(name: str) -> str:

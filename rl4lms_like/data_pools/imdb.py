@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Share
+from rl4lms_like.core.numbers import Fraction
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.columns import cell, text_cell
@@ -29,7 +29,7 @@ from rl4lms_like.data_pools.published import HubTable, PublishedPool, Source
 from rl4lms_like.data_pools.splits import names_of, open_text
 from rl4lms_like.data_pools.tables import LocatedRow
 
-TRAIN_SHARE = 0.8
+TRAIN_FRACTION = 0.8
 N_TEST = 5000
 POSITIVE = 1
 
@@ -85,7 +85,7 @@ class IMDB(PublishedPool):
         names_of(split)
         rows = list(cls.rows("test" if split == "test" else "train", source))
         order = np.random.default_rng(seed).permutation(len(rows))
-        n_train = int(len(rows) * TRAIN_SHARE)
+        n_train = int(len(rows) * TRAIN_FRACTION)
         chosen = {"train": order[:n_train], "val": order[n_train:], "test": order[:N_TEST]}[split]
         return [rows[index] for index in chosen]
 
@@ -97,7 +97,7 @@ class IMDBForSeq2Seq(IMDB):
 
     @classmethod
     @flattened
-    def prepare(cls, split: str, positive_ratio: Share = 1.0, seed: int = 42, *, source: Source) -> TextGenPool:
+    def prepare(cls, split: str, positive_ratio: Fraction = 1.0, seed: int = 42, *, source: Source) -> TextGenPool:
         """Build the pool of a split.
 
         Args:

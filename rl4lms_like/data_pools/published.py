@@ -239,8 +239,10 @@ def downloaded(url: str, needed_by: str, *, unpack: bool = False) -> Path:
 
 
 def _not_fetched(what: str, error: Exception) -> DataPoolError:
-    said = str(error).rstrip(".")
-    return DataPoolError(f"{what}: {type(error).__name__}: {said}. Without a network, set `data_dir` to a local copy")
+    message = str(error).rstrip(".")
+    return DataPoolError(
+        f"{what}: {type(error).__name__}: {message}. Without a network, set `data_dir` to a local copy"
+    )
 
 
 def _table_files(folder: Path, split: str) -> list[Path]:

@@ -17,9 +17,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.component_state import load_state, state_of
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.observation import KEYS, Observation, TextLayout
-from rl4lms_like.core.remembering import load_state, state_of
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.sampler import PrioritySampler
 from rl4lms_like.rewards.call import AnyReward, score_transition_in_parts
@@ -199,8 +199,8 @@ def length_limit(tokenizer: PreTrainedTokenizerBase) -> int:
     """
     limit = int(tokenizer.model_max_length)
     if limit > _NO_LIMIT:
-        said = "the tokenizer has no length limit to use as default; set the number of prompt tokens, e.g. 128"
-        raise ConfigError([Mistake("max_prompt_length", said)], "the environment's arguments")
+        message = "the tokenizer has no length limit to use as default; set the number of prompt tokens, e.g. 128"
+        raise ConfigError([ConfigIssue("max_prompt_length", message)], "the environment's arguments")
     return limit
 
 
@@ -210,8 +210,8 @@ def _end_tokens(
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ends = frozenset(int(id) for id in (own if given is None else given))
     if terminate_on_eos and not ends:
-        said = "no token ends an episode: the tokenizer has no EOS token; set it to false or set eos_token_ids"
-        raise ConfigError([Mistake("terminate_on_eos", said)], "the environment's arguments")
+        message = "no token ends an episode: the tokenizer has no EOS token; set it to false or set eos_token_ids"
+        raise ConfigError([ConfigIssue("terminate_on_eos", message)], "the environment's arguments")
     return ends
 
 

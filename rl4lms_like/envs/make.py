@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.wording import raised
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.stepping import EnvInProcess, ProcessVecEnv
@@ -43,9 +43,9 @@ def make_vec_env(
     if kind == "text":
         return TextVecEnv(n_envs, reward_workers=reward_workers, reward_timeout=reward_timeout, **env_kwargs)
     of_text = {"reward_workers": reward_workers, "reward_timeout": reward_timeout}
-    said = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
-    if mistakes := [Mistake(name, said) for name, value in of_text.items() if value]:
-        raise ConfigError(mistakes, "the environment's arguments")
+    message = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
+    if issues := [ConfigIssue(name, message) for name, value in of_text.items() if value]:
+        raise ConfigError(issues, "the environment's arguments")
     if kind == "dummy":
         return DummyVecEnv([partial(TextGenEnv, **env_kwargs)] * n_envs)
     if kind == "subproc":
@@ -56,4 +56,4 @@ def make_vec_env(
                 f"the {n_envs} processes of vec_env 'subproc' cannot be started: {raised(error)}. Check the limit on "
                 f"processes and the length of TMPDIR ({tempfile.gettempdir()}), or use vec_env 'text'"
             ) from error
-    raise ConfigError([Mistake("vec_env", f"expected text, dummy or subproc, got {kind!r}")])
+    raise ConfigError([ConfigIssue("vec_env", f"expected text, dummy or subproc, got {kind!r}")])

@@ -92,11 +92,11 @@ class EnvInProcess(TextGenEnv):
 
         The seed is derived from the sampler's state, which depends on the run's seed and is part of every checkpoint.
         """
-        begun = super().reset(seed=seed, options=options)
+        results = super().reset(seed=seed, options=options)
         if multiprocessing.parent_process() is not None:
             place = self.sampler.state_dict()["generator"]["state"]["state"]
             set_random_seed(derived_seed(0, "reward in a process", place))
-        return begun
+        return results
 
     def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Call `TextGenEnv.step`; if the reward fails, return NaN, end the episode and put the error into `info`."""

@@ -152,9 +152,9 @@ class RewardWorkers:
                 paid |= {futures[future]: future.result() for future in done if future.exception() is None}
                 for future in done:
                     future.result()
-                begun = {place: self._since[place] for future in waiting if self._since[place := futures[future]]}
+                started = {place: self._since[place] for future in waiting if self._since[place := futures[future]]}
                 now = time.monotonic()
-                late = sorted(place for place in begun if self._timeout and now - begun[place] > self._timeout)
+                late = sorted(place for place in started if self._timeout and now - started[place] > self._timeout)
                 if late:
                     raise _Lost(f"was not done within {self._timeout:g} s (env.reward_timeout)", late)
         except BrokenProcessPool as error:

@@ -61,7 +61,7 @@ class DistinctN(TextsMetric):
         return {
             "diversity_metrics/distinct-1": (None, distinct_n(responses, 1)),
             "diversity_metrics/distinct-2": (None, distinct_n(responses, 2)),
-            "diversity_metrics/top_sentence_share": (None, top_sentence_share(responses)),
+            "diversity_metrics/top_sentence_share": (None, top_sentence_fraction(responses)),
             "diversity_metrics/unique_texts": (None, len(set(responses)) / len(responses)),
         }
 
@@ -90,7 +90,7 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
-def top_sentence_share(texts: Sequence[str]) -> float:
+def top_sentence_fraction(texts: Sequence[str]) -> float:
     """Return the fraction of texts that contain the most frequent sentence.
 
     It is 1/n if no sentence occurs in two of the `n` texts, and 0 if no text has a sentence.

@@ -66,8 +66,8 @@ class NoveltyMetric(TextsMetric):
                 found.update(wanted[order].intersection(ngrams(its_tokens, order)))
         results: MetricResults = {
             f"diversity_metrics/novelty-{order}": (
-                [_share_of_new(text, known[order]) for text in each],
-                _share_of_new(list(chain.from_iterable(each)), known[order]),
+                [_fraction_of_new(text, known[order]) for text in each],
+                _fraction_of_new(list(chain.from_iterable(each)), known[order]),
             )
             for order, each in grams.items()
         }
@@ -105,5 +105,5 @@ def _texts_of(line: str, field: str, where: str) -> list[str]:
     return texts
 
 
-def _share_of_new(grams: list[tuple[str, ...]], known: set[tuple[str, ...]]) -> float:
+def _fraction_of_new(grams: list[tuple[str, ...]], known: set[tuple[str, ...]]) -> float:
     return sum(gram not in known for gram in grams) / len(grams) if grams else math.nan

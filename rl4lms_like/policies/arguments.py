@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
 
-from rl4lms_like.core.errors import ConfigError, Mistake
-from rl4lms_like.core.numbers import Count, NonNegative, Positive, Share, Whole
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Whole
 from rl4lms_like.core.schema import check_arguments, check_value, join
 from rl4lms_like.core.wording import shown
 
@@ -104,37 +104,37 @@ class MaskablePolicyArguments(PolicyArguments):
 
     def __post_init__(self) -> None:
         """Validate combinations of arguments."""
-        mistakes = mask_mistakes(asdict(self))
-        if mistakes:
-            raise ConfigError(mistakes, f"the arguments of a maskable policy ({self.model_name})")
+        issues = mask_issues(asdict(self))
+        if issues:
+            raise ConfigError(issues, f"the arguments of a maskable policy ({self.model_name})")
 
 
-def mask_mistakes(arguments: Mapping[str, Any], path: str = "") -> list[Mistake]:
+def mask_issues(arguments: Mapping[str, Any], path: str = "") -> list[ConfigIssue]:
     """Return the errors in combinations of a maskable policy's arguments; missing arguments are not checked.
 
     Args:
         arguments: fields of `MaskablePolicyArguments`, each of the right type.
         path: their path in the config.
     """
-    mistakes = []
+    issues = []
     mask_type, top_mask = arguments.get("mask_type", "learned_top_k"), arguments.get("top_mask")
     if mask_type == "learned_top_p":
         if top_mask is not None and not 0 < top_mask <= 1:
             message = f"expected a probability above 0 and at most 1, got {top_mask}; to keep a number of tokens, set "
-            mistakes.append(Mistake(join(path, "top_mask"), message + "mask_type: learned_top_k"))
+            issues.append(ConfigIssue(join(path, "top_mask"), message + "mask_type: learned_top_k"))
     elif top_mask is not None and (not isinstance(top_mask, int) or top_mask < 1):
         message = f"expected a whole number of at least 1 with mask_type: {mask_type}, got {top_mask}; to keep a "
         message += "fraction of the probability mass, set mask_type: learned_top_p"
-        mistakes.append(Mistake(join(path, "top_mask"), message))
+        issues.append(ConfigIssue(join(path, "top_mask"), message))
     generation_kwargs = arguments.get("generation_kwargs") or {}
     if generation_kwargs.get("num_beams") not in (None, 1):
         message = "rollouts with masks of allowed tokens cannot use beam search; use it in train_evaluation only"
-        mistakes.append(Mistake(join(path, "generation_kwargs.num_beams"), message))
+        issues.append(ConfigIssue(join(path, "generation_kwargs.num_beams"), message))
     for key in ("prompt_lookup_num_tokens", "assistant_early_exit"):
         if generation_kwargs.get(key) is not None:
             message = "generates several tokens per step, but masks are computed token by token: remove it"
-            mistakes.append(Mistake(join(path, f"generation_kwargs.{key}"), message))
-    return mistakes
+            issues.append(ConfigIssue(join(path, f"generation_kwargs.{key}"), message))
+    return issues
 
 
 GENERATION_TYPES: dict[str, Any] = {
@@ -143,7 +143,7 @@ GENERATION_TYPES: dict[str, Any] = {
     **dict.fromkeys(("min_new_tokens", "min_length", "top_k"), Whole),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), Whole),
     **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), Positive),
-    **dict.fromkeys(("top_p", "min_p"), Share),
+    **dict.fromkeys(("top_p", "min_p"), Fraction),
     "typical_p": Annotated[float, Gt(0), Interval(le=1)],
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), Annotated[float, Ge(0), Interval(lt=1)]),
     "penalty_alpha": NonNegative,
@@ -157,16 +157,16 @@ are checked after transformers is loaded (`policies.generation`).
 """
 
 
-def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Mistake]]:
+def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return the arguments at a path of the config with their numbers parsed, and the errors."""
-    bound, mistakes = dict(kwargs), []
+    bound, issues = dict(kwargs), []
     for key, value in kwargs.items():
         if key in GENERATION_TYPES and value is not None:
             bound[key], wrong = check_value(value, GENERATION_TYPES[key], join(path, key))
-            mistakes += wrong
+            issues += wrong
         elif not isinstance(key, str):
-            mistakes.append(Mistake(join(path, key), "keys must be text"))
-    return bound, mistakes
+            issues.append(ConfigIssue(join(path, key), "keys must be text"))
+    return bound, issues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,24 +223,24 @@ _INSTEAD = {
 """Fields of `LoraConfig` that would train or change weights of the base, which all networks share -> the reason."""
 
 
-def lora_mistakes(peft: Any, path: str) -> list[Mistake]:
+def lora_issues(peft: Any, path: str) -> list[ConfigIssue]:
     """Return all errors of a `peft` block at a path of the config; null is valid."""
     if peft is None:
         return []
     if not isinstance(peft, Mapping):
-        return [Mistake(path, f"expected null or a mapping with fields of PEFT's LoraConfig, got {shown(peft)}")]
-    mistakes = [Mistake(join(path, key), _INSTEAD[key]) for key in peft if key in _INSTEAD]
+        return [ConfigIssue(path, f"expected null or a mapping with fields of PEFT's LoraConfig, got {shown(peft)}")]
+    issues = [ConfigIssue(join(path, key), _INSTEAD[key]) for key in peft if key in _INSTEAD]
     known = {key: value for key, value in peft.items() if key not in _INSTEAD}
     bound, wrong = check_arguments(LoraArguments, known, path)
-    return mistakes + (wrong or _pattern_mistakes(bound, path))
+    return issues + (wrong or _pattern_issues(bound, path))
 
 
-def _pattern_mistakes(peft: Mapping[str, Any], path: str) -> list[Mistake]:
+def _pattern_issues(peft: Mapping[str, Any], path: str) -> list[ConfigIssue]:
     """Return errors for an empty list of layers and for invalid regular expressions."""
-    mistakes = []
+    issues = []
     if peft.get("target_modules") in ([], ""):
         message = "is empty; list layers, write all-linear, or remove it to use PEFT's default for the family"
-        mistakes.append(Mistake(join(path, "target_modules"), message))
+        issues.append(ConfigIssue(join(path, "target_modules"), message))
     patterns = [(join(path, key), peft.get(key)) for key in ("target_modules", "exclude_modules")]
     for key in ("rank_pattern", "alpha_pattern"):
         patterns += [(join(path, key), pattern) for pattern in peft.get(key) or ()]
@@ -249,5 +249,5 @@ def _pattern_mistakes(peft: Mapping[str, Any], path: str) -> list[Mistake]:
             try:
                 re.compile(pattern)
             except re.error as error:
-                mistakes.append(Mistake(place, f"{shown(pattern)} is not a valid regular expression: {error}"))
-    return mistakes
+                issues.append(ConfigIssue(place, f"{shown(pattern)} is not a valid regular expression: {error}"))
+    return issues

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.generation import TextWriter
+from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import load_networks, save_language_model
 from rl4lms_like.policies.parity import (
     check_parity,
@@ -115,7 +115,7 @@ class LMActorCriticPolicy(BasePolicy):
             None if self.value_model is None else self.reader_class(self.value_model, compile=options.compile)
         )
         self.ref_reader: EpisodeReader | None = None if self.ref_model is None else self.reader_class(self.ref_model)
-        self.writer = TextWriter(
+        self.generator = TextGenerator(
             self.policy_model,
             generation_kwargs=options.generation_kwargs,
             prompt_truncation_side=options.prompt_truncation_side,
@@ -232,8 +232,8 @@ class LMActorCriticPolicy(BasePolicy):
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> EpisodeBatch:
-        """Generate one response per prompt; see `TextWriter.generate`."""
-        return self.writer.generate(
+        """Generate one response per prompt; see `TextGenerator.generate`."""
+        return self.generator.generate(
             prompt_ids,
             prompt_mask,
             eos_token_ids=eos_token_ids,

@@ -111,8 +111,8 @@ def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[s
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages[key] = f"not an argument of transformers' generate{hint}"
-        elif key != "post_processing_fn" and (said := _refusal(key, value)) is not None:
-            messages[key] = f"transformers rejects this value: {said}"
+        elif key != "post_processing_fn" and (message := _refusal(key, value)) is not None:
+            messages[key] = f"transformers rejects this value: {message}"
     return messages
 
 
@@ -148,7 +148,7 @@ NO_PROMPT = (
 """Error for an empty prompt: the model would continue from padding, at a position that differs between families."""
 
 
-class TextWriter:
+class TextGenerator:
     """Text generator of a language model; dropout is off during generation.
 
     Args:

@@ -25,7 +25,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import Mistake, ModelError, import_extra
+from rl4lms_like.core.errors import ConfigIssue, ModelError, import_extra
 from rl4lms_like.policies.arguments import LoraArguments
 
 NAME = "default"
@@ -51,7 +51,7 @@ def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: b
     return _library().LoraConfig(**fields, task_type=task)
 
 
-def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[Mistake]:
+def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[ConfigIssue]:
     """Return the errors that PEFT finds in an otherwise valid block.
 
     Raises:
@@ -62,7 +62,7 @@ def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[Mistake]:
     try:
         lora_config(peft, dropout=True, is_encoder_decoder=False)
     except ValueError as error:
-        return [Mistake(path, str(error).strip())]
+        return [ConfigIssue(path, str(error).strip())]
     return []
 
 

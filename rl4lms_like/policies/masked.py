@@ -33,7 +33,7 @@ from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_masks import contains, pack, top_k_mask, top_p_mask, with_tokens
 from rl4lms_like.policies.arguments import MaskablePolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
-from rl4lms_like.policies.generation import TextWriter
+from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, save_language_model
 from rl4lms_like.policies.lora import copy_sharing_frozen, has_lora, merged
 from rl4lms_like.policies.parity import TOLERANCE, TOLERANCE_BFLOAT16, probe_episodes
@@ -161,7 +161,7 @@ class MaskProcessor(LogitsProcessor):
         )
 
 
-class MaskedTextWriter(TextWriter):
+class MaskedTextGenerator(TextGenerator):
     """Text generator restricted to allowed tokens; the masks are stored in the episodes.
 
     Beam search is supported, but without recorded masks.
@@ -170,7 +170,7 @@ class MaskedTextWriter(TextWriter):
         model: the policy's model.
         mask_model: model for the masks, in evaluation mode; None for the policy's own scores. Updated in place.
         rule: rule for the allowed tokens.
-        **options: as in `TextWriter`.
+        **options: as in `TextGenerator`.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class MaskablePolicy(LMActorCriticPolicy):
 
     arguments_class = MaskablePolicyArguments
     arguments: MaskablePolicyArguments
-    writer: MaskedTextWriter
+    generator: MaskedTextGenerator
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class MaskablePolicy(LMActorCriticPolicy):
                 self.mask_model = merged(policy) if has_lora(policy) else copy_sharing_frozen(policy)
             self.mask_model.requires_grad_(False)
         self.mask_reader: EpisodeReader | None = None if self.mask_model is None else self.reader_class(self.mask_model)
-        self.writer = _writer(self.policy_model, self.mask_model, self.arguments, self._special_token_ids)
+        self.generator = _generator(self.policy_model, self.mask_model, self.arguments, self._special_token_ids)
 
     def _check_parity(self) -> None:
         super()._check_parity()
@@ -286,7 +286,7 @@ class MaskablePolicy(LMActorCriticPolicy):
     def _next_token_logits(self, observation: Any) -> Tensor:
         logits = super()._next_token_logits(observation)
         judged = logits if self.mask_reader is None else self.mask_reader.next_token_logits(observation)
-        return logits.masked_fill(~self.writer.rule.allowed(judged), -torch.inf)
+        return logits.masked_fill(~self.generator.rule.allowed(judged), -torch.inf)
 
     def set_training_mode(self, mode: bool) -> None:
         """Set training mode as in `LMActorCriticPolicy`; the mask model is never in training mode."""
@@ -304,14 +304,14 @@ class MaskablePolicy(LMActorCriticPolicy):
         if self.mask_model is None:
             return
         policy = merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
-        new_share = 1.0 - (self.arguments.mask_ema or 0.0)
+        new_fraction = 1.0 - (self.arguments.mask_ema or 0.0)
         for mine, theirs in zip(self.mask_model.parameters(), policy.parameters(), strict=True):
             if mine is theirs:  # a frozen weight that both models share
                 continue
-            if new_share == 1.0:
+            if new_fraction == 1.0:
                 mine.copy_(theirs)
             else:
-                mine.lerp_(theirs, new_share)
+                mine.lerp_(theirs, new_fraction)
         for buffer, other in zip(self.mask_model.buffers(), policy.buffers(), strict=True):
             buffer.copy_(other)
 
@@ -343,9 +343,9 @@ class MaskableSeq2SeqLMActorCriticPolicy(MaskablePolicy, Seq2SeqLMActorCriticPol
     """Encoder-decoder policy restricted to the tokens that its mask model allows."""
 
 
-def masked_writer(
+def masked_generator(
     model: PreTrainedModel, arguments: MaskablePolicyArguments, special_token_ids: Sequence[int] | None = None
-) -> MaskedTextWriter:
+) -> MaskedTextGenerator:
     """Return a text generator that generates like a maskable policy initialized from `model`.
 
     Args:
@@ -357,7 +357,7 @@ def masked_writer(
     if mask_model is None:
         mask_model = model
     mask_model.to(model.device)  # type: ignore[arg-type]
-    return _writer(model, mask_model, arguments, special_token_ids)
+    return _generator(model, mask_model, arguments, special_token_ids)
 
 
 def load_mask_model(auto_class: Any, arguments: MaskablePolicyArguments) -> PreTrainedModel | None:
@@ -389,17 +389,17 @@ def own_special_tokens(model: PreTrainedModel) -> list[int]:
     return sorted(ids)
 
 
-def _writer(
+def _generator(
     model: PreTrainedModel,
     mask_model: PreTrainedModel | None,
     arguments: MaskablePolicyArguments,
     special_token_ids: Sequence[int] | None,
-) -> MaskedTextWriter:
+) -> MaskedTextGenerator:
     vocab_size = int(model.config.get_text_config().vocab_size)
     if mask_model is not None and mask_model.config.get_text_config().vocab_size != vocab_size:
         raise ModelError(f"the mask model saved with {arguments.model_name!r} and the policy differ in vocabulary")
     special = own_special_tokens(model) if special_token_ids is None else special_token_ids
-    return MaskedTextWriter(
+    return MaskedTextGenerator(
         model,
         mask_model if arguments.mask_type != "topk" else None,
         MaskRule(

@@ -24,7 +24,7 @@ class PostProcessors(Registry):
         return bound
 
 
-def beside_the_text(function: Any) -> Any:
+def arguments_signature(function: Any) -> Any:
     """Return a callable with the signature of `function` without its first parameter, the text."""
     if not callable(function):
         return function
@@ -59,7 +59,7 @@ POST_PROCESSORS = PostProcessors(
             needs="extra 'lexical', NLTK's punkt_tab",
         ),
     },
-    signature_of=beside_the_text,
+    signature_of=arguments_signature,
 )
 PostProcessorRegistry = POST_PROCESSORS
 """Alias with RL4LMs' name."""

@@ -37,8 +37,8 @@ def _processed(function: Callable[[str], str], text: str) -> str:
     except (RL4LMsLikeError, KeyboardInterrupt):
         raise
     except BaseException as error:  # users' code may also raise SystemExit
-        said = raised(error)
-        raise ComponentError(f"the post-processor {name} failed on the text {start!r}: {said}") from error
+        message = raised(error)
+        raise ComponentError(f"the post-processor {name} failed on the text {start!r}: {message}") from error
     if not isinstance(result, str):
         raise ComponentError(f"the post-processor {name} returned {excerpt(result)} for {start!r}; expected a text")
     return result

@@ -257,9 +257,9 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
         raise RewardError(f"{_name(reward_fn)} returned {len(values)} values for {batch}; expected {len(states)}")
     numbers = [_finite(value) for value in values]
     if None in numbers:
-        culprit = numbers.index(None)
+        first = numbers.index(None)
         raise RewardError(
-            f"{_name(reward_fn)} returned {excerpt(values[culprit])} for {named(states[culprit])}, entry {culprit} of "
+            f"{_name(reward_fn)} returned {excerpt(values[first])} for {named(states[first])}, entry {first} of "
             f"{batch}; expected one finite number"
         )
     return numbers  # type: ignore[return-value]

@@ -123,8 +123,8 @@ class HttpReward(TextReward):
             raise self._error(f"answered 200 with {len(rewards)} rewards for {len(batch['responses'])} texts", content)
         for place, reward in enumerate(rewards):
             if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:
-                said = self._without_secrets(repr(reward))[:60]
-                raise self._error(f"answered 200 with {said} as reward {place}; expected a number", content)
+                detail = self._without_secrets(repr(reward))[:60]
+                raise self._error(f"answered 200 with {detail} as reward {place}; expected a number", content)
         return [float(reward) for reward in rewards]
 
     async def _answer(self, body: bytes) -> bytes:
@@ -169,8 +169,8 @@ class HttpReward(TextReward):
         async for piece in response.aiter_raw():
             content += piece
             if len(content) > self.max_response_bytes:
-                said = f"answered {response.status_code} with more than {self.max_response_bytes} bytes"
-                raise self._error(f"{said} (max_response_bytes)", bytes(content))
+                detail = f"answered {response.status_code} with more than {self.max_response_bytes} bytes"
+                raise self._error(f"{detail} (max_response_bytes)", bytes(content))
         return bytes(content)
 
     def _checked(self, response: httpx2.Response, content: bytes) -> bytes:
@@ -207,8 +207,8 @@ class HttpReward(TextReward):
 
     def _error(self, what: str, content: bytes | None = None) -> RemoteError:
         """Return an error that names the server; secrets are masked, also in text quoted from the server."""
-        said = self._without_secrets(f"{self._shown} {what}")
-        return RemoteError(said if content is None else f"{said}: {self._excerpt(content)}")
+        detail = self._without_secrets(f"{self._shown} {what}")
+        return RemoteError(detail if content is None else f"{detail}: {self._excerpt(content)}")
 
     def _excerpt(self, content: bytes) -> str:
         text = self._without_secrets(content.decode(errors="replace"))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 
 T = TypeVar("T")
 
@@ -39,8 +39,8 @@ def check_time_limit(seconds: float | None) -> None:
         why = "only the main thread receives SIGALRM"
     else:
         return
-    said = f"a reward in this process cannot be interrupted: {why}; set env.reward_workers to 1"
-    raise ConfigError([Mistake("env.reward_timeout", said)])
+    message = f"a reward in this process cannot be interrupted: {why}; set env.reward_workers to 1"
+    raise ConfigError([ConfigIssue("env.reward_timeout", message)])
 
 
 def within(seconds: float | None, call: Callable[[], T]) -> T:
@@ -65,9 +65,9 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
         nonlocal has_rung
         if is_armed:
             has_rung = True
-            raise TimeIsUp(said)
+            raise TimeIsUp(message)
 
-    said = f"not done within {seconds:g} s (env.reward_timeout)"
+    message = f"not done within {seconds:g} s (env.reward_timeout)"
     began = time.monotonic()
     handler = signal.signal(signal.SIGALRM, ring)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
@@ -77,7 +77,7 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
         finally:
             is_armed = False  # an alarm that fires from here on is ignored
         if has_rung:
-            raise TimeIsUp(said)
+            raise TimeIsUp(message)
         return result
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

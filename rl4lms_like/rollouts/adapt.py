@@ -63,8 +63,8 @@ class TextRollouts:
         if isinstance(policy, type) and (reason := unsupported_with(type(self), policy)):
             raise RL4LMsLikeError(f"{type(self).__name__} cannot be trained on text rollouts: {reason}")
         if (kwargs.get("policy_kwargs") or {}).get("critic") == "none" and not hasattr(self, "arguments_class"):
-            said = "learns values: choose critic 'separate' or 'shared', or an algorithm without a critic"
-            raise RL4LMsLikeError(f"{type(self).__name__} {said}")
+            message = "learns values: choose critic 'separate' or 'shared', or an algorithm without a critic"
+            raise RL4LMsLikeError(f"{type(self).__name__} {message}")
         self.kl_controller = kl_controller or FixedKLController(0.0)
         self._collector_options = {
             "norm_reward": norm_reward,
@@ -75,7 +75,7 @@ class TextRollouts:
         self.interruption = Interruption()
         self.on_step: Callable[[], None] = _nothing
         self.update: UpdateProgress | None = None
-        self._goes_on = False
+        self._continues_update = False
         kwargs["rollout_buffer_class"] = EpisodeBuffer
         kwargs["rollout_buffer_kwargs"] = {"sort_by_length": sort_by_length}
         # A new dict: Stable-Baselines3 adds to it in place, which must not change the caller's.
@@ -104,8 +104,8 @@ class TextRollouts:
 
     def _setup_learn(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.env is None:
-            said = "has no environment: pass env=... to `load`, or call `set_env` before `learn`"
-            raise RL4LMsLikeError(f"{type(self).__name__} {said}")
+            message = "has no environment: pass env=... to `load`, or call `set_env` before `learn`"
+            raise RL4LMsLikeError(f"{type(self).__name__} {message}")
         return super()._setup_learn(*args, **kwargs)  # type: ignore[misc]
 
     def collect_rollouts(
@@ -119,8 +119,8 @@ class TextRollouts:
         Returns:
             False if a callback asked to stop.
         """
-        if self._goes_on:  # the rollout of an interrupted update was restored
-            self._goes_on = False
+        if self._continues_update:  # the rollout of an interrupted update was restored
+            self._continues_update = False
             self.num_timesteps += rollout_buffer.n_tokens
             return True
         self.update = None
@@ -149,7 +149,9 @@ class TextRollouts:
     def learn_iteration(self: Any, iteration: int, n_iterations: int) -> None:
         """Run one rollout and one update; schedules receive `iteration / n_iterations` as progress."""
         self._iteration = (iteration, n_iterations)
-        is_first = self.num_timesteps == 0 and not self._goes_on  # Stable-Baselines3 then resets the environment
+        is_first = (
+            self.num_timesteps == 0 and not self._continues_update
+        )  # Stable-Baselines3 then resets the environment
         try:
             with in_part("update"):  # the parts of a rollout have their own `in_part`
                 self.learn(total_timesteps=1, reset_num_timesteps=is_first, log_interval=None)
@@ -197,13 +199,13 @@ class TextRollouts:
         for key, value in numbers["recorded"]:
             self.logger.record(key, value)
 
-    def goes_on_with_update(self: Any) -> bool:
+    def continues_update(self: Any) -> bool:
         """Return whether an interrupted update can be resumed; if so, `learn_iteration` finishes it first."""
         if self.update is None or not self.update.can_go_on:
             return False
         self.update.is_over = False
         self.num_timesteps -= self.rollout_buffer.n_tokens  # `collect_rollouts` adds them again
-        self._goes_on = True
+        self._continues_update = True
         return True
 
     def _excluded_save_params(self: Any) -> list[str]:

@@ -33,7 +33,7 @@ class UpdateProgress:
     """
 
     def __init__(self) -> None:
-        self.has_begun = False
+        self.is_prepared = False
         self.can_go_on = False
         self.is_over = False
         self.epoch = 0
@@ -74,7 +74,7 @@ class UpdateProgress:
 
     def load_state_dict(self, state: dict[str, Any], logged: Mapping[str, Tensor]) -> None:
         """Restore the state returned by `state_dict` and `logged`."""
-        self.has_begun = self.can_go_on = True
+        self.is_prepared = self.can_go_on = True
         self.epoch, self.n_done, self._order = state["epoch"], state["n_done"], state["order"]
         self.steps = [{} for _ in range(state["n_steps"])]
         for key, value in logged.items():

@@ -184,9 +184,9 @@ def require_finite(answers: Any, what: str, model_name: str) -> None:
     answers = torch.as_tensor(answers)
     broken = (~answers.isfinite()).nonzero()
     if len(broken):
-        culprit, n_inputs = answers[tuple(broken[0])].item(), broken[:, 0].unique().numel()
+        first, n_inputs = answers[tuple(broken[0])].item(), broken[:, 0].unique().numel()
         raise ModelError(
-            f"the {what} {model_name!r} returned {culprit} for input {int(broken[0, 0])}, the first of {n_inputs} such "
+            f"the {what} {model_name!r} returned {first} for input {int(broken[0, 0])}, the first of {n_inputs} such "
             f"inputs out of {len(answers)}: the weights are corrupt, or the values overflow (try another dtype)"
         )
 

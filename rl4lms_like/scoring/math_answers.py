@@ -233,11 +233,11 @@ def _parts(text: str) -> list[str] | None:
     if len(plain) > MAX_LETTERS or not (is_set or (plain[:1] in "([" and plain[-1:] in ")]" and "," in inside)):
         return None
     depth, parts, start = 0, [], 0
-    for place, letter in enumerate(inside):
-        depth += (letter in "([{") - (letter in ")]}")
+    for place, character in enumerate(inside):
+        depth += (character in "([{") - (character in ")]}")
         if depth < 0:
             return None
-        if letter == "," and depth == 0:
+        if character == "," and depth == 0:
             parts.append(inside[start:place])
             start = place + 1
     return [plain[:left], *parts, inside[start:], plain[-right:]]

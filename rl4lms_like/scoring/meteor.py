@@ -14,7 +14,7 @@ from functools import cache, lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
-from rl4lms_like.scoring.nltk_data import REMEMBERED, porter, require_sentences_and_wordnet, wordnet, words
+from rl4lms_like.scoring.nltk_data import CACHE_SIZE, porter, require_sentences_and_wordnet, wordnet, words
 from rl4lms_like.scoring.score import Score, Texts, readings
 
 require_meteor = require_sentences_and_wordnet
@@ -62,7 +62,7 @@ class _Synonyms:
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
-        self.synsets = lru_cache(maxsize=REMEMBERED)(self._look_up)
+        self.synsets = lru_cache(maxsize=CACHE_SIZE)(self._look_up)
 
     def _look_up(self, word: str) -> list[SimpleNamespace]:
         """Return all synonyms of a word, with the interface of NLTK's synsets and lemmas."""

@@ -23,7 +23,7 @@ from rl4lms_like.core.errors import MissingResourceError, import_extra
 EXTRA = "lexical"
 """Extra that installs NLTK."""
 
-REMEMBERED = 2**16
+CACHE_SIZE = 2**16
 """Number of words whose stems or synonyms are cached; about ten megabytes."""
 
 DEBIAN_FOLDER = Path("/usr/share/wordnet")
@@ -95,7 +95,7 @@ def porter(mode: Literal["NLTK_EXTENSIONS", "ORIGINAL_ALGORITHM"] = "NLTK_EXTENS
     """
     from nltk.stem.porter import PorterStemmer
 
-    return SimpleNamespace(stem=lru_cache(maxsize=REMEMBERED)(PorterStemmer(mode).stem))
+    return SimpleNamespace(stem=lru_cache(maxsize=CACHE_SIZE)(PorterStemmer(mode).stem))
 
 
 def require_sentences(needed_by: str) -> None:

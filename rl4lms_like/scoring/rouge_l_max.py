@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
-from rl4lms_like.core.numbers import Positive, Share, Whole
+from rl4lms_like.core.numbers import Fraction, Positive, Whole
 from rl4lms_like.scoring.nltk_data import (
-    REMEMBERED,
+    CACHE_SIZE,
     porter,
     require_sentences,
     require_sentences_and_wordnet,
@@ -60,7 +60,7 @@ class RougeLMax(Score):
     apply_avg: bool = True
     apply_best: bool = False
     stemming: bool = True
-    alpha: Share = 0.5
+    alpha: Fraction = 0.5
     weight_factor: Positive = 1.0
     ensure_compatibility: bool = True
 
@@ -86,7 +86,7 @@ def _f_measure(generated: list[list[str]], reference: list[list[str]], settings:
     precision, recall = _precision_and_recall(generated, reference)
     if not precision or not recall:
         return 0.0
-    precision, recall = (share ** (1 / settings.weight_factor) for share in (precision, recall))
+    precision, recall = (fraction ** (1 / settings.weight_factor) for fraction in (precision, recall))
     return precision * recall / ((1 - settings.alpha) * precision + settings.alpha * recall)
 
 
@@ -134,7 +134,7 @@ def _stems(line: str, settings: RougeLMax) -> list[str]:
     return [token.replace("_cannot_", "cannot") for token in tokens] if compatible else tokens
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def _stem(token: str, compatible: bool) -> str:
     irregular = _irregular_forms().get(token)
     return irregular or porter("ORIGINAL_ALGORITHM" if compatible else "NLTK_EXTENSIONS").stem(token)

@@ -148,10 +148,12 @@ def _java_lack() -> _Lack | None:
 @cache
 def _java_version(java: str) -> int | None:
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, encoding="utf-8", errors="replace", timeout=60)
+        message = subprocess.run(
+            [java, "-version"], capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(said.stderr + said.stdout)
+    found = _VERSION.search(message.stderr + message.stdout)
     return int(found[1]) if found else None
 
 

@@ -55,7 +55,7 @@ class TranslationScore(Score):
             metric._compute_segment_statistics(metric._preprocess_segment(text), info)
             for text, info in zip(texts.responses, infos, strict=True)
         ]
-        _forget_texts(metric)
+        _clear_caches(metric)
         scores = [float(metric._compute_score_from_stats(each).score) / 100 for each in statistics]
         return scores, float(metric._aggregate_and_compute(statistics).score) / 100
 
@@ -174,17 +174,17 @@ def _chrf() -> Any:
         """sacrebleu's chrF that counts only those n-grams of a reference that the text contains."""
 
         def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-            return {"ref_ngrams": [_runs_of_letters(text, self.char_order) for text in refs]}
+            return {"ref_ngrams": [_character_runs(text, self.char_order) for text in refs]}
 
         def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
-            counts = [Counter(runs) for runs in _runs_of_letters(hypothesis, self.char_order)]
+            counts = [Counter(runs) for runs in _character_runs(hypothesis, self.char_order)]
             statistics = [_matches(counts, reference) for reference in ref_kwargs["ref_ngrams"]]
             return max(statistics, key=self._compute_f_score)
 
     return Chrf()
 
 
-def _runs_of_letters(text: str, longest: int) -> list[list[str]]:
+def _character_runs(text: str, longest: int) -> list[list[str]]:
     """Return the character n-grams of each order from 1 to `longest`, without white space."""
     line = "".join(text.split())
     by_length = [list(line)]
@@ -203,7 +203,7 @@ def _matches(counts: list[Counter[str]], reference: list[list[str]]) -> list[int
     return statistics
 
 
-def _forget_texts(metric: Any) -> None:
+def _clear_caches(metric: Any) -> None:
     """Clear the caches of sacrebleu's tokenizers, which would keep the last 65,536 texts of a run."""
     tokenizer = getattr(metric, "tokenizer", None)
     for each in (tokenizer, getattr(tokenizer, "_post_tokenizer", None)):

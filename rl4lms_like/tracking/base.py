@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import reason, share
+from rl4lms_like.core.disk import reason, share_permissions
 from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
 from rl4lms_like.core.secrets import masked, without_secrets
 from rl4lms_like.core.wording import printable
@@ -208,7 +208,7 @@ class Tracker:
         for part in (model, tokenizer):
             if part is not None:
                 part.save_pretrained(path)
-                share(path)
+                share_permissions(path)
         return path
 
     def finish(self) -> None:
@@ -235,8 +235,8 @@ class Tracker:
             if isinstance(error, ComponentError) and error.texts:
                 self._keep_texts(error)
             ours = isinstance(error, RL4LMsLikeError | KeyboardInterrupt) and not isinstance(error, ComponentError)
-            said = "the run ended early: %s: %s"
-            logger.error(said, type(error).__name__, error, extra=FILE_ONLY, exc_info=None if ours else error)
+            message = "the run ended early: %s: %s"
+            logger.error(message, type(error).__name__, error, extra=FILE_ONLY, exc_info=None if ours else error)
             for sink in self._sinks:
                 self._try(sink, "ended_early", error)
         self.done()

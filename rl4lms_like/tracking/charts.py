@@ -51,16 +51,16 @@ class Frame:
     def x(self, value: float) -> float:
         """Return the canvas position of an x."""
         low, high = self.x_range
-        share = (value - low) / (high - low) if high > low else 0.5
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return LEFT + fraction * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         """Return the canvas position of a y; values outside the range are clipped."""
         low, high = self.y_range
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
-        share = min(max((value - low) / (high - low), 0.0), 1.0)
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        fraction = min(max((value - low) / (high - low), 0.0), 1.0)
+        return HEIGHT - BOTTOM - fraction * (HEIGHT - TOP - BOTTOM)
 
 
 def line_chart(

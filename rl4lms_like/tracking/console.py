@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable, take_any_letter
+from rl4lms_like.core.wording import accept_any_character, printable
 from rl4lms_like.tracking.charts import duration
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS, first_scores
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
@@ -80,7 +80,7 @@ class RunConsole(Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        take_any_letter(sys.stdout)
+        accept_any_character(sys.stdout)
         super().__init__(**options)
 
     def on_broken_pipe(self) -> None:

@@ -33,8 +33,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rl4lms_like.core.disk import naming, reason, refuse_links, take_away
-from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.disk import reason, refuse_links, remove_path, with_filename
+from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
 
@@ -114,7 +114,7 @@ class RunFolder(Sink):
     def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
         """Return the sizes of line files and predictions in bytes; `on_disk` flushes line files to disk first."""
         for file in _files_of_lines(self.path) if on_disk else ():
-            with naming(file), file.open("rb") as stream:
+            with with_filename(file), file.open("rb") as stream:
                 os.fsync(stream.fileno())
         files = (*_files_of_lines(self.path), *self.path.glob(PREDICTIONS_FILES))
         return {file.name: file.stat().st_size for file in sorted(files)}
@@ -140,13 +140,13 @@ class RunFolder(Sink):
         """Mark the run as finished, after all other files are flushed to disk."""
         self.file_sizes()
         write_whole(self.path / FINISHED_FILE, json.dumps({"iterations": iterations}) + "\n")
-        with naming(self.path / FINISHED_FILE), (self.path / FINISHED_FILE).open("rb") as stream:
+        with with_filename(self.path / FINISHED_FILE), (self.path / FINISHED_FILE).open("rb") as stream:
             os.fsync(stream.fileno())
 
-    def keep_texts(self, said: str, texts: Sequence[Mapping[str, Any]]) -> Path:
+    def keep_texts(self, message: str, texts: Sequence[Mapping[str, Any]]) -> Path:
         """Write the texts that a component failed on; return the file."""
         file = self.path / FAILED_FILE
-        content = to_json({"error": without_secrets(said), "texts": list(texts)})
+        content = to_json({"error": without_secrets(message), "texts": list(texts)})
         write_whole(file, json.dumps(content, indent=1, ensure_ascii=False))
         return file
 
@@ -154,7 +154,7 @@ class RunFolder(Sink):
         """Append a line to a line file."""
         text = json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n"
         path = self.path / file
-        with naming(path), path.open("ab", buffering=0) as stream:
+        with with_filename(path), path.open("ab", buffering=0) as stream:
             size, left = stream.tell(), memoryview(text.encode(errors=_ESCAPED))
             try:
                 while left:
@@ -191,13 +191,13 @@ def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
     Raises:
         ConfigError: a name leads outside of the base, or is not a valid folder name.
     """
-    mistakes = []
+    issues = []
     for option, name in (("project_name", project), ("experiment_name", experiment)):
         parts = re.split(r"[/\\]", name)
         if not all(parts) or {".", ".."} & set(parts) or Path(name).drive or not name.isprintable():
-            mistakes.append(Mistake(option, f"expected the name of a folder in {str(base)!r}, got {name!r}"))
-    if mistakes:
-        raise ConfigError(mistakes, "the names of the run")
+            issues.append(ConfigIssue(option, f"expected the name of a folder in {str(base)!r}, got {name!r}"))
+    if issues:
+        raise ConfigError(issues, "the names of the run")
     return Path(os.path.abspath(base)) / project / experiment
 
 
@@ -225,8 +225,8 @@ def claim_folder(
     try:
         str(wanted).encode()
     except UnicodeEncodeError as error:
-        said = f"cannot save models in {str(wanted)!r}: this path is not text in UTF-8"
-        raise RL4LMsLikeError(f"{said}; choose another path, or set PYTHONUTF8=1 if the path is correct") from error
+        message = f"cannot save models in {str(wanted)!r}: this path is not text in UTF-8"
+        raise RL4LMsLikeError(f"{message}; choose another path, or set PYTHONUTF8=1 if the path is correct") from error
     text = json.dumps(to_json(config), indent=2, ensure_ascii=False) + "\n"
     if resume:
         wanted.mkdir(parents=True, exist_ok=True)
@@ -242,7 +242,7 @@ def claim_folder(
             continue
         file = path / CONFIG_FILE
         try:
-            with naming(file), file.open("x", encoding="utf-8") as stream:
+            with with_filename(file), file.open("x", encoding="utf-8") as stream:
                 stream.write(text)
         except FileExistsError:
             own.release()
@@ -302,8 +302,8 @@ def try_hold(path: Path, name: str = LOCK_FILE) -> FileLock | None:
         return None
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-            said = reason(error) if isinstance(error, OSError) else error
-            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {said}") from error
+            message = reason(error) if isinstance(error, OSError) else error
+            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {message}") from error
         logger.warning("%s: this file system has no locks; make sure that only one process writes there", path)
     return lock
 
@@ -345,8 +345,8 @@ def write_whole(file: Path, text: str) -> None:
     """Write a file atomically, so that a crash never leaves an incomplete JSON file."""
     partial = file.with_name(f"{file.name}.partial")
     try:
-        take_away(partial)
-        with naming(file):
+        remove_path(partial)
+        with with_filename(file):
             partial.write_text(text, encoding="utf-8", errors=_ESCAPED)
         os.replace(partial, file)
     except OSError:

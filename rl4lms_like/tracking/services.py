@@ -143,7 +143,7 @@ class WandbSink(Sink):
         service (no account, no network) are raised.
         """
         options: dict[str, Any] = {}
-        id, project = _begun_in(run)
+        id, project = _id_of(run)
         if id is not None:
             options = {"id": id, "resume": "allow", "allow_val_change": True}
         settings = getattr(self._wandb, "Settings", None)  # wandb's own timeout at the end of a run is unlimited
@@ -194,7 +194,7 @@ def _place(run: RunDescription) -> str:
     return f"{run.project}/" + f"/{run.path.as_posix()}".rpartition(f"/{run.project}/")[2]
 
 
-def _begun_in(run: RunDescription) -> tuple[str | None, str]:
+def _id_of(run: RunDescription) -> tuple[str | None, str]:
     """Return the service's id of this folder's run and its project; the id is None for a copied folder."""
     try:
         content = json.loads((run.path / ID_FILE).read_text(encoding="utf-8"))

@@ -160,8 +160,8 @@ def build_datapool(config: ComponentConfig, split: str) -> Any:
     except BaseException as error:
         raise DataPoolError(f"{of_split} could not be prepared: {raised(error)}") from error
     if wrong is not None:
-        said = "expected pairs (Sample, weight), where the prompt is a text and the references are a list"
-        raise DataPoolError(f"{of_split} has {excerpt(wrong)}; {said}")
+        message = "expected pairs (Sample, weight), where the prompt is a text and the references are a list"
+        raise DataPoolError(f"{of_split} has {excerpt(wrong)}; {message}")
     return pool
 
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.disk import saving
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.callbacks import Callback
 from rl4lms_like.training.config.cross_checks import PLACE, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.checkpoints import write_folder
-from rl4lms_like.training.watchers import Watcher
 
 FOLDER, FILE = "best", "best.json"
 
 
-class BestModel(Watcher):
+class BestModel(Callback):
     """Keep the model of the best evaluation on `val`; do nothing without `train_evaluation.keep_best`.
 
     Args:
@@ -46,10 +46,10 @@ class BestModel(Watcher):
         self.epoch: int | None = None
         self.score: float | None = None
         if self.asked is not None and not run.samples["val"]:
-            said = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
-            raise ConfigError([Mistake(PLACE, said)])
+            message = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
+            raise ConfigError([ConfigIssue(PLACE, message)])
 
-    def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+    def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Write the model if it is better than all before; NaN, infinities and `n/a` never are.
 
         Raises:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Collection
 from typing import Any
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.registry import Entry, Registry
 from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
@@ -40,8 +40,8 @@ def description(id: str) -> str:
     if not found and ":" in id:
         return _describe(_fitting(id), id, kind="component")
     if not found:
-        unknown = [Mistake("", registry.unknown(id)) for registry in REGISTRIES.values()]
-        near = [mistake for mistake in unknown if "did you mean" in mistake.message]
+        unknown = [ConfigIssue("", registry.unknown(id)) for registry in REGISTRIES.values()]
+        near = [issue for issue in unknown if "did you mean" in issue.message]
         raise ConfigError(near or unknown, f"the id {id!r}")
     return "\n\n".join(_describe(registry, id, kind=registry.kind) for registry in found)
 
@@ -76,7 +76,7 @@ def _fitting(path: str) -> Registry:
         else:
             return registry
     kinds = ", ".join(registry.kind for registry in REGISTRIES.values())
-    raise ConfigError([Mistake("", f"{path!r} is none of {kinds}")], f"the id {path!r}")
+    raise ConfigError([ConfigIssue("", f"{path!r} is none of {kinds}")], f"the id {path!r}")
 
 
 def import_path(entry: Entry) -> str:

@@ -78,7 +78,7 @@ def _keys(keys: Sequence[str], n_keys: int) -> str:
 
 def _anchor(heading: str) -> str:
     """Return the anchor of a heading: lower case, spaces replaced by hyphens, punctuation dropped."""
-    kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
+    kept = "".join(character for character in heading.lower() if character.isalnum() or character in " -_")
     return kept.replace(" ", "-")
 
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rl4lms_like.core.errors import ComponentError, ConfigError, DataPoolError, Mistake, NotReadyError, RL4LMsLikeError
+from rl4lms_like.core.errors import (
+    ComponentError,
+    ConfigError,
+    ConfigIssue,
+    DataPoolError,
+    NotReadyError,
+    RL4LMsLikeError,
+)
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
@@ -63,9 +70,9 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
             built[path] = build()
         except RL4LMsLikeError as error:
             errors[path] = error
-    if any(_is_mistake(error) for error in errors.values()):
-        paths = {path: f"{path}.args" if _is_mistake(error) else path for path, error in errors.items()}
-        raise ConfigError([Mistake(paths[path], str(error)) for path, error in errors.items()])
+    if any(_is_issue(error) for error in errors.values()):
+        paths = {path: f"{path}.args" if _is_issue(error) else path for path, error in errors.items()}
+        raise ConfigError([ConfigIssue(paths[path], str(error)) for path, error in errors.items()])
     if len(errors) == 1:
         raise next(iter(errors.values()))
     if errors:
@@ -91,23 +98,25 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
     """
     if not isinstance(config, RunConfig) and not any(sample.references for sample in samples["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
-    mistakes = []
+    issues = []
     without = [sample.id for sample in samples["train"] if not sample.references]
     if isinstance(config, RunConfig) and getattr(components.reward_fn, "needs_references", False) and without:
-        said = f"compares with references, which {len(without):,} of {len(samples['train']):,} samples of 'train' lack"
-        mistakes.append(Mistake(REWARD, f"{config.reward_fn.id!r} {said} (the first is {without[0]!r}); {_WAY_OUT}"))
+        message = (
+            f"compares with references, which {len(without):,} of {len(samples['train']):,} samples of 'train' lack"
+        )
+        issues.append(ConfigIssue(REWARD, f"{config.reward_fn.id!r} {message} (the first is {without[0]!r}); {_HINT}"))
     evaluated = [*samples["val"], *samples["test"]]
     if evaluated and not any(sample.references for sample in evaluated):
-        said = f"compares with references, and no sample of 'val' or 'test' has any; {_WAY_OUT}"
+        message = f"compares with references, and no sample of 'val' or 'test' has any; {_HINT}"
         for index, metric in zip(_metrics_to_build(config), components.metrics, strict=True):
             if getattr(metric, "needs_references", False):
                 id = config.train_evaluation.metrics[index].id
-                mistakes.append(Mistake(f"{METRIC}.{index}", f"{id!r} {said}"))
-    if mistakes:
-        raise ConfigError(mistakes)
+                issues.append(ConfigIssue(f"{METRIC}.{index}", f"{id!r} {message}"))
+    if issues:
+        raise ConfigError(issues)
 
 
-_WAY_OUT = "add references (`reference_column` of jsonl, csv and hf_dataset), or choose one that does not need them"
+_HINT = "add references (`reference_column` of jsonl, csv and hf_dataset), or choose one that does not need them"
 
 
 def _metrics_to_build(config: AnyConfig) -> list[int]:
@@ -116,7 +125,7 @@ def _metrics_to_build(config: AnyConfig) -> list[int]:
     return [index for index, metric in enumerate(metrics) if metric not in metrics[:index]]
 
 
-def _is_mistake(error: RL4LMsLikeError) -> bool:
+def _is_issue(error: RL4LMsLikeError) -> bool:
     """Return whether the config caused the error: constructors reject the value of an argument with `ValueError`."""
     return isinstance(error, ComponentError) and isinstance(error.__cause__, ValueError)
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 
 PACKAGES = ("rl4lms-like", "torch", "transformers", "tokenizers", "stable-baselines3", "numpy", "peft", "datasets")
 """Packages whose versions may change a run's numbers."""
@@ -49,8 +49,8 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
         return
     workspace = os.environ.get(_VARIABLE)
     if torch.cuda.is_initialized() and workspace not in _WORKSPACES:
-        said = f"CUDA has started already: set {_VARIABLE}={_WORKSPACES[0]} before anything uses CUDA"
-        raise ConfigError([Mistake("deterministic", said)])
+        message = f"CUDA has started already: set {_VARIABLE}={_WORKSPACES[0]} before anything uses CUDA"
+        raise ConfigError([ConfigIssue("deterministic", message)])
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
     if workspace not in _WORKSPACES:

@@ -20,7 +20,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
-from rl4lms_like.policies.generation import TextWriter
+from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.post_processors.call import post_process
 from rl4lms_like.rewards.call import texts_to_score
 
@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def generate_responses(
-    writer: TextWriter | LMActorCriticPolicy,
+    writer: TextGenerator | LMActorCriticPolicy,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
@@ -60,7 +60,7 @@ def generate_responses(
     """Return one response for each prompt, in their order; prompts of similar length are generated together.
 
     Args:
-        writer: a policy, or a model in a `TextWriter`.
+        writer: a policy, or a model in a `TextGenerator`.
         tokenizer: encodes prompts and decodes responses.
         prompts: `n` texts.
         batch_size: prompts per generation call.
@@ -96,7 +96,7 @@ def generate_responses(
 
 
 def evaluate_on_samples(
-    writer: TextWriter | LMActorCriticPolicy,
+    writer: TextGenerator | LMActorCriticPolicy,
     tokenizer: PreTrainedTokenizerBase,
     samples: Sequence[Sample],
     metrics: Sequence[BaseMetric],
@@ -112,7 +112,7 @@ def evaluate_on_samples(
     """Generate a response for every sample of a split and compute the metrics on them.
 
     Args:
-        writer: a policy, or a model in a `TextWriter`.
+        writer: a policy, or a model in a `TextGenerator`.
         tokenizer: encodes prompts and decodes responses.
         samples: `n` samples of the split.
         metrics: metrics to compute.

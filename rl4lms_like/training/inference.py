@@ -13,7 +13,7 @@ from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.training.config.remote_code import refuse_unless_trusted
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
-from rl4lms_like.training.run import calm_libraries
+from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 
 NO_LIMIT = 1_000_000
@@ -62,7 +62,7 @@ def evaluate_run(
     from rl4lms_like.training.components import build_components
     from rl4lms_like.training.evaluation import evaluate_on_samples
 
-    calm_libraries()
+    silence_libraries()
     config, model = _config_and_model(run_or_model, config_path)
     folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
     with saving(f"the evaluation (--output) to {folder}"):  # before anything is loaded
@@ -73,18 +73,18 @@ def evaluate_run(
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
     components = build_components(config, with_reward=False)
     tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
-    writer = _writer(config, model, tokenizer)
+    generator = _generator_of(config, model, tokenizer)
     samples, evaluation = build_datapool(config.datapool, split).samples[:limit], config.train_evaluation
     arguments = getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs")
     result = evaluate_on_samples(
-        writer,
+        generator,
         tokenizer,
         samples,
         components.metrics,
         split_name=split,
         batch_size=batch_size or evaluation.eval_batch_size,
-        max_prompt_length=_max_prompt_length(config, tokenizer, writer.model.config),
-        eos_token_ids=end_tokens(tokenizer, writer.model.config, load_generation_config(model)),
+        max_prompt_length=_max_prompt_length(config, tokenizer, generator.model.config),
+        eos_token_ids=end_tokens(tokenizer, generator.model.config, load_generation_config(model)),
         generation_kwargs=decoding_arguments(
             arguments or {}, decoding, num_beams=num_beams, max_new_tokens=max_new_tokens
         ),
@@ -135,7 +135,7 @@ def generate_texts(
     from rl4lms_like.training.assemble import end_tokens, load_generation_config
     from rl4lms_like.training.evaluation import generate_responses
 
-    calm_libraries()
+    silence_libraries()
     config, own_model = _run_of(Path(model))
     if config is not None:
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("alg",))
@@ -144,14 +144,14 @@ def generate_texts(
     arguments = decoding_arguments(own, decoding, max_new_tokens=max_new_tokens)
     arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
     tokenizer = load_tokenizer(name)
-    writer = _writer(config, name, tokenizer)
+    generator = _generator_of(config, name, tokenizer)
     texts = generate_responses(
-        writer,
+        generator,
         tokenizer,
         [prompt for prompt in prompts for _ in range(n)],
         batch_size=32,
         max_prompt_length=min(tokenizer.model_max_length, NO_LIMIT),
-        eos_token_ids=end_tokens(tokenizer, writer.model.config, load_generation_config(name)),
+        eos_token_ids=end_tokens(tokenizer, generator.model.config, load_generation_config(name)),
         generation_kwargs=arguments,
         seed=seed,
     )
@@ -245,14 +245,14 @@ def _model_name(model: str | Path) -> str:
     return str(model)
 
 
-def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
+def _generator_of(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
     """Return a generator that decodes like the run's policy, including its masks; without a run, with defaults."""
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
-    from rl4lms_like.policies.generation import TextWriter
+    from rl4lms_like.policies.generation import TextGenerator
     from rl4lms_like.policies.loading import auto_class_of, load_model
-    from rl4lms_like.policies.masked import masked_writer
+    from rl4lms_like.policies.masked import masked_generator
     from rl4lms_like.training.assemble import end_tokens, load_generation_config, load_model_config
 
     given = _policy_arguments(config)
@@ -267,8 +267,8 @@ def _writer(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
     if "top_mask" in given:  # maskable policies require this argument, others do not accept it
         masks = MaskablePolicyArguments.known_in(given | {"model_name": model_name})
         ends = end_tokens(tokenizer, model.config, load_generation_config(model_name))
-        return masked_writer(model, masks, sorted({*tokenizer.all_special_ids, *ends}))  # as in NLPO's rollouts
-    return TextWriter(
+        return masked_generator(model, masks, sorted({*tokenizer.all_special_ids, *ends}))  # as in NLPO's rollouts
+    return TextGenerator(
         model,
         generation_kwargs=arguments.generation_kwargs,
         prompt_truncation_side=arguments.prompt_truncation_side,

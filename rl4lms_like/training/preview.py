@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from rl4lms_like.core.errors import ConfigError, Mistake, ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values
 from rl4lms_like.data_pools import DATA_POOLS
@@ -19,7 +19,7 @@ from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, Supervi
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.data_summary import data_lines
 from rl4lms_like.training.estimates.budget import plan_batches
-from rl4lms_like.training.run import calm_libraries
+from rl4lms_like.training.run import silence_libraries
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -46,17 +46,17 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     """
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
-    calm_libraries()
+    silence_libraries()
     samples = cache(partial(_samples, config))
     models: _Models | None = None
     failures: list[RL4LMsLikeError] = []
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
-        from rl4lms_like.training.config.settings import settings_mistakes
+        from rl4lms_like.training.config.settings import settings_issues
 
         with _collected(failures):
-            if mistakes := settings_mistakes(config):
-                raise ConfigError(mistakes)
+            if issues := settings_issues(config):
+                raise ConfigError(issues)
         with _collected(failures):
             text, models = _models(config)
             yield "# models\n" + text
@@ -103,10 +103,10 @@ def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
         return failures[0]
     if not any(isinstance(failure, ConfigError) for failure in failures):
         return RL4LMsLikeError("\n".join(map(str, failures)))
-    mistakes: list[Mistake] = []
+    issues: list[ConfigIssue] = []
     for failure in failures:
-        mistakes += failure.mistakes if isinstance(failure, ConfigError) else [Mistake("", str(failure))]
-    return ConfigError(mistakes)
+        issues += failure.issues if isinstance(failure, ConfigError) else [ConfigIssue("", str(failure))]
+    return ConfigError(issues)
 
 
 def resolved(config: AnyConfig) -> str:
@@ -137,10 +137,10 @@ def _models(config: RunConfig) -> tuple[str, _Models | None]:
         return f"not checked: {error}\n", None
     check_fit(config, tokenizer, networks)
     prompt, response = check_lengths(config, tokenizer, networks)
-    said = f"fit: {len(tokenizer):,} tokens; up to {prompt:,} in a prompt and {response:,} in a response\n"
+    message = f"fit: {len(tokenizer):,} tokens; up to {prompt:,} in a prompt and {response:,} in a response\n"
     complete = check_weights(config, networks)
-    said += f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
-    return said, _Models(networks["model_name"], tokenizer, prompt)
+    message += f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
+    return message, _Models(networks["model_name"], tokenizer, prompt)
 
 
 def _plan(config: SupervisedConfig, samples: Callable[[], FoundSamples]) -> list[tuple[str, str]]:

@@ -80,10 +80,10 @@ def quickstart(
         `before` and `after` (metric key -> score on the test split), `kl` (nats per token, last iteration; None if not
         measured), `pairs`, `run_folder`, `report` and `seconds` by part.
     """
-    from rl4lms_like.training.run import calm_libraries, train_config
+    from rl4lms_like.training.run import silence_libraries, train_config
     from rl4lms_like.training.small_models.warm_start import WarmStartSettings, make_warm_start
 
-    calm_libraries()
+    silence_libraries()
     folder = Path(folder)
     folder = folder if folder.name not in ("", "..") else folder.resolve()
     start = time.perf_counter()

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl4lms_like.core.disk import naming, saving
+from rl4lms_like.core.component_state import load_state, not_json, state_of
+from rl4lms_like.core.disk import saving, with_filename
 from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError
-from rl4lms_like.core.remembering import load_state, not_json, state_of
 from rl4lms_like.core.secrets import secret_in
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import to_json
@@ -41,7 +41,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from rl4lms_like.training.resuming.resume import remove_later, save_interrupted, tell_the_way_on
+from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted
 
 if TYPE_CHECKING:
     from rl4lms_like.training.trainer import OnPolicyTrainer
@@ -90,7 +90,7 @@ class ResumePoint:
             **self._components(),
             "random": random_numbers,
             "trainer": {"iteration": trainer.current_iter, "evaluated": sorted(trainer.evaluated)},
-            "watchers": {name: watcher.state_dict() for name, watcher in trainer.watchers.items()},
+            "watchers": {name: callback.state_dict() for name, callback in trainer.callbacks.items()},
             "files": self.tracker.file_sizes(on_disk=False),
         }
         self._state, self.is_saved = TrainingState(copy.deepcopy(numbers), generators), is_saved
@@ -119,12 +119,12 @@ class ResumePoint:
         shared: Any = self.run.env  # a TextVecEnv has one sampler for all its environments
         envs = shared.state_dict() if hasattr(type(shared), "state_dict") else shared.env_method("state_dict")
         for env in [envs] if isinstance(envs, dict) else envs:
-            if said := _unfit(env["reward"]):
-                raise RewardError(f"the result of the reward's state_dict() cannot be saved: {said}")
+            if message := _why_unfit(env["reward"]):
+                raise RewardError(f"the result of the reward's state_dict() cannot be saved: {message}")
         metrics = [state_of(metric) for metric in self.run.metrics]
         for metric, state in zip(self.run.metrics, metrics, strict=True):
-            if said := _unfit(state):
-                raise MetricError(f"the result of {type(metric).__name__}.state_dict() cannot be saved: {said}")
+            if message := _why_unfit(state):
+                raise MetricError(f"the result of {type(metric).__name__}.state_dict() cannot be saved: {message}")
         return {"env": envs, "metrics": metrics}
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -141,19 +141,19 @@ class ResumePoint:
         self.is_saved = True
         return folder
 
-    def _write(self, light: TrainingState, name: str) -> Path:
+    def _write(self, captured: TrainingState, name: str) -> Path:
         """Write a captured state together with the weights, which must be those at the time of its capture."""
         run, iteration = self.run, self.trainer.current_iter
         moments, scalars = states.optimizer_state(run.policy.optimizer)
         tensors = {f"policy.{name}": tensor for name, tensor in run.policy.training_state().items()}
         config = to_json(self.tracker.run_config)
-        numbers = light.numbers | {"optimizer": scalars, "frozen": self._frozen, "config": config}
+        numbers = captured.numbers | {"optimizer": scalars, "frozen": self._frozen, "config": config}
         if "update" in numbers:
             numbers["update"], rollout = run.algorithm.update_state(numbers["update"])
             tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
-        state = TrainingState(numbers, tensors | moments | light.tensors)
+        state = TrainingState(numbers, tensors | moments | captured.tensors)
         base, keep = self.tracker.checkpoint_base_path, self.trainer.schedule.keep_last
-        with saving(f"the checkpoint of iteration {iteration}"), naming(base / name.format(iteration)):
+        with saving(f"the checkpoint of iteration {iteration}"), with_filename(base / name.format(iteration)):
             self.tracker.file_sizes()  # flushes the files to disk
             return write_checkpoint(base, iteration, state, self.trainer.save, name=name, keep=keep)
 
@@ -173,7 +173,7 @@ class ResumePoint:
         finally:
             if trainer.interruption.requests > 1:
                 self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
-            tell_the_way_on(self.tracker, error)
+            log_resume_hint(self.tracker, error)
 
     def _write_interrupted(self, state: TrainingState) -> None:
         """Write the checkpoint of an interrupted run; a failure is only logged, to not hide why the run ended."""
@@ -201,10 +201,10 @@ class ResumePoint:
             trainer.evaluated = {(epoch, split) for epoch, split in numbers["evaluated"]}
             if not all(type(epoch) is int and split in self.run.samples for epoch, split in trainer.evaluated):
                 raise CheckpointError("trainer.evaluated is not a list of epochs and splits")
-            if state.numbers["watchers"].keys() != trainer.watchers.keys():
-                raise CheckpointError("watchers differ from those of the run")
-            for name, watcher in trainer.watchers.items():
-                watcher.load_state_dict(state.numbers["watchers"][name])
+            if state.numbers["watchers"].keys() != trainer.callbacks.keys():
+                raise CheckpointError("callbacks differ from those of the run")
+            for name, callback in trainer.callbacks.items():
+                callback.load_state_dict(state.numbers["watchers"][name])
         done = trainer.current_iter
         where = f"in iteration {done + 1}" if "update" in state.numbers else f"after {done}"
         remove_later(self.tracker, checkpoint, state, where, keep=trainer.schedule.keep_last)
@@ -230,17 +230,17 @@ class ResumePoint:
                 run.env.load_state_dict(saved)  # type: ignore[attr-defined]
             for index, each in enumerate(() if is_shared else saved):
                 run.env.env_method("load_state_dict", each, indices=[index])
-        for metric, remembered in zip(run.metrics, numbers["metrics"], strict=True):
-            load_state(metric, remembered)
+        for metric, metric_state in zip(run.metrics, numbers["metrics"], strict=True):
+            load_state(metric, metric_state)
         if "update" in numbers:
             run.algorithm.load_update_state(numbers["update"], state.part("update."))
         states.load_random(numbers["random"], state.part("random."))
 
 
-def _unfit(state: Any) -> str | None:
+def _why_unfit(state: Any) -> str | None:
     """Return why a component's state cannot be written to a checkpoint; None if it can."""
-    if said := not_json(state):
-        return f"it does not survive a round trip through JSON: {said}"
+    if message := not_json(state):
+        return f"it does not survive a round trip through JSON: {message}"
     if place := secret_in(state):
         return f"{place} contains a secret, which every checkpoint would contain; omit it and look it up on loading"
     return None

@@ -117,19 +117,19 @@ def train_config(
     new: bool = False,
 ) -> Path:
     """Train a model as configured in `config`; see `train`."""
-    from rl4lms_like.training.resuming.resume import begun
+    from rl4lms_like.training.resuming.resume import find_unfinished
 
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
     wanted = experiment_folder(base, project_name, experiment_name)
-    found, said = (None, []) if new else begun(config, wanted)
+    found, text = (None, []) if new else find_unfinished(config, wanted)
     if found is not None:
         experiment_name = str(Path(experiment_name).with_name(found.run_folder.name))
         how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
-        said = [*said, f"{found.run_folder} is not finished: this run {how}; --new starts a new run"]
+        text = [*text, f"{found.run_folder} is not finished: this run {how}; --new starts a new run"]
     try:
         place, tracking = (base, project_name, experiment_name), (entity_name, log_to_wandb, quiet)
         with deterministic_operations(config.deterministic):
-            return _train(config, place, found, *tracking, said)
+            return _train(config, place, found, *tracking, text)
     finally:
         if found is not None and found.lock is not None:
             found.lock.release()
@@ -142,7 +142,7 @@ def _train(
     entity_name: str | None,
     log_to_wandb: bool,
     quiet: bool,
-    said: Sequence[str] = (),
+    text: Sequence[str] = (),
 ) -> Path:
     """Train in a new folder, or continue the unfinished run that was found.
 
@@ -153,14 +153,14 @@ def _train(
         entity_name: as for `train`, like `log_to_wandb`.
         log_to_wandb: see there.
         quiet: print only warnings.
-        said: messages to log before the config's notices.
+        text: messages to log before the config's notices.
     """
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.tracking.report import write_report
 
-    calm_libraries()
+    silence_libraries()
     with explaining(config):
         make_trainer, close = _assembled(config)
     try:
@@ -177,7 +177,7 @@ def _train(
         ) as tracker:
             if found is not None and found.checkpoint is None:
                 tracker.cut_files({})
-            for notice in [*said, *config.notices]:
+            for notice in [*text, *config.notices]:
                 tracker.log_info(str(notice))
             tracker.log_environment(environment(get_device(config.device)))
             try:
@@ -211,7 +211,7 @@ def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker, Path | None], Any]
     return lambda tracker, resume_from: SupervisedTrainer(supervised, tracker, resume_from=resume_from), lambda: None
 
 
-def calm_libraries() -> None:
+def silence_libraries() -> None:
     """Silence progress bars and irrelevant advice of other libraries; their warnings stay."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging as transformers_logging

@@ -27,13 +27,13 @@ from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 from rl4lms_like.training.assemble import Run
-from rl4lms_like.training.watchers import Watcher
+from rl4lms_like.training.callbacks import Callback
 
 DENSE = 16
 """Number of evaluations that are all recorded; later, 8 evaluations are recorded each time their number doubles."""
 
 
-class TokenCredit(Watcher):
+class TokenCredit(Callback):
     """Record selected episodes of selected iterations.
 
     Args:
@@ -48,7 +48,7 @@ class TokenCredit(Watcher):
         self._followed: str | None = None
         self._n_lines = 0
 
-    def saw_iteration(self, iteration: int) -> None:
+    def on_iteration_end(self, iteration: int) -> None:
         """Write a line, if this iteration is recorded."""
         schedule = self.run.config.train_evaluation
         buffer = getattr(self.run.algorithm, "rollout_buffer", None)

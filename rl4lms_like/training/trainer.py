@@ -15,12 +15,12 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.best_model import BestModel
-from rl4lms_like.training.doctor.watcher import Doctor
+from rl4lms_like.training.callbacks import Callback
+from rl4lms_like.training.doctor.callback import Doctor
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
 from rl4lms_like.training.resume_point import ResumePoint
-from rl4lms_like.training.resuming.checkpoints import forget_interrupted, write_folder
+from rl4lms_like.training.resuming.checkpoints import delete_interrupted, write_folder
 from rl4lms_like.training.token_credit import TokenCredit
-from rl4lms_like.training.watchers import Watcher
 
 
 class OnPolicyTrainer:
@@ -48,7 +48,7 @@ class OnPolicyTrainer:
         self.evaluated: set[tuple[int, str]] = set()
         self.seconds_before = self._began = 0.0
         self.interruption = Interruption()
-        self.watchers: dict[str, Watcher] = {  # by the names of their states in checkpoints
+        self.callbacks: dict[str, Callback] = {  # by the names of their states in checkpoints
             "best_model": BestModel(run, tracker),
             "doctor": Doctor(run, tracker),
             "token_credit": TokenCredit(run, tracker),
@@ -69,7 +69,7 @@ class OnPolicyTrainer:
                 raise
 
     def _train_and_eval(self) -> None:
-        if not self.run.algorithm.goes_on_with_update():
+        if not self.run.algorithm.continues_update():
             self.resume_point.mark(is_saved=self.resume_point.is_saved)
             self._evaluate_and_save()
         self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
@@ -81,7 +81,7 @@ class OnPolicyTrainer:
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
         self.evaluate(("val", "test"))
-        forget_interrupted(self.tracker.run_path / "checkpoints")
+        delete_interrupted(self.tracker.run_path / "checkpoints")
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm
@@ -91,8 +91,8 @@ class OnPolicyTrainer:
         algorithm.logger.record("time/iteration", self.current_iter + 1)
         algorithm.logger.record("time/iteration_s", seconds)
         algorithm.logger.record("time/tokens_per_s", algorithm.rollout_buffer.n_tokens / seconds)
-        for watcher in self.watchers.values():
-            watcher.saw_iteration(self.current_iter + 1)
+        for callback in self.callbacks.values():
+            callback.on_iteration_end(self.current_iter + 1)
         algorithm.logger.dump(step=algorithm.num_timesteps)
         self.current_iter += 1
         algorithm.update = None
@@ -121,8 +121,8 @@ class OnPolicyTrainer:
             self.evaluated.add((self.current_iter, split))
             self.tracker.log_metrics(self.current_iter, split, evaluation.scores)
             self.tracker.log_predictions(self.current_iter, split, evaluation.predictions)
-            for watcher in self.watchers.values():
-                watcher.saw_evaluation(self.current_iter, split, evaluation)
+            for callback in self.callbacks.values():
+                callback.on_evaluation_end(self.current_iter, split, evaluation)
             evaluations[split] = evaluation
             self.resume_point.mark()
             self.interruption.check()

@@ -106,9 +106,9 @@ def test_fisher_products_see_whole_episodes_of_the_rollout_drawn_anew(tiny_gpt2_
         ]
 
     draws = [sampled._fisher_batches(rollout) for _ in range(2)]
-    for (share,) in draws:
-        assert share.n_episodes == -(-everything.n_episodes // 4)
-        assert set(written(share)) <= set(written(everything))
+    for (fraction,) in draws:
+        assert fraction.n_episodes == -(-everything.n_episodes // 4)
+        assert set(written(fraction)) <= set(written(everything))
     assert written(draws[0][0]) != written(draws[1][0])
     assert torch.equal(flat(again.policy), flat(sampled.policy)), "the same seed draws the same shares"
     assert not torch.equal(flat(whole.policy), flat(sampled.policy))
@@ -151,8 +151,8 @@ def test_the_critics_updates_never_move_the_policy(critic, tiny_gpt2_dir, tiny_t
     assert len([built._critic_step(minibatch) for minibatch in minibatches]) >= 3
     assert torch.equal(before, flat(built.policy.policy_model))
     assert not torch.equal(head, built.policy.value_head.weight)
-    remembered = set(built.policy.optimizer.state)
-    assert remembered and not remembered & set(built.policy.policy_model.parameters())
+    metric_state = set(built.policy.optimizer.state)
+    assert metric_state and not metric_state & set(built.policy.policy_model.parameters())
     assert all(p.grad is None for p in built.policy.policy_model.parameters())
 
 
@@ -204,7 +204,7 @@ def test_what_has_no_second_derivatives_is_refused_all_at_once(tiny_gpt2_dir, ti
             tiny_tokenizer,
             policy_kwargs={"attn_implementation": "sdpa", "compile": True, "dropout": True},
         )
-    assert [mistake.path for mistake in caught.value.mistakes] == ["attn_implementation", "compile", "dropout"]
+    assert [issue.path for issue in caught.value.issues] == ["attn_implementation", "compile", "dropout"]
     assert "leave it out" in str(caught.value)
 
 

@@ -70,7 +70,7 @@ _SUMMAC = {
     "imager_load_cache": Silent("has no effect"),
     "use_cache": _of_summaries(False, sees=passes_of_two),
     "max_doc_sents": _of_summaries(1),
-    "device": _of_summaries("cuda:1", sees=DEVICE.sees, beside=DEVICE.beside),
+    "device": _of_summaries("cuda:1", sees=DEVICE.sees, others=DEVICE.others),
     "batch_size": _of_summaries(3, sees=batches),
 }
 
@@ -101,12 +101,12 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     },
     "summaCConv": {
         "models": _of_summaries(lambda places: [other("nli")(places)]),
-        "bins": _of_summaries("percentile", beside={"bins": "even23", "start_file": head(23)}),
+        "bins": _of_summaries("percentile", others={"bins": "even23", "start_file": head(23)}),
         "granularity": _of_summaries("paragraph"),
         "nli_labels": _of_summaries("c"),
         "start_file": _of_summaries(head(50)),
         "agg": _of_summaries("max"),
-        "norm_histo": _of_summaries(True, beside={"start_file": head(50, None)}, also={"bins": "even48"}),
+        "norm_histo": _of_summaries(True, others={"start_file": head(50, None)}, also={"bins": "even48"}),
         **_SUMMAC,
     },
 }

@@ -57,7 +57,7 @@ ROWS: Rows = {
     "diversity": {"window_size": Acts(3, numbers)},
     "novelty": {
         "training_texts": Acts(training_texts),
-        "field": Acts("others", beside={"training_texts": training_fields}),
+        "field": Acts("others", others={"training_texts": training_fields}),
         "max_n": Acts(3, numbers),
     },
     "rouge": SHARED["rouge"],
@@ -65,10 +65,10 @@ ROWS: Rows = {
     "sacre_bleu": SHARED["sacre_bleu"],
     "hf_evaluate": {
         "path": Acts(script, numbers),
-        "config_name": Acts("words", beside={"path": script}),
-        "inputs": Acts({"predictions": "prompt_texts", "references": "reference_texts"}, beside={"path": script}),
-        "compute_args": Acts({"scale": 10.0}, beside={"path": script}),
-        "result_keys": Acts(["most"], beside={"path": script}),
+        "config_name": Acts("words", others={"path": script}),
+        "inputs": Acts({"predictions": "prompt_texts", "references": "reference_texts"}, others={"path": script}),
+        "compute_args": Acts({"scale": 10.0}, others={"path": script}),
+        "result_keys": Acts(["most"], others={"path": script}),
         "trust_remote_code": Acts(False, refused="set trust_remote_code: true"),
     },
     "exact_match": SHARED["exact_match"],
@@ -78,7 +78,7 @@ ROWS: Rows = {
         "k": Acts([2], numbers, texts=_TWO_SAMPLES),
         "scorer": Acts({"id": "exact_match", "args": {"ignore_case": True}}, texts=_TWO_SAMPLES),
         "correct_from": Acts(
-            0.5, beside={"scorer": {"id": "exact_match", "args": {"reward": 0.5}}}, texts=_TWO_SAMPLES
+            0.5, others={"scorer": {"id": "exact_match", "args": {"reward": 0.5}}}, texts=_TWO_SAMPLES
         ),
     },
 }

@@ -77,7 +77,7 @@ def concepts(places: Places) -> Texts:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 BATCH_SIZE = Acts(2, sees=batches)
-DEVICE = Acts("cuda:1", sees=devices, beside={"device": "cpu"})
+DEVICE = Acts("cuda:1", sees=devices, others={"device": "cpu"})
 DTYPE = Acts("bfloat16", sees=precisions)
 TRUST_REMOTE_CODE = Acts(True, sees=trusted)
 OF_WEIGHTS = {"batch_size": BATCH_SIZE, "device": DEVICE, "dtype": DTYPE}
@@ -93,11 +93,11 @@ LEARNED_REWARD = {
 REWARD_MODEL = {
     "model_name": Acts(other("regressor")),
     "template": Acts("response"),
-    "label": Acts(1, beside={"model_name": lambda places: places.model("classifier"), "label": 0}),
+    "label": Acts(1, others={"model_name": lambda places: places.model("classifier"), "label": 0}),
     "value": Acts("probability"),
     "scale": Acts(0.5),
     "clip": Acts(0.001),
-    "append_eos": Acts(True, beside={"model_name": lambda places: places.model("causal_regressor")}),
+    "append_eos": Acts(True, others={"model_name": lambda places: places.model("causal_regressor")}),
     "trust_remote_code": TRUST_REMOTE_CODE,
     **OF_WEIGHTS,
 }
@@ -106,7 +106,7 @@ BERT_SCORE = {
     "language": Acts("zh", sees=names, without=("model_type",)),
     "model_type": Acts(other("encoder")),
     "num_layers": Acts(1),
-    "rescale_with_baseline": Acts(True, sees=scores_of_stand_in, beside={"model_type": "roberta-large"}),
+    "rescale_with_baseline": Acts(True, sees=scores_of_stand_in, others={"model_type": "roberta-large"}),
     **OF_WEIGHTS,
 }
 
@@ -118,6 +118,6 @@ BLEURT = {
 INTENT_ACCURACY = {
     "model_name": Acts(other("intents"), texts=dialogues),
     "batch_size": Acts(2, sees=batches, texts=dialogues),
-    "device": Acts("cuda:1", sees=devices, beside={"device": "cpu"}, texts=dialogues),
+    "device": Acts("cuda:1", sees=devices, others={"device": "cpu"}, texts=dialogues),
     "dtype": Acts("bfloat16", sees=precisions, texts=dialogues),
 }

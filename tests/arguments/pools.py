@@ -91,7 +91,7 @@ def other_copy(pool: str) -> Callable[[Places], str]:
 
 
 def _published(
-    pool: str, *, repository: str = "hub_id", beside: Mapping[str, Any] | None = None, **own: Acts | Silent
+    pool: str, *, repository: str = "hub_id", others: Mapping[str, Any] | None = None, **own: Acts | Silent
 ) -> dict[str, Acts | Silent]:
     """Rows of a pool's own arguments, and of those that say where from.
 
@@ -103,7 +103,7 @@ def _published(
     """
 
     def on_hub(value: str, by: str) -> Acts:
-        return Acts(value, served(by), beside=beside or {}, without=["data_dir"])
+        return Acts(value, served(by), others=others or {}, without=["data_dir"])
 
     return {
         **own,
@@ -134,7 +134,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     ),
     "totto": _published("totto", representation=Acts("subtable", samples)),
     "cnn_daily_mail": _published("cnn_daily_mail", truncate_article=Acts(5, samples), **_AROUND),
-    "narrative_qa": _published("narrative_qa", beside=_NOT_FETCHED),
+    "narrative_qa": _published("narrative_qa", others=_NOT_FETCHED),
     "wmt16": _published(
         "wmt16",
         repository="wmt_id",
@@ -145,6 +145,6 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     "wmt14_processed_en_de": _published("wmt14_processed_en_de", **_AROUND),
     "wmt16newsonly": _published("wmt16newsonly", **_AROUND),
     "iwslt2017en_de": _published("iwslt2017en_de", **_AROUND),
-    "crd3": _published("crd3", beside=_NOT_FETCHED, max_context_size=Acts(2, samples)),
+    "crd3": _published("crd3", others=_NOT_FETCHED, max_context_size=Acts(2, samples)),
     "daily_dialog": _published("daily_dialog", context_size=Acts(2, samples)),
 }

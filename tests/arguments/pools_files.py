@@ -89,7 +89,7 @@ def _files(ending: str, first: str, second: str) -> dict[str, Acts | Silent]:
     one, other = written(f"one.{ending}", first), written(f"other.{ending}", second)
     return {
         "path": Acts(other, samples),
-        "data_files": Acts(of_train(other), samples, beside={"data_files": of_train(one)}, without=["path"]),
+        "data_files": Acts(of_train(other), samples, others={"data_files": of_train(one)}, without=["path"]),
     }
 
 
@@ -111,14 +111,14 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     },
     "film_opinions": {
         "n_train": Acts(21, samples),
-        "n_eval": Acts(6, samples, beside={"split": "val"}),
+        "n_eval": Acts(6, samples, others={"split": "val"}),
         "seed": Acts(1, samples),
         "prompt_words": Acts([6, 6], samples),
     },
     "jsonl": _tables("jsonl"),
     "csv": {
         **_tables("csv"),
-        "delimiter": Acts(";", samples, beside={"path": _TWO_DELIMITERS}, without=["reference_column"]),
+        "delimiter": Acts(";", samples, others={"path": _TWO_DELIMITERS}, without=["reference_column"]),
     },
     "text": {
         **_ANY_FILE,
@@ -126,16 +126,16 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "separator": Acts("number", samples),
         "prompt_words": Acts(4, samples),
         "prompt_sentences": Acts(
-            2, samples, beside={"path": _SENTENCES, "prompt_sentences": 1}, without=["prompt_words"]
+            2, samples, others={"path": _SENTENCES, "prompt_sentences": 1}, without=["prompt_words"]
         ),
     },
     "hf_dataset": {
-        **{name: Acts(row.value, samples, beside=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
+        **{name: Acts(row.value, samples, others=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
         "path": Acts(saved("two_columns", "train"), samples),
-        "name": Acts("small", name_asked_for, beside={"path": "owner/set"}),
+        "name": Acts("small", name_asked_for, others={"path": "owner/set"}),
         "data_files": Acts(
-            of_train(written("second.jsonl", table("jsonl", ("second", "1"), ("two", "2")))), converted, beside=_JSON
+            of_train(written("second.jsonl", table("jsonl", ("second", "1"), ("two", "2")))), converted, others=_JSON
         ),
-        "split_names": Acts({"train": "validation"}, samples, beside={"path": _TWO_SPLITS}),
+        "split_names": Acts({"train": "validation"}, samples, others={"path": _TWO_SPLITS}),
     },
 }

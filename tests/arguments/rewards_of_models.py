@@ -39,14 +39,14 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "model_name": Acts(other("seq2seq")),
         "weights": Acts(other_weights("seq2seq")),
         "batch_size": BATCH_SIZE,
-        "device": Acts("cuda:1", sees=devices, beside={"device": "cpu", **_OF_A_FILE}),
-        "dtype": Acts("bfloat16", sees=precisions, beside=_OF_A_FILE),
+        "device": Acts("cuda:1", sees=devices, others={"device": "cpu", **_OF_A_FILE}),
+        "dtype": Acts("bfloat16", sees=precisions, others=_OF_A_FILE),
     },
     "spider": {
         "spice_coeff": Acts(0.5, sees=scores_with_java),
         "cider_coeff": Acts(2.0),
         "references_file": Acts(references_file),
-        "java_memory": Acts("2G", sees=memory_of_java, beside=_BY_SPICE),
-        "timeout": Acts(0.001, sees=stopped, beside=_BY_SPICE),
+        "java_memory": Acts("2G", sees=memory_of_java, others=_BY_SPICE),
+        "timeout": Acts(0.001, sees=stopped, others=_BY_SPICE),
     },
 }

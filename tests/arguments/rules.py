@@ -34,9 +34,9 @@ SHARED: Rows = {
     },
     "rouge_l_max": {
         "max_n": Silent("has no effect"),
-        "limit_length": Acts(False, beside={"length_limit": 3}),
+        "limit_length": Acts(False, others={"length_limit": 3}),
         "length_limit": Acts(3),
-        "length_limit_type": Acts("bytes", beside={"length_limit": 5}),
+        "length_limit_type": Acts("bytes", others={"length_limit": 5}),
         "apply_avg": Silent("has no effect"),
         "apply_best": Silent("has no effect"),
         "stemming": Acts(False, texts=_SENTENCES),
@@ -46,7 +46,7 @@ SHARED: Rows = {
     },
     "sacre_bleu": {
         "smooth_method": Acts("floor"),
-        "smooth_value": Acts(0.5, beside={"smooth_method": "floor"}),
+        "smooth_value": Acts(0.5, others={"smooth_method": "floor"}),
         "force": Silent("has no effect"),
         "lowercase": Acts(True),
         "tokenize": Acts("char"),
@@ -67,9 +67,9 @@ SHARED: Rows = {
     },
     "regex": {
         "pattern": Acts("good"),
-        "group": Acts(1, beside={"pattern": "(long)|good"}),
-        "match": Acts("fullmatch", beside={"pattern": "[a-z ]+"}),
-        "flags": Acts(["ignorecase"], beside={"pattern": "THE"}),
+        "group": Acts(1, others={"pattern": "(long)|good"}),
+        "match": Acts("fullmatch", others={"pattern": "[a-z ]+"}),
+        "flags": Acts(["ignorecase"], others={"pattern": "THE"}),
         "invert": Acts(True),
     },
 }

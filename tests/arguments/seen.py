@@ -110,7 +110,7 @@ Sight = Callable[[Tried], Any]
 class Refused:
     """Why nothing is scored."""
 
-    said: str
+    message: str
 
 
 def observed(tried: Tried, sight: Sight) -> Any:
@@ -168,7 +168,7 @@ class Acts:
 
     value: Any
     sees: Sight = scores
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
     also: Mapping[str, Any] = field(default_factory=dict)
     without: Sequence[str] = ()
     texts: Callable[[Places], Texts] = DEFAULT

@@ -79,10 +79,10 @@ def test_a_damaged_checkpoint_is_said_and_an_older_one_or_the_start_taken(n_dama
         (job.folder / "checkpoints" / name / "training_state.json").write_text("{")
     prepare_folder(job)
     assert worker.main(job.folder) == 0
-    said = capsys.readouterr().err
-    assert "iteration_00002: training_state.json has 1 bytes" in said
-    assert ("iteration_00001\n" in said and "resuming from" in said) == (n_damaged == 1)
-    assert ("no checkpoint is intact: the run is restarted" in said) == (n_damaged == 2)
+    message = capsys.readouterr().err
+    assert "iteration_00002: training_state.json has 1 bytes" in message
+    assert ("iteration_00001\n" in message and "resuming from" in message) == (n_damaged == 1)
+    assert ("no checkpoint is intact: the run is restarted" in message) == (n_damaged == 2)
     assert read_result(job.folder).iterations == 3
     assert [line["iteration"] for line in lines(job.folder / "rollout_info.jsonl")] == [1, 2, 3]
 

@@ -285,5 +285,5 @@ def test_what_nobody_expected_is_written_to_the_output_without_secrets(tmp_path,
     monkeypatch.setattr(worker, "end_with_the_runner", lambda: None)
     with pytest.raises(SystemExit, match="1"):
         worker.start(str(job.folder))
-    said = capsys.readouterr().err
-    assert "Traceback" in said and "RuntimeError: the server does not know ***" in said
+    message = capsys.readouterr().err
+    assert "Traceback" in message and "RuntimeError: the server does not know ***" in message

@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY
 def mistakes_of(path) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_benchmark(path)
-    return [str(mistake) for mistake in caught.value.mistakes]
+    return [str(issue) for issue in caught.value.issues]
 
 
 def test_every_mistake_of_the_spec_and_of_its_configs_is_told_at_once(tmp_path):
@@ -46,7 +46,7 @@ def test_every_mistake_of_the_spec_and_of_its_configs_is_told_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "mistake"),
+    ("keys", "issue"),
     [
         ({"runs": {1: {}}}, "runs: keys must be text: put 1 in quotes"),
         ({"seeds": []}, "seeds: expected one or more different numbers, got []"),
@@ -60,9 +60,9 @@ def test_every_mistake_of_the_spec_and_of_its_configs_is_told_at_once(tmp_path):
         ({"grid": {"datapool.args.prompt": ["a b", "a/b"]}}, "runs.ppo,prompt=a_b: two runs have this label"),
     ],
 )
-def test_what_types_do_not_say_is_checked_too(tmp_path, keys, mistake):
+def test_what_types_do_not_say_is_checked_too(tmp_path, keys, issue):
     found = mistakes_of(write_spec(tmp_path, **keys))
-    assert len(found) == 1 and found[0].startswith(mistake), found
+    assert len(found) == 1 and found[0].startswith(issue), found
 
 
 def test_seeds_from_the_command_line_are_checked_as_those_of_the_file(tmp_path):
@@ -70,7 +70,7 @@ def test_seeds_from_the_command_line_are_checked_as_those_of_the_file(tmp_path):
         load_benchmark(write_spec(tmp_path), seeds=[3, 3])
 
 
-def test_wrong_seeds_are_told_beside_other_mistakes(tmp_path):
+def test_wrong_seeds_are_told_beside_other_issues(tmp_path):
     assert mistakes_of(write_spec(tmp_path, seeds=[], runz=1)) == [
         "runz: unknown key; did you mean 'runs'?",
         "seeds: expected one or more different numbers, got []",
@@ -78,10 +78,8 @@ def test_wrong_seeds_are_told_beside_other_mistakes(tmp_path):
 
 
 def test_a_mistake_of_a_large_grid_does_not_name_every_run(tmp_path):
-    (mistake,) = mistakes_of(write_spec(tmp_path, grid={"alg.args.gama": [0.1, 0.2, 0.3, 0.4, 0.5]}))
-    assert mistake.startswith(
-        "runs.ppo,gama=0.1, runs.ppo,gama=0.2, runs.ppo,gama=0.3 and 2 more: ppo.yml alg.args.gama"
-    )
+    (issue,) = mistakes_of(write_spec(tmp_path, grid={"alg.args.gama": [0.1, 0.2, 0.3, 0.4, 0.5]}))
+    assert issue.startswith("runs.ppo,gama=0.1, runs.ppo,gama=0.2, runs.ppo,gama=0.3 and 2 more: ppo.yml alg.args.gama")
 
 
 def test_a_file_that_is_no_spec_is_told_what_a_spec_has(tmp_path):
@@ -167,6 +165,6 @@ def test_reading_a_spec_loads_nothing_heavy():
 def test_a_secret_in_a_grid_stands_in_no_label_that_is_shown(tmp_path):
     secret = "correct-horse-battery-staple"
     spec = write_spec(tmp_path, grid={"reward_fn.args.api_key": [f"{secret}-1", f"{secret}-2"]}, runs={"a": {}})
-    said = mistakes_of(spec)
-    assert any("reward_fn.args.api_key: a secret would" in mistake for mistake in said)
-    assert not any(secret in mistake for mistake in said)
+    message = mistakes_of(spec)
+    assert any("reward_fn.args.api_key: a secret would" in issue for issue in message)
+    assert not any(secret in issue for issue in message)

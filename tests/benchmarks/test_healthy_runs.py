@@ -20,9 +20,9 @@ SHORTER = (
 @pytest.mark.parametrize("name", ["ppo/causal", "nlpo/causal", "a2c/causal", "trpo/causal"])
 def test_short_healthy_runs_have_no_alarm(name, tmp_path):
     config = load_config(ROOT / RUNS[name], SHORTER)
-    said = what_was_said(train_config(config, base_path_to_store_results=tmp_path, quiet=True))
-    assert said["alarms"] == []
-    assert said["checks"] == 8 * len(ALERTS) + 3 and said["checks_with_alarm"] == 0
+    message = what_was_said(train_config(config, base_path_to_store_results=tmp_path, quiet=True))
+    assert message["alarms"] == []
+    assert message["checks"] == 8 * len(ALERTS) + 3 and message["checks_with_alarm"] == 0
 
 
 def test_ten_healthy_runs_were_quiet():

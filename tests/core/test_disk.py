@@ -27,9 +27,9 @@ def test_folders_of_a_config_below_no_home_are_mistakes_at_their_keys():
     blocks["datapool"] = {"id": "imdb", "args": {"data_dir": NOWHERE}}
     with pytest.raises(ConfigError) as error:
         parse_config(blocks)
-    said = {mistake.path: mistake.message for mistake in error.value.mistakes}
+    text = {issue.path: issue.message for issue in error.value.issues}
     for path in ("tokenizer.model_name", "datapool.args.data_dir"):
-        assert said[path].startswith(f"there is no folder {NOWHERE!r}")
+        assert text[path].startswith(f"there is no folder {NOWHERE!r}")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,6 @@ def test_folders_of_a_config_below_no_home_are_mistakes_at_their_keys():
 )
 def test_a_command_told_of_a_folder_below_no_home_names_it(command, capsys):
     assert main(command) in (1, 2)
-    said = capsys.readouterr().err
-    assert NOWHERE in said
-    assert "home directory" not in said
+    text = capsys.readouterr().err
+    assert NOWHERE in text
+    assert "home directory" not in text

@@ -155,7 +155,7 @@ def test_sources_of_editable_packages_count_as_installed(tmp_path, monkeypatch):
 def mistakes_of(blocks):
     with pytest.raises(ConfigError) as caught:
         parse_config(blocks)
-    return [str(mistake) for mistake in caught.value.mistakes]
+    return [str(issue) for issue in caught.value.issues]
 
 
 @pytest.mark.parametrize(
@@ -173,24 +173,24 @@ def test_no_place_of_a_config_takes_code_that_is_no_component(id, elsewhere):
     for place in places.values():
         place()
     found = mistakes_of(rl)
-    assert set(places) <= {mistake.partition(": ")[0] for mistake in found}, found
+    assert set(places) <= {issue.partition(": ")[0] for issue in found}, found
     post = "alg.generation_kwargs.post_processing_fn"
     supervised["alg"]["generation_kwargs"]["post_processing_fn"] = {"id": id, "args": {}}
-    assert any(mistake.startswith(f"{post}.id: ") for mistake in mistakes_of(supervised))
+    assert any(issue.startswith(f"{post}.id: ") for issue in mistakes_of(supervised))
     nested = run_blocks() | {"reward_fn": {"id": "combine", "args": {"rewards": [{"id": id, "args": {}}]}}}
-    assert any(mistake.startswith("reward_fn.args.rewards.0.id: ") for mistake in mistakes_of(nested))
+    assert any(issue.startswith("reward_fn.args.rewards.0.id: ") for issue in mistakes_of(nested))
     shaped = run_blocks() | {"reward_fn": {"id": "sentiment", "args": {"shaping_fn": id}}}
-    assert any(mistake.startswith("reward_fn.args.shaping_fn: ") for mistake in mistakes_of(shaped))
+    assert any(issue.startswith("reward_fn.args.shaping_fn: ") for issue in mistakes_of(shaped))
     assert not elsewhere.exists(), "the module was imported"
 
 
 def test_a_class_that_is_no_component_is_told_the_way_out(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "Duck", type("Duck", (), {"__call__": len}), raising=False)
-    way_out = "derive it, or register it in Python under an id"
-    said = mistakes_of(run_blocks() | {"reward_fn": {"id": "__main__:Duck"}})
-    assert said == [
+    hint = "derive it, or register it in Python under an id"
+    message = mistakes_of(run_blocks() | {"reward_fn": {"id": "__main__:Duck"}})
+    assert message == [
         "reward_fn.id: '__main__:Duck' is not a valid reward: its class is not derived from RewardFunction or "
-        f"BatchedRewardFunction; {way_out}"
+        f"BatchedRewardFunction; {hint}"
     ]
     REGISTRIES["rewards"].add("duck", sys.modules["__main__"].Duck)
     try:

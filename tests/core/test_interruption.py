@@ -32,8 +32,8 @@ def test_a_first_signal_waits_for_the_next_place_to_stop_and_says_so(number, cap
             send(number)
         with pytest.raises(KeyboardInterrupt):
             interruption.check()
-    said = "stopping once this minibatch is done; press Ctrl-C again to stop immediately without saving"
-    assert capfd.readouterr().err.strip() == said
+    message = "stopping once this minibatch is done; press Ctrl-C again to stop immediately without saving"
+    assert capfd.readouterr().err.strip() == message
 
 
 def test_where_nobody_reads_what_it_says_it_waits_all_the_same(capfd):

@@ -49,12 +49,12 @@ class Block(Part):
 
 
 def messages(target, args, **kwargs):
-    return [str(mistake) for mistake in check_arguments(target, args, "a", **kwargs)[1]]
+    return [str(issue) for issue in check_arguments(target, args, "a", **kwargs)[1]]
 
 
 def test_good_arguments_are_bound_and_blocks_become_objects():
-    bound, mistakes = check_arguments(Block, {"size": 2, "part": {"size": 3}, "parts": [{"size": 4}]}, "")
-    assert not mistakes
+    bound, issues = check_arguments(Block, {"size": 2, "part": {"size": 3}, "parts": [{"size": 4}]}, "")
+    assert not issues
     assert bound == {"size": 2, "part": Part(size=3), "parts": [Part(size=4)]}
 
 
@@ -72,8 +72,8 @@ def test_every_mistake_is_found_with_its_path():
 
 
 def test_a_block_that_refuses_its_values_is_a_mistake_of_the_block():
-    _, mistakes = check_value({"size": 1, "rate": 13}, Block, "x")
-    assert [str(mistake) for mistake in mistakes] == ["x: rate 13 brings bad luck"]
+    _, issues = check_value({"size": 1, "rate": 13}, Block, "x")
+    assert [str(issue) for issue in issues] == ["x: rate 13 brings bad luck"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,22 +90,22 @@ def test_the_keys_of_a_block_that_may_be_null_are_told_one_by_one():
     assert check_value({"metric": "bleu", "mode": "max"}, Best | None, "b") == (good, [])
     assert check_value(None, Best | None, "b") == (None, [])
     assert check_value(good, Best | None, "b") == (good, []), "of a component that Python makes"
-    _, mistakes = check_value({"metrik": "bleu", "mode": "most"}, Best | None, "b")
-    assert [str(mistake) for mistake in mistakes] == [
+    _, issues = check_value({"metrik": "bleu", "mode": "most"}, Best | None, "b")
+    assert [str(issue) for issue in issues] == [
         "b.metrik: unknown key; did you mean 'metric'?",
         "b.mode: expected 'max' or 'min', got 'most'",
         "b.metric: missing; expected text",
     ]
-    _, mistakes = check_arguments(takes_blocks, {"best": "bleu"}, "")
-    assert [str(mistake) for mistake in mistakes] == [
+    _, issues = check_arguments(takes_blocks, {"best": "bleu"}, "")
+    assert [str(issue) for issue in issues] == [
         "best: expected a mapping with the keys metric, mode; got 'bleu'",
         "needed: missing; expected a mapping with the keys metric, mode",
     ]
 
 
 def test_an_empty_block_or_list_is_empty():
-    bound, mistakes = check_arguments(Block, {"size": 1, "parts": None, "tags": None}, "")
-    assert not mistakes
+    bound, issues = check_arguments(Block, {"size": 1, "parts": None, "tags": None}, "")
+    assert not issues
     assert bound["parts"] == []
     assert bound["tags"] == {}
 
@@ -127,8 +127,8 @@ def test_an_empty_block_or_list_is_empty():
     ],
 )
 def test_values_are_coerced_to_their_type(annotation, value, coerced):
-    result, mistakes = check_value(value, annotation, "x")
-    assert not mistakes
+    result, issues = check_value(value, annotation, "x")
+    assert not issues
     assert result == coerced
     assert type(result) is type(coerced)
 
@@ -151,13 +151,13 @@ def test_values_are_coerced_to_their_type(annotation, value, coerced):
     ],
 )
 def test_a_wrong_value_is_told_in_plain_words(annotation, value, message):
-    _, mistakes = check_value(value, annotation, "x")
-    assert [str(mistake) for mistake in mistakes] == [f"x: {message}"]
+    _, issues = check_value(value, annotation, "x")
+    assert [str(issue) for issue in issues] == [f"x: {message}"]
 
 
 def test_a_long_value_is_shortened():
-    _, mistakes = check_value("x" * 500, int, "p")
-    assert len(mistakes[0].message) < 120
+    _, issues = check_value("x" * 500, int, "p")
+    assert len(issues[0].message) < 120
 
 
 class Reward:
@@ -220,11 +220,11 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.di
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(st.sampled_from(["size", "tags", "rate", "side", "part", "parts", "nope"]), VALUES))
 def test_whatever_is_given_either_binds_or_is_reported(args):
-    bound, mistakes = check_arguments(Block, args, "")
-    named = {mistake.path.split(".")[0] for mistake in mistakes}
+    bound, issues = check_arguments(Block, args, "")
+    named = {issue.path.split(".")[0] for issue in issues}
     assert set(args) | {"size"} == set(bound) | named
     assert not set(bound) & named
-    if not mistakes and bound.get("rate") != 13:
+    if not issues and bound.get("rate") != 13:
         assert Block(**bound).size >= 1
 
 
@@ -251,13 +251,13 @@ def even(number: int) -> int:
 
 def test_a_validator_in_an_annotation_says_what_is_wrong():
     assert check_value("4", Annotated[int, AfterValidator(even)], "x") == (4, [])
-    _, mistakes = check_value([2, 3], list[Annotated[int, AfterValidator(even)]], "x")
-    assert [str(mistake) for mistake in mistakes] == ["x: 3 is odd"]
+    _, issues = check_value([2, 3], list[Annotated[int, AfterValidator(even)]], "x")
+    assert [str(issue) for issue in issues] == ["x: 3 is odd"]
 
 
 def test_blocks_inside_mappings_and_lists_tell_where():
-    _, mistakes = check_value({"a": [{"size": 1}, {"size": 0, "tag": 1}]}, dict[str, list[Part]], "x")
-    assert [mistake.path for mistake in mistakes] == ["x.a.1.size", "x.a.1.tag"]
+    _, issues = check_value({"a": [{"size": 1}, {"size": 0, "tag": 1}]}, dict[str, list[Part]], "x")
+    assert [issue.path for issue in issues] == ["x.a.1.size", "x.a.1.tag"]
     assert check_value({"a": [{"size": 1}]}, dict[str, list[Part]], "x") == ({"a": [Part(size=1)]}, [])
 
 

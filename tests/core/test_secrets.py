@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
-from rl4lms_like.core.secrets import is_secret_name, masked, secret_in, secret_mistakes, with_values, without_secrets
+from rl4lms_like.core.secrets import is_secret_name, masked, secret_in, secret_issues, with_values, without_secrets
 from rl4lms_like.training.config.run_config import parse_config
 from tests.training.configs import run_blocks
 
@@ -68,7 +68,7 @@ def test_a_secret_in_a_config_is_a_mistake_that_does_not_show_it(args, path):
     }
     with pytest.raises(ConfigError) as caught:
         parse_config(blocks)
-    assert any(mistake.path == f"reward_fn.args.kwargs.{path}" for mistake in caught.value.mistakes), str(caught.value)
+    assert any(issue.path == f"reward_fn.args.kwargs.{path}" for issue in caught.value.issues), str(caught.value)
     assert SECRET not in str(caught.value) and "471147114711" not in str(caught.value)
     assert "hf_abc" not in str(caught.value) and RANDOM not in str(caught.value)
 
@@ -76,7 +76,7 @@ def test_a_secret_in_a_config_is_a_mistake_that_does_not_show_it(args, path):
 @pytest.mark.parametrize("token", ["!", "<|assistant|>", "the end of a text", 50256, ["yes", "no"]])
 def test_a_token_of_a_language_model_is_no_secret(token):
     config = {"reward_fn": {"id": "x", "args": {"token": token}}}
-    assert secret_mistakes(config) == [] and masked(config) == config
+    assert secret_issues(config) == [] and masked(config) == config
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_a_token_of_a_language_model_is_no_secret(token):
 )
 def test_names_of_columns_and_plain_texts_are_no_secrets(args):
     config = {"reward_fn": {"id": "x", "args": args}}
-    assert secret_mistakes(config) == [] and masked(config) == config
+    assert secret_issues(config) == [] and masked(config) == config
 
 
 def test_an_own_token_is_recognised_within_a_longer_text(monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", RANDOM)
     config = {"reward_fn": {"id": "x", "args": {"prompt": f"say {RANDOM} aloud"}}}
-    assert [mistake.path for mistake in secret_mistakes(config)] == ["reward_fn.args.prompt"]
+    assert [issue.path for issue in secret_issues(config)] == ["reward_fn.args.prompt"]
     assert RANDOM not in str(masked(config))
 
 
@@ -142,7 +142,7 @@ def test_a_variable_s_name_stays_in_the_config_and_its_value_reaches_the_compone
     monkeypatch.setenv("JUDGE_KEY", SECRET)
     args = {"api_key": "${JUDGE_KEY}", "more": {"list": ["${JUDGE_KEY}", 1]}, "price": "${5}", "text": "a ${JUDGE_KEY}"}
     config = {"reward_fn": {"id": "x", "args": args}}
-    assert secret_mistakes(config) == [] and masked(config) == config
+    assert secret_issues(config) == [] and masked(config) == config
     assert with_values(args) == {
         "api_key": SECRET, "more": {"list": [SECRET, 1]}, "price": "${5}", "text": "a ${JUDGE_KEY}"
     }  # fmt: skip
@@ -171,8 +171,8 @@ def test_messages_show_no_secret_of_the_process(monkeypatch):
     monkeypatch.setenv("JUDGE_PIN", "4711-0815")
     monkeypatch.setenv("PLAIN", "nothing-special")
     with_values({"pin": "${JUDGE_PIN}"})
-    said = f"{SECRET} another-secret-value 4711-0815 nothing-special https://a:b@host/x?token=1&n=2"
-    assert without_secrets(said) == "*** *** *** nothing-special https://***@host/x?token=***&n=2"
+    message = f"{SECRET} another-secret-value 4711-0815 nothing-special https://a:b@host/x?token=1&n=2"
+    assert without_secrets(message) == "*** *** *** nothing-special https://***@host/x?token=***&n=2"
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_messages_show_no_secret_of_the_process(monkeypatch):
 )
 def test_a_secret_is_struck_out_however_a_message_writes_it(secret, monkeypatch):
     monkeypatch.setenv("OPENAI_KEY", secret)
-    for said in (secret, secret.strip(), repr(secret), json.dumps(secret), str(KeyError(secret))):
-        assert without_secrets(f"<{said}>").strip("<>'\"\n") == "***"
+    for message in (secret, secret.strip(), repr(secret), json.dumps(secret), str(KeyError(secret))):
+        assert without_secrets(f"<{message}>").strip("<>'\"\n") == "***"
 
 
 @pytest.mark.parametrize("text", ["git+ssh://git@github.com/x", "https://host:80/a@b", "s3://bucket/x?n=1", "a@b.c"])

@@ -102,9 +102,9 @@ def test_nothing_is_kept_without_gradients():
 # --- chosen from a part of the vocabulary -----------------------------------------------------------------------------
 
 
-def masks(actions, share=0.4, seed=1):
+def masks(actions, fraction=0.4, seed=1):
     """Random masks `[n_tokens, 17]` that allow the actions; the first token's allows nothing else."""
-    allowed = torch.rand(len(actions), 17, generator=torch.Generator().manual_seed(seed)) < share
+    allowed = torch.rand(len(actions), 17, generator=torch.Generator().manual_seed(seed)) < fraction
     allowed[0] = False
     return allowed.scatter(1, actions[:, None], True)
 

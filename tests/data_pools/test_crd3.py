@@ -75,7 +75,7 @@ def test_what_is_wrong_is_named(lay):
 
 
 @pytest.mark.parametrize(
-    ("episode", "said"),
+    ("episode", "message"),
     [
         ([1], r"C1E001.json: expected an object with TURNS, got \[1\]"),
         ({"TURNS": None}, r"C1E001.json: expected a list of turns, got null"),
@@ -83,9 +83,9 @@ def test_what_is_wrong_is_named(lay):
         ({"TURNS": [{"NAMES": ["SAM"], "UTTERANCES": [1]}]}, r"turn 0, column 'utterances': expected text .*got \[1\]"),
     ],
 )
-def test_an_episode_that_is_none_is_named(lay, episode, said):
+def test_an_episode_that_is_none_is_named(lay, episode, message):
     files = {"data/aligned data/train_files": "C1E001\n", "data/cleaned data/C1E001.json": json.dumps(episode)}
-    with pytest.raises(DataPoolError, match=said):
+    with pytest.raises(DataPoolError, match=message):
         CRD3DialogueGeneration.prepare("train", max_context_size=2, data_dir=lay(files))
 
 

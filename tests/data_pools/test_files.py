@@ -78,7 +78,7 @@ def test_no_reference_is_no_reference(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"q": "a"}\n{"q": "b"\n', r"file, line 2, character 10: not JSON"),
         ('{"q": "a"}\n\n["b"]\n', r"file, line 3: expected a JSON object, got \[\"b\"\]"),
@@ -90,9 +90,9 @@ def test_no_reference_is_no_reference(write):
         ("", r"file: no samples for split 'train'"),
     ],
 )
-def test_what_is_wrong_with_json_lines_is_named(write, text, said):
-    reference_column = "r" if "'r'" in said else None
-    with pytest.raises(DataPoolError, match=said):
+def test_what_is_wrong_with_json_lines_is_named(write, text, message):
+    reference_column = "r" if "'r'" in message else None
+    with pytest.raises(DataPoolError, match=message):
         JsonlPool.prepare(
             "train", data_files={"train": write(text)}, prompt_column="q", reference_column=reference_column
         )
@@ -140,7 +140,7 @@ def test_other_delimiters(write, name, delimiter):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("q,a\nWhy?,So.\nWhat?\n", r"file, line 3: 1 values for 2 columns \(q, a\)"),
         ('q,a\nWhy?,"So.\n', r"file, line 2: not CSV: unexpected end of data"),
@@ -149,8 +149,8 @@ def test_other_delimiters(write, name, delimiter):
         ("q,a\n", r"file: no samples for split 'train'"),
     ],
 )
-def test_what_is_wrong_with_csv_is_named(write, text, said):
-    with pytest.raises(DataPoolError, match=said):
+def test_what_is_wrong_with_csv_is_named(write, text, message):
+    with pytest.raises(DataPoolError, match=message):
         CsvPool.prepare("train", data_files={"train": write(text)}, prompt_column="q")
 
 

@@ -15,7 +15,7 @@ from rl4lms_like.data_pools.film_opinions import (
     OPENING_WORDS,
     FilmOpinions,
     film_opinions,
-    made_up_share,
+    made_up_fraction,
     opening,
     split_of,
     split_opinion,
@@ -71,13 +71,13 @@ def test_vader_agrees_with_the_moods():
     sentiment = pytest.importorskip("vaderSentiment.vaderSentiment").SentimentIntensityAnalyzer()
     rng = random.Random(0)
 
-    def share(mood: str, sign: int) -> float:
+    def fraction(mood: str, sign: int) -> float:
         scores = [sentiment.polarity_scores(film_grammar.write(mood, rng))["compound"] for _ in range(300)]
         return sum(sign * score >= 0.05 for score in scores) / len(scores)
 
-    assert share("praise", +1) > 0.99
-    assert share("blame", -1) > 0.99
-    assert share("shrug", +1) + share("shrug", -1) < 0.5
+    assert fraction("praise", +1) > 0.99
+    assert fraction("blame", -1) > 0.99
+    assert fraction("shrug", +1) + fraction("shrug", -1) < 0.5
 
 
 def test_sentiment_is_mixed(texts):
@@ -159,5 +159,5 @@ def test_an_unknown_split_is_named():
 
 
 def test_made_up_words_are_found(texts):
-    assert made_up_share(texts) == 0
-    assert made_up_share(["A superb film.", "A superbful film."]) == 0.5
+    assert made_up_fraction(texts) == 0
+    assert made_up_fraction(["A superb film.", "A superbful film."]) == 0.5

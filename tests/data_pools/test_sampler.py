@@ -66,7 +66,7 @@ def test_a_state_of_another_pool_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [
         ([], "no samples"),
         ([1.0, -1.0], "sample 1 has -1.0"),
@@ -74,8 +74,8 @@ def test_a_state_of_another_pool_is_refused():
         ([0.0, 0.0], "no sample can be drawn"),
     ],
 )
-def test_weights_that_make_no_sense_are_refused(weights, said):
-    with pytest.raises(DataPoolError, match=said):
+def test_weights_that_make_no_sense_are_refused(weights, message):
+    with pytest.raises(DataPoolError, match=message):
         PrioritySampler(list(zip(SAMPLES, weights, strict=False)), 1.0)
 
 

@@ -20,7 +20,7 @@ def share_of(n_rows, split, ratios, seed):
     st.integers(0, 5),
 )
 def test_splits_partition_all_rows(n_rows, shares, seed):
-    ratios = [share / sum(shares) for share in shares]
+    ratios = [fraction / sum(shares) for fraction in shares]
     parts = [share_of(n_rows, split, ratios, seed) for split in SPLITS]
     assert sorted(row for part in parts for row in part) == list(range(n_rows))
     for part, ratio in zip(parts, ratios, strict=True):

@@ -58,7 +58,7 @@ def test_a_json_file_with_one_object_is_one_row(lay):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.json", '[{"q": 1},\n {"q": 2]', r"a.json, line 2, character 9: not JSON"),
         ("a.json", '[{"q": 1}, 2]', r"a.json, entry 1: expected a JSON object, got 2"),
@@ -67,8 +67,8 @@ def test_a_json_file_with_one_object_is_one_row(lay):
         ("a.parquet", "no parquet", r"cannot read .*a.parquet: "),
     ],
 )
-def test_what_cannot_be_read_is_named(lay, name, content, said):
-    with pytest.raises(DataPoolError, match=said):
+def test_what_cannot_be_read_is_named(lay, name, content, message):
+    with pytest.raises(DataPoolError, match=message):
         list(table_rows(Path(lay({name: content})) / name))
 
 

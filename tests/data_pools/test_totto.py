@@ -70,7 +70,7 @@ def test_a_test_split_without_annotations_has_no_references(lay):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"highlighted_cells": [[1, 3]]}, "line 1: not a table with highlighted cells: IndexError"),
         ({"table": None}, "line 1: not a table with highlighted cells: TypeError"),
@@ -80,9 +80,9 @@ def test_a_test_split_without_annotations_has_no_references(lay):
         ),
     ],
 )
-def test_what_is_wrong_is_named(lay, changed, said):
+def test_what_is_wrong_is_named(lay, changed, message):
     folder = lay({"train_sample.jsonl": json.dumps(row("x", **changed))})
-    with pytest.raises(DataPoolError, match=f"train_sample.jsonl, line 1.*{said.removeprefix('line 1')}"):
+    with pytest.raises(DataPoolError, match=f"train_sample.jsonl, line 1.*{message.removeprefix('line 1')}"):
         ToTTo.prepare("train", data_dir=folder)
 
 

@@ -80,13 +80,13 @@ def test_every_way_tells_the_same_parts(make, batch_of, random_responses, kind, 
     np.testing.assert_array_equal(rewards, sum(parts.values()).astype(np.float32))
     other = make(kind, combined(), workers)
     if isinstance(other, TextVecEnv):
-        others, told = other.play(episodes), other.reward_parts
+        others, reported = other.play(episodes), other.reward_parts
     else:
-        others, told = play_by_stepping(other, episodes)
+        others, reported = play_by_stepping(other, episodes)
     np.testing.assert_array_equal(rewards, others)
-    assert list(told) == list(parts)
+    assert list(reported) == list(parts)
     for name, values in parts.items():
-        np.testing.assert_array_equal(values, told[name])
+        np.testing.assert_array_equal(values, reported[name])
 
 
 def test_a_reward_without_parts_tells_none(make, batch_of, random_responses, tiny_tokenizer):

@@ -152,10 +152,13 @@ def test_done_holds_at_the_last_token_of_an_episode_cut_short(make_env, batch_of
 
 
 def test_stepping_refuses_episodes_that_its_environments_do_not_end(make_env, batch_of):
-    for responses, said in (([[5, 6], [EOS], [EOS]], "stops after 2 tokens"), ([[EOS, 6], [EOS], [EOS]], "continues")):
+    for responses, message in (
+        ([[5, 6], [EOS], [EOS]], "stops after 2 tokens"),
+        ([[EOS, 6], [EOS], [EOS]], "continues"),
+    ):
         env = make_env()
         env.reset()
-        with pytest.raises(ValueError, match=f"episode 0 {said}"):
+        with pytest.raises(ValueError, match=f"episode 0 {message}"):
             play_by_stepping(env, batch_of(responses))
 
 

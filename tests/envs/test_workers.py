@@ -183,8 +183,10 @@ def test_a_failure_in_a_worker_names_reward_sample_and_cause(make_env, batch_of)
 def test_a_worker_that_dies_twice_is_reported_with_its_samples(make_env, batch_of, caplog):
     env = make_env(Dies(), 1)
     env.reset()
-    said = r"the reward Dies lost a process, which ended with exit status 3, for the second time .*sample_\d.* 2 more$"
-    with pytest.raises(RewardError, match=said) as error:
+    message = (
+        r"the reward Dies lost a process, which ended with exit status 3, for the second time .*sample_\d.* 2 more$"
+    )
+    with pytest.raises(RewardError, match=message) as error:
         env.play(batch_of([[40]] * N_ENVS))
     assert "5 of 5 episodes are scored again" in caplog.text
     assert [text["sample_id"] for text in error.value.texts] == [sample.id for sample in env.samples]
@@ -210,10 +212,10 @@ def expected(make_env, play_all):
 
 
 @pytest.mark.parametrize(
-    ("how", "said", "n_workers"), [("exit", "status 3", 1), ("kill", "killed from outside", 1), ("hang", "2 s", 2)]
+    ("how", "message", "n_workers"), [("exit", "status 3", 1), ("kill", "killed from outside", 1), ("hang", "2 s", 2)]
 )
 def test_a_worker_that_fails_once_is_started_again_and_no_reward_is_lost(
-    make_env, play_all, expected, tmp_path, caplog, how, said, n_workers
+    make_env, play_all, expected, tmp_path, caplog, how, message, n_workers
 ):
     (once := tmp_path / "once").touch()
     log = tmp_path / "log"
@@ -221,7 +223,7 @@ def test_a_worker_that_fails_once_is_started_again_and_no_reward_is_lost(
     np.testing.assert_array_equal(play_all(env), expected)
     assert not once.exists() and env.reward_restarts == 1
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "the reward Sick" in warning and said in warning and "'sample_2' (prompt 'The film')" in warning
+    assert "the reward Sick" in warning and message in warning and "'sample_2' (prompt 'The film')" in warning
     if n_workers == 1:  # what had its rewards is not scored again
         calls = [line.split() for line in log.read_text().splitlines()]
         assert [sample for sample, _ in calls] == [f"sample_{index}" for index in (0, 1, 2, 2, 3, 4)]
@@ -230,9 +232,9 @@ def test_a_worker_that_fails_once_is_started_again_and_no_reward_is_lost(
 
 def test_the_second_failure_ends_it_and_names_the_sample(make_env, play_all):
     env = make_env(Sick("hang", "sample_3"), 2, reward_timeout=2)
-    said = r"Sick was not done within 2 s .* for the second time .* In progress: sample 'sample_3' \(prompt [^,]*\)$"
+    message = r"Sick was not done within 2 s .* for the second time .* In progress: sample 'sample_3' \(prompt [^,]*\)$"
     start = time.monotonic()
-    with pytest.raises(RewardError, match=said) as error:
+    with pytest.raises(RewardError, match=message) as error:
         play_all(env)
     assert time.monotonic() - start < 60
     assert [text["sample_id"] for text in error.value.texts] == [f"sample_{index}" for index in range(N_ENVS)]
@@ -305,8 +307,8 @@ def test_processes_that_cannot_be_started_are_named_with_the_key(error, make_env
     with monkeypatch.context() as patch:
         patch.setattr(ProcessPoolExecutor, "submit", submit)
         patch.setattr(ProcessPoolExecutor, "shutdown", shutdown)
-        said = f"2 processes of env.reward_workers cannot be started: {type(error).__name__}: {error}.*TMPDIR"
-        with pytest.raises(RewardError, match=said):
+        message = f"2 processes of env.reward_workers cannot be started: {type(error).__name__}: {error}.*TMPDIR"
+        with pytest.raises(RewardError, match=message):
             env.play(batch_of([[40]] * N_ENVS))
     env.close()
 

@@ -66,7 +66,7 @@ def test_another_value_acts(kind, id, argument, places, request):
     if any(data in registry.entry(id).needs for data in ("NLTK", "WordNet")):
         request.getfixturevalue("language_data")
     kept = {name: value for name, value in built_with[id].built_with(places).items() if name not in row.without}
-    before = kept | placed(row.beside, places)
+    before = kept | placed(row.others, places)
     after = before | placed(row.also, places) | placed({argument: row.value}, places)
     assert before != after
     role = built_with[id].model
@@ -80,7 +80,7 @@ def test_another_value_acts(kind, id, argument, places, request):
     assert not isinstance(first, Refused), first
     assert shown(before) == first, "it is not the argument that makes the difference"
     if row.refused:
-        assert isinstance(second, Refused) and re.search(row.refused, second.said), second
+        assert isinstance(second, Refused) and re.search(row.refused, second.message), second
     else:
         assert not isinstance(second, Refused), second
         assert second != first

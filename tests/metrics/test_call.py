@@ -41,7 +41,7 @@ def test_nan_means_not_defined():
 
 
 @pytest.mark.parametrize(
-    ("results", "said"),
+    ("results", "message"),
     [
         (None, "Reports returned NoneType"),
         ([("f/n", 1.0)], "Reports returned list"),
@@ -53,8 +53,8 @@ def test_nan_means_not_defined():
         (ValueError("no"), r"Reports failed on split 'val' \(2 texts\): ValueError: no"),
     ],
 )
-def test_anything_else_is_refused_by_name(results, said):
-    with pytest.raises(MetricError, match=said):
+def test_anything_else_is_refused_by_name(results, message):
+    with pytest.raises(MetricError, match=message):
         computed(results)
 
 

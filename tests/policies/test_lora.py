@@ -334,16 +334,16 @@ def test_modules_that_are_not_there_are_named(checkpoints):
 
 
 @pytest.mark.parametrize(
-    ("peft", "said"),
+    ("peft", "message"),
     [
         ({"target_modules": ["c_attn", "c_prjo"]}, r"peft\.target_modules: 'c_prjo' .*did you mean 'c_proj'\?"),
         ({"target_modules": "all-linear", "exclude_modules": ["nope"]}, r"exclude_modules: 'nope' is not a layer"),
         ({"target_modules": ["c_attn"], "rank_pattern": {"h.7.attn.c_attn": 2}}, r"peft\.rank_pattern: 'h\.7"),
     ],
 )
-def test_every_name_must_be_that_of_a_layer(peft, said, checkpoints):
+def test_every_name_must_be_that_of_a_layer(peft, message, checkpoints):
     """PEFT is content if one name of a list fits: a typo would leave layers without adapters."""
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         make_policy("causal", checkpoints["gpt2"], peft=peft)
 
 

@@ -103,7 +103,7 @@ def test_without_a_tokenizers_ids_the_models_own_special_tokens_are_allowed(tiny
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"mask_type": "learned_top_p", "top_mask": -1}, "a probability above 0 and at most 1, got -1"),
         ({"mask_type": "learned_top_p", "top_mask": 50}, "set mask_type: learned_top_k"),
@@ -112,8 +112,8 @@ def test_without_a_tokenizers_ids_the_models_own_special_tokens_are_allowed(tiny
         ({"generation_kwargs": {"num_beams": 4}}, "beam search"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_before_a_model_is_loaded(arguments, said):
-    with pytest.raises(ConfigError, match=said):
+def test_arguments_that_do_not_fit_are_refused_before_a_model_is_loaded(arguments, message):
+    with pytest.raises(ConfigError, match=message):
         make_policy_args = {"model_name": "no-such-model", "top_mask": 0.5, "mask_type": "learned_top_p", **arguments}
         MASKABLE["causal"](None, None, None, **make_policy_args)
 

@@ -61,15 +61,15 @@ def test_it_is_added_and_got_as_in_rl4lms():
 
 
 @pytest.mark.parametrize(
-    ("function", "error", "said"),
+    ("function", "error", "message"),
     [
         (fails, ComponentError, "fails failed on the text 'xxxx.*KeyError"),
         (drops, ComponentError, "drops returned None for 'xxxx.*expected a text"),
         (lacks, MissingResourceError, "it needs a word list"),
     ],
 )
-def test_what_goes_wrong_is_told_with_the_text(function, error, said):
-    with pytest.raises(error, match=said):
+def test_what_goes_wrong_is_told_with_the_text(function, error, message):
+    with pytest.raises(error, match=message):
         post_process(function, ["x" * 100])
     with pytest.raises(error):
         try_post_processor(function)

@@ -44,16 +44,16 @@ def test_work_that_exits_is_told_to_its_caller_and_the_loop_goes_on(kind):
         return "fine"
 
     loop = EventLoop("of the test")
-    told = []
+    reported = []
 
     def ask():
         for calls in ([ends, fine], [fine]):
             try:
-                told.append(loop.run(within(*calls)))
+                reported.append(loop.run(within(*calls)))
             except BaseException as error:
-                told.append(error)
+                reported.append(error)
 
     caller = threading.Thread(target=ask, daemon=True)
     caller.start()
     caller.join(30)
-    assert [type(each) for each in told] == [kind, list]
+    assert [type(each) for each in reported] == [kind, list]

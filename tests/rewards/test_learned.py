@@ -72,11 +72,11 @@ def test_a_label_that_is_not_there_is_an_error_before_weights_are_loaded(registr
     [("template", "chatty"), ("value", "odds"), ("clip", -1), ("batch_size", 0), ("label", -1), ("device", "tpu")],
 )
 def test_wrong_arguments_are_mistakes_in_the_config(argument, value):
-    _, mistakes = check_arguments(REWARDS.signature("reward_model"), {"model_name": "m", argument: value}, "args")
-    assert [mistake.path for mistake in mistakes] == [f"args.{argument}"]
+    _, issues = check_arguments(REWARDS.signature("reward_model"), {"model_name": "m", argument: value}, "args")
+    assert [issue.path for issue in issues] == [f"args.{argument}"]
 
 
 @pytest.mark.parametrize("label", [2, "ENTAILMENT", None])
 def test_labels_are_bound_as_they_are_written(label):
-    bound, mistakes = check_arguments(REWARDS.signature("reward_model"), {"model_name": "m", "label": label}, "args")
-    assert mistakes == [] and bound["label"] == label and type(bound["label"]) is type(label)
+    bound, issues = check_arguments(REWARDS.signature("reward_model"), {"model_name": "m", "label": label}, "args")
+    assert issues == [] and bound["label"] == label and type(bound["label"]) is type(label)

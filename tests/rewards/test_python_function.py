@@ -187,7 +187,7 @@ def test_what_it_returns_is_checked(mine, episodes):
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("my_functions", "expected an import path 'package.module:name', got 'my_functions'"),
         ("my_functions:lenghts", "cannot import 'my_functions:lenghts': AttributeError"),
@@ -197,8 +197,8 @@ def test_what_it_returns_is_checked(mine, episodes):
         ("my_functions:number", "'my_functions:number' is 3, which cannot be called"),
     ],
 )
-def test_what_is_no_function_is_refused_when_the_reward_is_built(mine, path, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_is_no_function_is_refused_when_the_reward_is_built(mine, path, message):
+    with pytest.raises(ValueError, match=message):
         PythonReward(path)
 
 

@@ -230,8 +230,8 @@ def test_back_off_doubles_and_retry_after_is_honoured(scorer, reward, monkeypatc
 def test_a_failure_does_not_wait_for_other_requests(scorer, reward):
     scorer.answer = lambda handler, body: status(404 if "bad" in body["responses"] else 500)(handler, body)
     start = time.monotonic()
-    said = failure(reward(batch_size=1, backoff_s=20.0), texts=["a", "b", "bad"])
-    assert "answered 404" in said and time.monotonic() - start < 10
+    detail = failure(reward(batch_size=1, backoff_s=20.0), texts=["a", "b", "bad"])
+    assert "answered 404" in detail and time.monotonic() - start < 10
 
 
 def test_an_interrupt_is_heard_between_retries(scorer, reward):
@@ -282,8 +282,8 @@ def test_a_server_that_never_answers_is_given_up(scorer, reward):
     for slow in (drips, drips_headers):
         scorer.answer = slow
         start = time.monotonic()
-        said = failure(reward(timeout_s=0.2, retries=0))
-        assert said == f"{scorer.url} did not answer within 0.2 s; attempts: 1"
+        detail = failure(reward(timeout_s=0.2, retries=0))
+        assert detail == f"{scorer.url} did not answer within 0.2 s; attempts: 1"
         assert time.monotonic() - start < 1.5
     scorer.answer = drops
     assert "could not be reached: RemoteProtocolError" in failure(reward(retries=0))
@@ -292,8 +292,8 @@ def test_a_server_that_never_answers_is_given_up(scorer, reward):
 def test_a_server_that_is_not_there_is_named():
     gone = Scorer()
     gone.close()
-    said = failure(HttpReward(gone.url, retries=1, backoff_s=0.0))
-    assert said.startswith(f"{gone.url} could not be reached: ConnectError") and said.endswith("attempts: 2")
+    detail = failure(HttpReward(gone.url, retries=1, backoff_s=0.0))
+    assert detail.startswith(f"{gone.url} could not be reached: ConnectError") and detail.endswith("attempts: 2")
 
 
 @pytest.mark.parametrize("code", [400, 401, 404, 422])
@@ -304,7 +304,7 @@ def test_what_the_client_did_wrong_is_not_tried_again(scorer, reward, code):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "detail"),
     [
         (b"<html>hello</html>", "answered 200 with invalid JSON: '<html>hello</html>'"),
         (b"", "answered 200 with invalid JSON: ''"),
@@ -321,10 +321,10 @@ def test_what_the_client_did_wrong_is_not_tried_again(scorer, reward, code):
         (b"[" * 100_000, "answered 200 with invalid JSON"),
     ],
 )
-def test_an_answer_that_is_none_is_refused_at_once(scorer, reward, content, said):
+def test_an_answer_that_is_none_is_refused_at_once(scorer, reward, content, detail):
     scorer.answer = lambda handler, body: send(handler, content)
     message = failure(reward())
-    assert message.startswith(f"{scorer.url} ") and said in message and len(message) < 600
+    assert message.startswith(f"{scorer.url} ") and detail in message and len(message) < 600
     assert len(scorer.asked) == 1
 
 
@@ -344,8 +344,8 @@ def test_only_redirects_within_the_server_are_followed(scorer, reward):
     scorer.answer = first(status(307, Location="/moved"))
     assert scores(reward()) == [1, 2, 3] and scorer.paths == ["/score", "/moved"]
     scorer.answer = status(308, Location="http://example.invalid/score?token=abc")
-    said = failure(reward())
-    assert said.endswith("a redirect to http://example.invalid/score; other servers are not followed")
+    detail = failure(reward())
+    assert detail.endswith("a redirect to http://example.invalid/score; other servers are not followed")
     scorer.answer = status(302, Location="/elsewhere")
     assert "answered 302, a redirect to /elsewhere, which is not followed" in failure(reward())
     scorer.answer = status(307, Location="/again")

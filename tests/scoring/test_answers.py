@@ -29,7 +29,7 @@ def repetition_penalty(text, **options):
 
 def squad(text: str) -> str:
     """SQuAD's own order: lower case, punctuation, articles, white space."""
-    text = "".join(letter for letter in text.lower() if letter not in set(string.punctuation))
+    text = "".join(character for character in text.lower() if character not in set(string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 

@@ -57,8 +57,12 @@ def test_files_that_are_not_references_are_named_with_their_line(tmp_path):
     file = tmp_path / "wrong.jsonl"
     with pytest.raises(ValueError, match=r"references_file: there is no file .*wrong\.jsonl"):
         existing_file(str(file))
-    for content, said in (('["a"]\n{', "line 2: not JSON"), ("[1]", "line 1: expected text"), ("\n", "no references")):
+    for content, message in (
+        ('["a"]\n{', "line 2: not JSON"),
+        ("[1]", "line 1: expected text"),
+        ("\n", "no references"),
+    ):
         file.write_text(content, encoding="utf-8")
         frequencies_of_file.__globals__["_frequencies_of_file"].cache_clear()
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             frequencies_of_file(str(file))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.metrics.diversity import DistinctN, distinct_n, top_sentence_share
+from rl4lms_like.metrics.diversity import DistinctN, distinct_n, top_sentence_fraction
 
 
 def test_distinct_n_counts_over_all_texts():
@@ -36,15 +36,15 @@ def test_words_and_punctuation_are_tokens():
 
 def test_top_sentence_share_is_of_texts():
     texts = ["A joy.  It is fun!", "Bad. it is FUN!", "It is fun! It is fun!", "Other."]
-    assert top_sentence_share(texts) == pytest.approx(3 / 4)
-    assert top_sentence_share(["a.", "b.", "c.", "d."]) == pytest.approx(1 / 4)
-    assert top_sentence_share(["", ""]) == 0.0
+    assert top_sentence_fraction(texts) == pytest.approx(3 / 4)
+    assert top_sentence_fraction(["a.", "b.", "c.", "d."]) == pytest.approx(1 / 4)
+    assert top_sentence_fraction(["", ""]) == 0.0
 
 
 def test_punctuation_alone_is_no_sentence():
-    assert top_sentence_share(["One. .", "Two. .", "Three. !"]) == pytest.approx(1 / 3)
-    assert top_sentence_share([".", "...", "?!"]) == 0.0
-    assert top_sentence_share(["Is it 3? 3", "3", "Yes."]) == pytest.approx(2 / 3)
+    assert top_sentence_fraction(["One. .", "Two. .", "Three. !"]) == pytest.approx(1 / 3)
+    assert top_sentence_fraction([".", "...", "?!"]) == 0.0
+    assert top_sentence_fraction(["Is it 3? 3", "3", "Yes."]) == pytest.approx(2 / 3)
 
 
 def test_unique_texts():

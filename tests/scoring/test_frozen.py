@@ -128,9 +128,9 @@ def test_names_of_devices():
 
 def test_a_device_that_is_no_device_is_a_mistake_in_the_config():
     args = {"model_name": "m", "label_ix": 1, "device": "gpu", "dtype": "float64"}
-    _, mistakes = check_arguments(REWARDS.signature("learned_reward"), args, "args")
-    assert [mistake.path for mistake in mistakes] == ["args.device", "args.dtype"]
-    assert "expected 'auto', 'cpu', 'cuda', 'cuda:1'" in mistakes[0].message
+    _, issues = check_arguments(REWARDS.signature("learned_reward"), args, "args")
+    assert [issue.path for issue in issues] == ["args.device", "args.dtype"]
+    assert "expected 'auto', 'cpu', 'cuda', 'cuda:1'" in issues[0].message
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

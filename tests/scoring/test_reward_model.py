@@ -103,9 +103,9 @@ def pairs(n, seed):
     for _ in range(n):
         both = torch.randint(1, 10, (2, 8), generator=generator)
         n_good = int(torch.randint(0, 7, (1,), generator=generator))
-        for letters, count in zip(both, (n_good + 1, n_good), strict=True):
-            letters[torch.randperm(8, generator=generator)[:count]] = 0
-        made.append(tuple(" " + " ".join("abcdefghij"[i] for i in letters) for letters in both))
+        for characters, count in zip(both, (n_good + 1, n_good), strict=True):
+            characters[torch.randperm(8, generator=generator)[:count]] = 0
+        made.append(tuple(" " + " ".join("abcdefghij"[i] for i in characters) for characters in both))
     return made
 
 

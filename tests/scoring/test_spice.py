@@ -114,11 +114,11 @@ def test_everything_missing_is_said_at_once_with_the_offline_way(monkeypatch, tm
     monkeypatch.setattr(module, "_folder", lambda needed_by: tmp_path)
     with pytest.raises(MissingResourceError) as caught:
         require_spice("the metric 'spice'")
-    said = str(caught.value)
-    assert "the metric 'spice' needs Java 8 to 14 (none is found) and CoreNLP 3.6.0" in said
-    assert "get_stanford_models" in said
+    message = str(caught.value)
+    assert "the metric 'spice' needs Java 8 to 14 (none is found) and CoreNLP 3.6.0" in message
+    assert "get_stanford_models" in message
     zip_file = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
-    assert f"copy {' and '.join(CORENLP_JARS)} of {zip_file} to {tmp_path / 'lib'}" in said
+    assert f"copy {' and '.join(CORENLP_JARS)} of {zip_file} to {tmp_path / 'lib'}" in message
 
 
 def test_without_the_extra_it_is_named(monkeypatch):

@@ -140,7 +140,7 @@ def test_a_head_of_another_form_says_what_fits(nli, tmp_path):
 
 @pytest.mark.usefixtures("language_data")
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"granularity": "word"}, "granularity: expected one or two"),
         ({"granularity": "sentence-document-mixed"}, "granularity: expected one or two"),
@@ -148,8 +148,8 @@ def test_a_head_of_another_form_says_what_fits(nli, tmp_path):
         ({"device": "cuda:99"}, "there is no device"),
     ],
 )
-def test_settings_that_cannot_be_are_said_at_once(settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_cannot_be_are_said_at_once(settings, message):
+    with pytest.raises(ValueError, match=message):
         SummaCZSMetric(**settings)
 
 

@@ -94,7 +94,7 @@ def test_good_algorithms_pass(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "said"),
+    ("algorithm", "message"),
     [
         (Idle, "Idle on a causal model: the update does not change the policy's weights"),
         (CriticOnly, "the update does not change the policy's weights"),
@@ -107,10 +107,10 @@ def test_good_algorithms_pass(algorithm):
         (WithoutARollout, "does not use self.rollout_buffer"),
     ],
 )
-def test_bad_algorithms_are_told_why(algorithm, said, monkeypatch):
+def test_bad_algorithms_are_told_why(algorithm, message, monkeypatch):
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 
     if algorithm is Patches:  # put back afterwards
         monkeypatch.setattr(CausalLMActorCriticPolicy, "evaluate_actions", CausalLMActorCriticPolicy.evaluate_actions)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         check_algorithm(algorithm, families=("causal",))

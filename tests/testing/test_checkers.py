@@ -141,20 +141,20 @@ def test_a_metric_reports_what_it_declares():
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda text: None, "returned None for .*expected a text"),
         (lambda text: text.splitlines()[0], "failed on the text '': IndexError"),
         (lambda text: f"{text}{next(Pool.made)}", "returns different texts in a second call"),
     ],
 )
-def test_bad_post_processors_are_told_why(function, said):
-    with pytest.raises(AssertionError, match=said):
+def test_bad_post_processors_are_told_why(function, message):
+    with pytest.raises(AssertionError, match=message):
         check_post_processor(function)
 
 
 @pytest.mark.parametrize(
-    ("reward", "said"),
+    ("reward", "message"),
     [
         (SaysTerminal, "SaysTerminal is marked terminal, but returns .* although done is False"),
         (Counts, "Counts returns different rewards for the same episodes"),
@@ -164,13 +164,13 @@ def test_bad_post_processors_are_told_why(function, said):
         (Relative, "Relative returns different rewards for an episode alone"),
     ],
 )
-def test_bad_rewards_are_told_why(reward, said):
-    with pytest.raises(AssertionError, match=said):
+def test_bad_rewards_are_told_why(reward, message):
+    with pytest.raises(AssertionError, match=message):
         check_reward_function(reward())
 
 
 @pytest.mark.parametrize(
-    ("metric", "said"),
+    ("metric", "message"),
     [
         (OneWordKey, "reports 'name'; names are 'family/name'"),
         (Sorts, "Sorts changes the lists"),
@@ -179,13 +179,13 @@ def test_bad_rewards_are_told_why(reward, said):
         (Forgets, "returns a different 'family/name' for the same texts"),
     ],
 )
-def test_bad_metrics_are_told_why(metric, said):
-    with pytest.raises(AssertionError, match=said):
+def test_bad_metrics_are_told_why(metric, message):
+    with pytest.raises(AssertionError, match=message):
         check_metric(metric())
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("ids", "ids occur more than once"),
         ("number", "sample 0: the id is 3, not text"),
@@ -195,6 +195,6 @@ def test_bad_metrics_are_told_why(metric, said):
         ("empty", "Pool, split 'train': there are no samples"),
     ],
 )
-def test_bad_pools_are_told_why(fault, said):
-    with pytest.raises(AssertionError, match=said):
+def test_bad_pools_are_told_why(fault, message):
+    with pytest.raises(AssertionError, match=message):
         check_data_pool(Pool, fault=fault)

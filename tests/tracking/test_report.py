@@ -110,8 +110,8 @@ def test_every_part_of_a_combined_reward_has_a_chart(tracker):
         tracker.log_rollout_infos({"rollout_info/ep_rew": 0.1} | logged)
     page = page_of(tracker.run_path)
     assert page.count("svg") == 3
-    for said in ("Reward components", "meteor", "length_std", "contribution to an episode's reward"):
-        assert said in page.text
+    for message in ("Reward components", "meteor", "length_std", "contribution to an episode's reward"):
+        assert message in page.text
 
 
 def test_the_page_is_self_contained(tracker):

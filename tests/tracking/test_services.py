@@ -255,7 +255,7 @@ def test_tensorboard_on_a_full_disk_is_said_once_and_without_a_traceback(tmp_pat
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len((tracker.run_path / "training_info.jsonl").read_text().splitlines()) == 25
-    said = [entry.getMessage() for entry in caplog.records if "tensorboard failed" in entry.getMessage()]
-    assert len(said) == 1 and "File too large" in said[0]
+    message = [entry.getMessage() for entry in caplog.records if "tensorboard failed" in entry.getMessage()]
+    assert len(message) == 1 and "File too large" in message[0]
     assert "Traceback" not in capfd.readouterr().err
     assert threading.excepthook is hook

@@ -59,7 +59,7 @@ class Made:
 class Refused:
     """Why there is no such run."""
 
-    said: str
+    message: str
 
 
 Sight = Callable[[Made], Any]
@@ -300,7 +300,7 @@ def best(made: Made) -> Any:
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         trainer = OnPolicyTrainer(made.run, tracker)
         trainer.train_and_eval()
-    return trainer.watchers["best_model"].state_dict()
+    return trainer.callbacks["best_model"].state_dict()
 
 
 def after_a_nan(made: Made) -> Any:
@@ -342,17 +342,17 @@ def alarms(**signs: Any) -> Sight:
 
     def seen(made: Made) -> Any:
         from rl4lms_like.training.doctor.alerts import ALERTS, reward_hacking
-        from rl4lms_like.training.doctor.history import Mark, Trail
-        from rl4lms_like.training.doctor.watcher import context_of
+        from rl4lms_like.training.doctor.callback import context_of
+        from rl4lms_like.training.doctor.history import Evaluations, HeldOutScore
 
         case = context_of(made.run)
         past = history(**{**SICK, **signs})
         for key in case.modes:
             worse = 0.5 if case.modes[key] == "max" else 1.5
-            ends = [Mark(epoch, worse, 0.0, 2.0, 0.0) for epoch in (9, 10)]
-            past.held_out[key] = Trail(Mark(0, 1.0, 0.0, 0.0, 0.0), ends)
+            ends = [HeldOutScore(epoch, worse, 0.0, 2.0, 0.0) for epoch in (9, 10)]
+            past.held_out[key] = Evaluations(HeldOutScore(0, 1.0, 0.0, 0.0, 0.0), ends)
         found = {name: alarm(past, case) for name, alarm in {**ALERTS, "hacking": reward_hacking}.items()}
-        return {name: (each.said, each.evidence, each.metric) for name, each in found.items() if each is not None}
+        return {name: (each.message, each.evidence, each.metric) for name, each in found.items() if each is not None}
 
     LOOKS.append(seen)
     return seen

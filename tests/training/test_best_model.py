@@ -25,7 +25,7 @@ from tests.training.resuming.test_resume import StoppedError, blocks, started, s
 class Scripted(BaseMetric):
     """Says on `val` what it was told, at one evaluation after the other; how many were asked is part of the run."""
 
-    said: ClassVar[list] = []
+    message: ClassVar[list] = []
 
     def __init__(self) -> None:
         self.calls = 0
@@ -34,7 +34,7 @@ class Scripted(BaseMetric):
         if split_name != "val":
             return {"test/scripted": (None, 0.0)}
         self.calls += 1
-        return {"test/scripted": (None, Scripted.said[self.calls - 1])}
+        return {"test/scripted": (None, Scripted.message[self.calls - 1])}
 
     def state_dict(self):
         return {"calls": self.calls}
@@ -63,7 +63,7 @@ def names(folder):
 
 
 def test_the_best_model_is_kept_with_its_score_and_is_ready_for_use(tmp_path, tiny_gpt2_dir):
-    Scripted.said = [0.2, 0.3, 0.8, float("nan"), 0.8]
+    Scripted.message = [0.2, 0.3, 0.8, float("nan"), 0.8]
     folder = started(mapping(tiny_gpt2_dir), tmp_path)
     assert best(folder) == {"epoch": 2, "metric": "test/scripted", "mode": "max", "score": 0.8}
     saved = (folder / "best" / "model.safetensors").read_bytes()
@@ -74,15 +74,15 @@ def test_the_best_model_is_kept_with_its_score_and_is_ready_for_use(tmp_path, ti
 
 
 @pytest.mark.parametrize(
-    ("mode", "said", "epoch"),
+    ("mode", "message", "epoch"),
     [
         ("max", [0.9, 0.3, 0.8, 0.1, 0.9], None),
         ("min", [0.9, float("-inf"), 0.8, 0.1, 0.9], 3),
         ("max", [float("nan"), float("nan"), -0.5, float("inf"), -0.7], 2),
     ],
 )
-def test_iteration_0_is_the_bar_and_what_is_no_number_is_never_best(mode, said, epoch, tmp_path, tiny_gpt2_dir):
-    Scripted.said = said
+def test_iteration_0_is_the_bar_and_what_is_no_number_is_never_best(mode, message, epoch, tmp_path, tiny_gpt2_dir):
+    Scripted.message = message
     folder = started(mapping(tiny_gpt2_dir, mode, save_model=False), tmp_path)
     assert (folder / "best").is_dir() == (epoch is not None)
     if epoch is not None:
@@ -90,7 +90,7 @@ def test_iteration_0_is_the_bar_and_what_is_no_number_is_never_best(mode, said, 
 
 
 def test_a_run_that_goes_on_keeps_the_same_best_model(tmp_path, tiny_gpt2_dir, monkeypatch):
-    Scripted.said = [0.2, 0.9, 0.3, 0.5, 0.95]
+    Scripted.message = [0.2, 0.9, 0.3, 0.5, 0.95]
     expected = started(mapping(tiny_gpt2_dir, save_every=2), tmp_path, "whole")
     assert best(expected)["epoch"] == 4
     for iteration in (1, 3):  # before and after the checkpoint: written again, or not at all
@@ -110,7 +110,7 @@ def test_a_disk_that_is_full_is_said_with_the_way_out_and_the_best_model_is_chos
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    Scripted.said = [0.2, 0.1, 0.9, 0.3, 0.8]
+    Scripted.message = [0.2, 0.1, 0.9, 0.3, 0.8]
     settings = {"n_iters": 2, "save_every": 9}
     with monkeypatch.context() as patch, pytest.raises(RL4LMsLikeError, match=r"best model.*Free some space there"):
         patch.setattr(best_model, "write_folder", full)
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_is_said_with_the_way_out_and_the_best_model_is_chos
 
 
 def test_the_bar_of_a_run_that_goes_on_is_that_of_the_checkpoint(tmp_path, tiny_gpt2_dir, monkeypatch):
-    Scripted.said = [0.2, 0.9, 0.3, 0.5, 0.8]
+    Scripted.message = [0.2, 0.9, 0.3, 0.5, 0.8]
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
         stop_after(patch, 3, "rollout")
         started(mapping(tiny_gpt2_dir), tmp_path)
@@ -133,12 +133,12 @@ def test_the_bar_of_a_run_that_goes_on_is_that_of_the_checkpoint(tmp_path, tiny_
 def test_a_misspelt_metric_is_a_mistake_before_anything_is_loaded():
     config = run_blocks()
     config["train_evaluation"]["metrics"] = [{"id": "length", "name": "all"}, {"id": "distinct_n"}]
-    for metric, said in (
+    for metric, message in (
         ("length/word/all", "did you mean 'length/words/all'"),
         ("length/words", "did you mean 'length/words/all'"),
     ):
         config["train_evaluation"]["keep_best"] = {"metric": metric, "mode": "max"}
-        with pytest.raises(ConfigError, match=f"keep_best.metric: no metric reports '{metric}'; {said}"):
+        with pytest.raises(ConfigError, match=f"keep_best.metric: no metric reports '{metric}'; {message}"):
             parse_config(config)
     for metric in ("length/words/all", "diversity_metrics/distinct-2"):
         config["train_evaluation"]["keep_best"] = {"metric": metric, "mode": "max"}
@@ -149,7 +149,7 @@ def test_a_misspelt_metric_is_a_mistake_before_anything_is_loaded():
 
 
 def test_a_metric_that_only_the_first_evaluation_can_name_is_checked_there(tmp_path, tiny_gpt2_dir):
-    Scripted.said = [0.1]
+    Scripted.message = [0.1]
     wrong = mapping(tiny_gpt2_dir)
     wrong["train_evaluation"]["keep_best"]["metric"] = "test/skripted"
     with pytest.raises(ConfigError, match="did you mean 'test/scripted'"):
@@ -171,7 +171,7 @@ def test_a_state_that_makes_no_sense_is_refused(state):
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_newest_checkpoints_stay_whole_and_older_ones_go(keep, tmp_path, tiny_gpt2_dir):
-    Scripted.said = [0.0] * 5
+    Scripted.message = [0.0] * 5
     folder = started(mapping(tiny_gpt2_dir, keep_last=keep, keep_best=None), tmp_path)
     assert names(folder) == [f"iteration_{n:05d}" for n in range(5 - keep, 5)]
     for path in (folder / "checkpoints").iterdir():
@@ -179,7 +179,7 @@ def test_the_newest_checkpoints_stay_whole_and_older_ones_go(keep, tmp_path, tin
 
 
 def test_the_only_checkpoint_is_replaced_after_the_next_is_written(tmp_path, tiny_gpt2_dir, monkeypatch):
-    Scripted.said = [0.0] * 5
+    Scripted.message = [0.0] * 5
     seen = []
     removed = checkpoints.remove_older
 
@@ -194,7 +194,7 @@ def test_the_only_checkpoint_is_replaced_after_the_next_is_written(tmp_path, tin
 
 
 def test_what_a_kill_left_is_removed_when_the_run_goes_on(tmp_path, tiny_gpt2_dir, monkeypatch):
-    Scripted.said = [0.0] * 5
+    Scripted.message = [0.0] * 5
     expected = started(mapping(tiny_gpt2_dir, keep_last=1, save_every=3), tmp_path, "whole")
     monkeypatch.setattr(checkpoints, "remove_older", lambda *arguments: None)
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
@@ -209,7 +209,7 @@ def test_what_a_kill_left_is_removed_when_the_run_goes_on(tmp_path, tiny_gpt2_di
 
 
 def test_going_back_to_an_older_checkpoint_does_not_remove_it(tmp_path, tiny_gpt2_dir):
-    Scripted.said = [0.0] * 9
+    Scripted.message = [0.0] * 9
     folder = started(mapping(tiny_gpt2_dir, keep_best=None), tmp_path)
     asked = ["train_evaluation.keep_last=1", "train_evaluation.save_every=4"]
     resume(folder / "checkpoints" / "iteration_00003", overrides=asked, quiet=True)

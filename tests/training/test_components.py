@@ -72,8 +72,8 @@ def test_what_a_constructor_refuses_is_a_mistake_of_the_config(lacking):
     lacking["reward_fn"] = {"id": "regex", "args": {"pattern": "("}}
     with pytest.raises(ConfigError, match="is not a valid regular expression") as caught:
         build_components(parse_config(lacking))
-    assert caught.value.mistakes[0].path == "reward_fn.args"
-    assert len(caught.value.mistakes) > 1, "with all that is lacking"
+    assert caught.value.issues[0].path == "reward_fn.args"
+    assert len(caught.value.issues) > 1, "with all that is lacking"
 
 
 def test_it_is_said_before_the_data_are_read(lacking, tmp_path):
@@ -130,9 +130,9 @@ def named(*metrics):
 def test_two_metrics_that_report_the_same_are_a_mistake_in_the_config():
     with pytest.raises(ConfigError) as caught:
         parse_config(named({"id": "distinct_n"}, {"id": "length"}, {"id": "diversity"}))
-    (mistake,) = caught.value.mistakes
-    assert mistake.path == "train_evaluation.metrics.2"
-    assert "reports 'diversity_metrics/distinct-1', as train_evaluation.metrics.0 (distinct_n) does" in mistake.message
+    (issue,) = caught.value.issues
+    assert issue.path == "train_evaluation.metrics.2"
+    assert "reports 'diversity_metrics/distinct-1', as train_evaluation.metrics.0 (distinct_n) does" in issue.message
 
 
 def test_a_name_tells_them_apart():

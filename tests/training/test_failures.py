@@ -21,11 +21,11 @@ def run(config, folder):
     return train_config(parse_config(config), base_path_to_store_results=folder, experiment_name="run", quiet=True)
 
 
-@pytest.mark.parametrize(("what", "said"), [("raise", "the_missing_key"), ("nan", "nan"), ("text", "text")])
-def test_a_reward_that_fails_in_the_third_iteration(what, said, tiny_config, tmp_path):
+@pytest.mark.parametrize(("what", "message"), [("raise", "the_missing_key"), ("nan", "nan"), ("text", "text")])
+def test_a_reward_that_fails_in_the_third_iteration(what, message, tiny_config, tmp_path):
     tiny_config["env"]["args"]["terminate_on_eos"] = False
     tiny_config["reward_fn"] = {"id": f"{HERE}:Late", "args": {"after": 8, "what": what}}
-    with pytest.raises(RewardError, match=rf"(?s)Late.*{said}"):
+    with pytest.raises(RewardError, match=rf"(?s)Late.*{message}"):
         run(tiny_config, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
     assert len((folder / "rollout_info.jsonl").read_text("utf-8").splitlines()) == 2
@@ -72,8 +72,8 @@ def test_a_reward_that_changes_the_current_folder_does_not_move_the_run(tiny_con
 def test_a_reward_that_hangs_ends_the_run_by_name(tiny_config, tmp_path):
     tiny_config["reward_fn"] = {"id": f"{HERE}:Hangs"}
     tiny_config["env"]["reward_timeout"] = 0.3
-    said = r"Hangs failed on token \d of sample '\d' .*: TimeIsUp: not done within 0\.3 s \(env\.reward_timeout\)"
-    with pytest.raises(RewardError, match=said):
+    message = r"Hangs failed on token \d of sample '\d' .*: TimeIsUp: not done within 0\.3 s \(env\.reward_timeout\)"
+    with pytest.raises(RewardError, match=message):
         run(tiny_config, tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_a_timeout_that_would_do_nothing_is_a_mistake(kind, tiny_config):
     tiny_config["env"] |= {"vec_env": kind, "reward_timeout": 3, "reward_workers": 1}
     with pytest.raises(ConfigError) as error:
         parse_config(tiny_config)
-    assert [mistake.path for mistake in error.value.mistakes] == ["env.reward_workers", "env.reward_timeout"]
+    assert [issue.path for issue in error.value.issues] == ["env.reward_workers", "env.reward_timeout"]
 
 
 def test_a_reward_with_too_few_values(tiny_config, tmp_path):
@@ -127,7 +127,7 @@ def test_a_pool_without_its_file_is_named(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("exit", "could not be prepared: SystemExit: 0"),
         ("nothing", "could not be prepared: TypeError"),
@@ -135,9 +135,9 @@ def test_a_pool_without_its_file_is_named(tiny_config, tmp_path):
         ("no list", "has .*'train_0'.*; expected pairs \(Sample, .* the references are a list"),
     ],
 )
-def test_a_pool_that_exits_or_has_no_samples_is_named(what, said, tiny_config, tmp_path):
+def test_a_pool_that_exits_or_has_no_samples_is_named(what, message, tiny_config, tmp_path):
     tiny_config["datapool"] = {"id": f"{HERE}:Samples", "args": {"what": what}}
-    with pytest.raises(DataPoolError, match=f"the split 'train' of the data pool '{HERE}:Samples' {said}"):
+    with pytest.raises(DataPoolError, match=f"the split 'train' of the data pool '{HERE}:Samples' {message}"):
         run(tiny_config, tmp_path)
 
 
@@ -232,21 +232,21 @@ def test_what_only_torch_and_transformers_know_is_said_before_weights_are_read(t
     tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["eos_token_id"] = 3
     with pytest.raises(ConfigError) as error:
         run(tiny_config, tmp_path)
-    paths = [mistake.path for mistake in error.value.mistakes]
+    paths = [issue.path for issue in error.value.issues]
     assert paths == [f"alg.policy.args.generation_kwargs.{key}" for key in ("max_new_token", "eos_token_id")] + [
         "device"
     ]
     assert "did you mean 'max_new_tokens'" in str(error.value)
 
 
-def test_settings_that_would_have_no_effect_are_mistakes(tiny_config, tmp_path):
+def test_settings_that_would_have_no_effect_are_issues(tiny_config, tmp_path):
     tiny_config["alg"]["kl_div"]["coeff"] = 0
     tiny_config["alg"]["policy"]["args"]["optimizer_kwargs"] = {"lr": 1, "weight_decay": 0.5, "eps": 1e-6}
     with pytest.raises(ConfigError) as error:
         run(tiny_config, tmp_path)
-    assert len(error.value.mistakes) == 3
-    for said in ("optimizer_kwargs.lr", "optimizer_kwargs.weight_decay", "target_kl has no effect"):
-        assert said in str(error.value)
+    assert len(error.value.issues) == 3
+    for message in ("optimizer_kwargs.lr", "optimizer_kwargs.weight_decay", "target_kl has no effect"):
+        assert message in str(error.value)
 
 
 def test_an_empty_prompt_is_found_before_the_model_loads(tiny_config, tmp_path, monkeypatch):

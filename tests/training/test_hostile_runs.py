@@ -25,7 +25,7 @@ from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.tracking.base import logger
 from rl4lms_like.training.config.run_config import load_config, parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
-from rl4lms_like.training.resuming.resume import resumption, tell_the_way_on
+from rl4lms_like.training.resuming.resume import log_resume_hint, resumption
 from rl4lms_like.training.run import train_config
 
 SECRET = "correct-horse-battery-staple"
@@ -222,7 +222,7 @@ def test_of_thousands_of_mistakes_some_are_told(tiny_config):
     tiny_config["reward_fn"] = {"id": "increasing_numbers", "args": args}
     with pytest.raises(ConfigError) as caught:
         parse_config(tiny_config)
-    assert len(caught.value.mistakes) == 501 and caught.value.mistakes[-1].message.startswith("and 35")
+    assert len(caught.value.issues) == 501 and caught.value.issues[-1].message.startswith("and 35")
     assert SECRET not in str(caught.value)
 
 
@@ -287,8 +287,8 @@ def test_a_config_beside_the_model_lets_no_code_run_unless_the_user_does(command
     folder, mark = with_code
     command = [str(folder) if word == "RUN" else word for word in command]
     assert main(command) == 2
-    said = capsys.readouterr().err
-    assert "alg.policy.args.trust_remote_code: true in a run's folder" in said and "--trust_remote_code" in said
+    detail = capsys.readouterr().err
+    assert "alg.policy.args.trust_remote_code: true in a run's folder" in detail and "--trust_remote_code" in detail
     assert not mark.exists()
     assert main([*command, "--trust_remote_code"]) != 0
     assert "stops here" in capsys.readouterr().err
@@ -304,9 +304,9 @@ def test_a_run_that_goes_on_asks_too_and_says_how(tiny_config, tmp_path, capsys)
     assert "alg.policy.args.trust_remote_code: true in a run's folder" in capsys.readouterr().err
     assert main([*command, "--trust_remote_code"]) == 0
     tracker = SimpleNamespace(run_path=folder, run_config=tiny_config, log_info=print)
-    tell_the_way_on(tracker)
-    assert f"--resume {folder} --code" in (said := capsys.readouterr().out)
-    assert said.rstrip().endswith(" --trust_remote_code")
+    log_resume_hint(tracker)
+    assert f"--resume {folder} --code" in (detail := capsys.readouterr().out)
+    assert detail.rstrip().endswith(" --trust_remote_code")
 
 
 def test_a_config_that_the_user_names_says_so_itself(tiny_config, tmp_path, capsys):

@@ -69,17 +69,17 @@ def test_a_field_that_lora_does_not_have_is_a_mistake(peft, key, message, tiny_c
     policy_args(tiny_config)["peft"] = peft
     with pytest.raises(ConfigError) as caught:
         parse_config(tiny_config)
-    mistake = caught.value.mistakes[0]
-    assert mistake.path == f"alg.policy.args.peft{key}" and message in mistake.message
-    assert len(caught.value.mistakes) == 1
+    issue = caught.value.issues[0]
+    assert issue.path == f"alg.policy.args.peft{key}" and message in issue.message
+    assert len(caught.value.issues) == 1
 
 
-def test_contradictions_are_mistakes(tiny_config):
+def test_contradictions_are_issues(tiny_config):
     args = policy_args(tiny_config)
     args |= {"critic": "shared", "critic_model": "./nowhere", "merge_on_save": True}
     with pytest.raises(ConfigError) as caught:
         parse_config(tiny_config)
-    found = [f"{mistake.path} {mistake.message}" for mistake in caught.value.mistakes]
+    found = [f"{issue.path} {issue.message}" for issue in caught.value.issues]
     assert any("critic_model there is no folder" in text for text in found)
     assert any("critic_model is the network of a separate critic" in text for text in found)
     assert any("merge_on_save there are no adapters to merge" in text for text in found)

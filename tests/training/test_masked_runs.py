@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.policies.masked import MaskedTextWriter
+from rl4lms_like.policies.masked import MaskedTextGenerator
 from rl4lms_like.training import inference
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
@@ -51,11 +51,11 @@ def test_a_run_trains_and_its_model_goes_on_within_its_masks(config, tmp_path, m
     assert (folder / "model" / "mask_model" / "model.safetensors").is_file()
     writers = []
     original = inference._writer
-    monkeypatch.setattr(inference, "_writer", lambda *args: writers.append(original(*args)) or writers[-1])
+    monkeypatch.setattr(inference, "_generator_of", lambda *args: writers.append(original(*args)) or writers[-1])
     evaluate_run(folder, split="val", limit=2)
     generate_texts(folder, ["Count with me"], max_new_tokens=4)
     for writer in writers:
-        assert isinstance(writer, MaskedTextWriter) and writer.rule.top_mask == 0.5
+        assert isinstance(writer, MaskedTextGenerator) and writer.rule.top_mask == 0.5
         assert writer.mask_model is not writer.model
         differences = [
             float((a - b).detach().abs().max())
@@ -98,7 +98,7 @@ def test_their_nlpo_configs_have_no_mistake_in_what_concerns_it(name):
     try:
         config = parse_config(OFFERED[name], source=name)
     except ConfigError as error:
-        assert not [mistake for mistake in error.mistakes if mistake.path.startswith("alg")]
+        assert not [issue for issue in error.issues if issue.path.startswith("alg")]
     else:
         assert config.alg.policy.args["top_mask"] == OFFERED[name]["alg"]["policy"]["args"]["top_mask"]
 
@@ -109,7 +109,7 @@ def test_their_nlpo_configs_have_no_mistake_in_what_concerns_it(name):
 def mistakes_of(blocks):
     with pytest.raises(ConfigError) as caught:
         parse_config(blocks)
-    return [str(mistake) for mistake in caught.value.mistakes]
+    return [str(issue) for issue in caught.value.issues]
 
 
 def test_the_algorithm_and_the_policies_need_each_other():
@@ -123,12 +123,12 @@ def test_the_algorithm_and_the_policies_need_each_other():
         blocks = masked(blocks)
         for algorithm in ("ppo", "a2c", "stable_baselines3:PPO"):
             blocks["alg"]["id"], blocks["alg"]["args"] = algorithm, {"n_steps": 128}
-            (mistake,) = mistakes_of(blocks)
-            assert mistake.startswith("alg.policy.id") and "needs alg.id: nlpo" in mistake and policy in mistake
+            (issue,) = mistakes_of(blocks)
+            assert issue.startswith("alg.policy.id") and "needs alg.id: nlpo" in issue and policy in issue
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ({"top_mask": None}, "expected a whole number, or a number, got null"),
         ({"top_mask": -1}, "expected a probability above 0 and at most 1, got -1"),
@@ -142,11 +142,11 @@ def test_the_algorithm_and_the_policies_need_each_other():
         ({"special_token_ids": [1]}, "filled in by the library"),
     ],
 )
-def test_masks_that_cannot_be_are_reported_before_a_model_is_loaded(args, said):
+def test_masks_that_cannot_be_are_reported_before_a_model_is_loaded(args, message):
     blocks = masked(run_blocks())
     blocks["alg"]["policy"]["args"].update(args)
-    (mistake,) = mistakes_of(blocks)
-    assert mistake.startswith("alg.policy.args") and said in mistake
+    (issue,) = mistakes_of(blocks)
+    assert issue.startswith("alg.policy.args") and message in issue
 
 
 def test_top_mask_must_be_given():

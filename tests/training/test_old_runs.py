@@ -35,8 +35,8 @@ def test_where_no_evaluation_can_be_written_is_told_before_the_model_is_loaded(r
     monkeypatch.setattr(Path, "mkdir", refused)
     monkeypatch.setattr("rl4lms_like.policies.loading.load_model", lambda *a, **b: pytest.fail("it was loaded"))
     assert main(["evaluate", str(runs / "ppo" / "seed_0")]) == 1
-    said = capsys.readouterr().err
-    assert str(runs / "ppo" / "seed_0" / "evaluation") in said and "--output" in said
+    message = capsys.readouterr().err
+    assert str(runs / "ppo" / "seed_0" / "evaluation") in message and "--output" in message
 
 
 def test_its_model_writes_as_its_rollouts_did(runs, capsys):

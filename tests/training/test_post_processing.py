@@ -72,7 +72,7 @@ def test_a_function_that_fails_is_told_before_a_model_is_loaded(tiny_gpt2_dir, m
 
 
 @pytest.mark.parametrize(
-    ("post", "said"),
+    ("post", "message"),
     [
         (
             {"id": "three_sentence_sumary"},
@@ -86,10 +86,10 @@ def test_a_function_that_fails_is_told_before_a_model_is_loaded(tiny_gpt2_dir, m
         ("three_sentence_summary", f"{PLACE}: expected null or a mapping with id"),
     ],
 )
-def test_mistakes_are_found_with_the_config(post, said):
+def test_mistakes_are_found_with_the_config(post, message):
     blocks = supervised_blocks()
     blocks["alg"]["generation_kwargs"]["post_processing_fn"] = post
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         parse_config(blocks)
 
 

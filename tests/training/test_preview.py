@@ -54,7 +54,7 @@ def test_mistakes_of_settings_models_and_data_are_reported_together(on):
     blocks["reward_fn"] = {"id": "rouge", "args": {"rouge_type": "rouge1"}}
     with pytest.raises(ConfigError) as caught:
         list(preview(parse_config(blocks)))
-    assert [mistake.path for mistake in caught.value.mistakes] == [
+    assert [issue.path for issue in caught.value.issues] == [
         "alg.policy.args.generation_kwargs.no_such_setting", "env.args", "reward_fn"
     ]  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(
     family = on(model=tiny_t5_dir, critic_model=str(tiny_t5_dir))
     with pytest.raises(ConfigError) as caught:
         list(preview(parse_config(family)))
-    assert [mistake.path for mistake in caught.value.mistakes] == [
+    assert [issue.path for issue in caught.value.issues] == [
         "alg.policy.args.model_name",
         "alg.policy.args.critic_model",
     ]
@@ -78,7 +78,7 @@ def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(
             list(preview(parse_config(blocks)))
         with pytest.raises(ConfigError) as trained:
             assemble(parse_config(blocks))
-        assert trained.value.mistakes == caught.value.mistakes
+        assert trained.value.issues == caught.value.issues
 
 
 @pytest.mark.parametrize("key", ["model_name", "critic_model", "reference_model"])
@@ -112,7 +112,7 @@ def test_no_memory_is_estimated_for_lengths_that_the_model_does_not_have(on):
     blocks["env"]["args"]["max_prompt_length"] = 2**31
     with pytest.raises(ConfigError) as caught:
         list(preview(parse_config(blocks)))
-    assert [mistake.path for mistake in caught.value.mistakes] == ["env.args"]
+    assert [issue.path for issue in caught.value.issues] == ["env.args"]
 
 
 def test_episodes_are_no_longer_than_their_default_limit(on, tiny_t5_dir):
@@ -145,8 +145,8 @@ def test_a_device_that_is_none_on_any_machine_is_told_with_its_key(place, device
 
 def test_a_supervised_runs_device_is_told_by_check_where_no_machine_has_it(tiny_gpt2_dir):
     blocks = supervised_blocks()
-    for device, said in [("CPU", "expected auto, cpu"), ("cuda:1", "uses the first visible GPU")]:
-        with pytest.raises(ConfigError, match=f"device: .*{said}"):
+    for device, detail in [("CPU", "expected auto, cpu"), ("cuda:1", "uses the first visible GPU")]:
+        with pytest.raises(ConfigError, match=f"device: .*{detail}"):
             list(preview(parse_config(blocks | {"device": device})))
 
 
@@ -214,7 +214,7 @@ def test_a_reward_that_needs_references_refuses_samples_without_them_before_weig
     for checked in (assemble, lambda config: list(preview(config))):
         with pytest.raises(ConfigError, match=r"6 of 30 samples of 'train' lack .the first is 'train_0'") as caught:
             checked(parse_config(blocks))
-        assert [mistake.path for mistake in caught.value.mistakes] == ["reward_fn"]
+        assert [issue.path for issue in caught.value.issues] == ["reward_fn"]
 
 
 @pytest.mark.parametrize("metric", [
@@ -228,7 +228,7 @@ def test_a_metric_that_needs_references_refuses_splits_without_any(on, metric):
     blocks["train_evaluation"]["metrics"] = [{"id": "length"}, {"id": "length"}, metric]
     with pytest.raises(ConfigError) as caught:
         assemble(parse_config(blocks))
-    assert [mistake.path for mistake in caught.value.mistakes] == ["train_evaluation.metrics.2"]
+    assert [issue.path for issue in caught.value.issues] == ["train_evaluation.metrics.2"]
 
 
 def test_what_needs_no_references_is_not_refused(on):

@@ -70,7 +70,7 @@ def learned(config, n_iterations: int = 2):
         head = copy.deepcopy(run.policy.value_head)
         run.algorithm.learn_iteration(iteration, n_iterations)
     tracker = Lines()
-    TokenCredit(run, tracker).saw_iteration(1)
+    TokenCredit(run, tracker).on_iteration_end(1)
     ((file, line),) = tracker.written
     assert file == CREDIT_FILE
     return run, (before, values, head), line
@@ -341,7 +341,7 @@ def test_recording_leaves_the_policy_in_its_mode_and_draws_no_random_numbers(con
         run.policy.set_training_mode(mode)
         state, tracker = torch.get_rng_state(), Lines()
         modes = [module.training for module in run.policy.modules()]
-        TokenCredit(run, tracker).saw_iteration(1)
+        TokenCredit(run, tracker).on_iteration_end(1)
         assert [module.training for module in run.policy.modules()] == modes
         assert torch.equal(torch.get_rng_state(), state)
         assert tracker.written[0][1] == {"iteration": 1, **{key: line[key] for key in line if key != "iteration"}}
@@ -350,16 +350,16 @@ def test_recording_leaves_the_policy_in_its_mode_and_draws_no_random_numbers(con
 def test_an_algorithm_without_episodes_is_left_out(config, monkeypatch):
     run = assemble(parse_config(config))
     tracker = Lines()
-    TokenCredit(run, tracker).saw_iteration(1)  # nothing was collected yet
+    TokenCredit(run, tracker).on_iteration_end(1)  # nothing was collected yet
     monkeypatch.setattr(run.algorithm, "rollout_buffer", object())
-    TokenCredit(run, tracker).saw_iteration(1)
+    TokenCredit(run, tracker).on_iteration_end(1)
     assert tracker.written == []
 
 
 def test_the_followed_prompt_is_remembered(config):
     run, _, line = learned(config, 1)
     first = TokenCredit(run, Lines())
-    first.saw_iteration(1)
+    first.on_iteration_end(1)
     second = TokenCredit(run, Lines())
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     (sample_id,) = {episode["sample_id"] for episode in line["episodes"] if episode["followed"]}

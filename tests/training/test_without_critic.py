@@ -96,7 +96,7 @@ def test_arguments_of_a_critic_are_mistakes_without_one(given, registered, tiny_
     tiny_config["alg"] |= {"id": "reinforce", "args": given}
     with pytest.raises(ConfigError) as caught:
         parse_config(tiny_config)
-    assert {mistake.path for mistake in caught.value.mistakes} >= {f"alg.args.{key}" for key in given}
+    assert {issue.path for issue in caught.value.issues} >= {f"alg.args.{key}" for key in given}
     with pytest.raises(ConfigError):
         build(Reinforce, tiny_gpt2_dir, tiny_tokenizer, **given)
 

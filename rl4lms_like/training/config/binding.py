@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import MinLen
 from pydantic import PlainValidator
 
-from rl4lms_like.core.errors import ComponentError, ConfigError, MissingExtraError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.errors import ComponentError, ConfigError, ConfigIssue, MissingExtraError, RL4LMsLikeError
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.schema import (
@@ -120,7 +120,7 @@ def check_component(
     args: Mapping[str, Any],
     path: str,
     exclude: Sequence[str] = (),
-) -> tuple[dict[str, Any], list[Mistake]]:
+) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Check the arguments of a component against its signature.
 
     Args:
@@ -135,13 +135,13 @@ def check_component(
     """
     also = (SHAPING,) if takes_shaping(registry, target) else ()
     own = {name: value for name, value in args.items() if name not in also}
-    bound, mistakes = check_arguments(target, own, path, exclude=exclude, also=also, special=_validator_of)
+    bound, issues = check_arguments(target, own, path, exclude=exclude, also=also, special=_validator_of)
     if also and args.get(SHAPING) is not None:
         try:
             bound[SHAPING] = _reward(_REWARDS, args[SHAPING])
         except RefusedError as refused:
-            mistakes += [mistake.below(join(path, SHAPING)) for mistake in refused.mistakes]
-    return bound, mistakes
+            issues += [issue.below(join(path, SHAPING)) for issue in refused.issues]
+    return bound, issues
 
 
 def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
@@ -180,20 +180,20 @@ def _part(value: Any) -> Nested:
 
 def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> Nested:
     is_id = isinstance(value, str)
-    fields, mistakes = check_block(block, {"id": value} if is_id else value, None)
+    fields, issues = check_block(block, {"id": value} if is_id else value, None)
     if isinstance(id := fields.get("id"), str) and (is_id or "args" in fields or "args" not in value):
         try:
             target, args = REWARDS.signature(id), fields.get("args", {})
             if (misfit := _misfit(id, target, args, bases)) is not None:
-                mistakes.append(Mistake("id", misfit))
+                issues.append(ConfigIssue("id", misfit))
             fields["args"], wrong = check_component(REWARDS, target, args, "args")
-            mistakes += wrong
+            issues += wrong
         except ConfigError as error:
-            mistakes += [Mistake("id", mistake.message) for mistake in error.mistakes]
+            issues += [ConfigIssue("id", issue.message) for issue in error.issues]
         except MissingExtraError:  # building the reward reports what to install
             pass
-    if mistakes:
-        raise RefusedError(*(Mistake("", one.message) if is_id and one.path == "id" else one for one in mistakes))
+    if issues:
+        raise RefusedError(*(ConfigIssue("", one.message) if is_id and one.path == "id" else one for one in issues))
     return Nested({"args": {}, **fields}, kind)
 
 
@@ -214,16 +214,16 @@ def _misfit(id: str, target: Callable[..., Any], args: Mapping[str, Any], bases:
 
 def _parts(value: Any) -> Any:
     """Validate a list of `RewardPart` with distinct names."""
-    parts, mistakes = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
+    parts, issues = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
     taken: dict[str, int] = {}
     for index, item in enumerate(value if isinstance(value, list) else ()):
         given = item if isinstance(item, Mapping) else {"id": item}
         name = given.get("name") or name_of(str(given.get("id")))
         if isinstance(given.get("id"), str) and (first := taken.setdefault(str(name), index)) != index:
-            said = f"{name!r} is already the name of item {first}; give each item a distinct name"
-            mistakes.append(Mistake(f"{index}.name", said))
-    if mistakes:
-        raise RefusedError(*mistakes)
+            text = f"{name!r} is already the name of item {first}; give each item a distinct name"
+            issues.append(ConfigIssue(f"{index}.name", text))
+    if issues:
+        raise RefusedError(*issues)
     return parts
 
 
@@ -231,9 +231,9 @@ def _block(kind: type, value: Any) -> Any:
     """Validate a dataclass, given as a mapping of its fields."""
     if isinstance(value, kind):
         return value
-    fields, mistakes = check_block(kind, value, _validator_of)
-    if mistakes:
-        raise RefusedError(*mistakes)
+    fields, issues = check_block(kind, value, _validator_of)
+    if issues:
+        raise RefusedError(*issues)
     return Nested(fields, kind)
 
 
@@ -241,21 +241,21 @@ _METHODS = {"reward": "__call__", "metric": "compute"}
 """Method that a component must have, by its registry's kind."""
 
 
-def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
+def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return a copy of the mapping with all `args` coerced to their types, and every mistake in ids and `args`.
 
     Values without the form of a component are left to the check of the blocks.
     """
     blocks = copy.deepcopy(dict(mapping))
-    mistakes = []
+    issues = []
     for slot in slots(blocks):
-        mistakes += _bind(slot)
-    mistakes += _bind_env(blocks)
+        issues += _bind(slot)
+    issues += _bind_env(blocks)
     _bind_adapters(blocks)
-    return blocks, mistakes + _bind_generation(blocks)
+    return blocks, issues + _bind_generation(blocks)
 
 
-def _bind(slot: Slot) -> list[Mistake]:
+def _bind(slot: Slot) -> list[ConfigIssue]:
     id, args = slot.block.get("id"), slot.block.get("args")
     args = {} if args is None else args
     if not isinstance(id, str) or not isinstance(args, Mapping):
@@ -263,13 +263,13 @@ def _bind(slot: Slot) -> list[Mistake]:
     try:
         target = slot.takes()
     except ConfigError as error:
-        return [slot.wrong_id(mistake.message) for mistake in error.mistakes]
+        return [slot.wrong_id(issue.message) for issue in error.issues]
     except MissingExtraError:  # not a mistake in the config; building the component reports what to install
         return []
     exclude = FILLED_IN.get(slot.registry.kind, ())
-    bound, mistakes = check_component(slot.registry, target, args, join(slot.path, "args"), exclude)
+    bound, issues = check_component(slot.registry, target, args, join(slot.path, "args"), exclude)
     slot.block["args"] = plain(bound)
-    return mistakes
+    return issues
 
 
 def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,14 +320,14 @@ def _can_be_written(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _bind_generation(blocks: dict[str, Any]) -> list[Mistake]:
-    mistakes = []
+def _bind_generation(blocks: dict[str, Any]) -> list[ConfigIssue]:
+    issues = []
     for place in GENERATION:
         block = at(blocks, place.rpartition(".")[0])
         if isinstance(block, dict) and isinstance(kwargs := block.get("generation_kwargs"), Mapping):
             block["generation_kwargs"], wrong = bind_generation(kwargs, place)
-            mistakes += wrong
-    return mistakes
+            issues += wrong
+    return issues
 
 
 def _bind_adapters(blocks: dict[str, Any]) -> None:
@@ -338,13 +338,13 @@ def _bind_adapters(blocks: dict[str, Any]) -> None:
             block["peft"] = {**peft, **check_arguments(LoraArguments, peft, place)[0]}
 
 
-def _bind_env(blocks: dict[str, Any]) -> list[Mistake]:
+def _bind_env(blocks: dict[str, Any]) -> list[ConfigIssue]:
     env = blocks.get("env")
     args = env.get("args") if isinstance(env, dict) else None
     if not isinstance(env, dict) or not isinstance(args, Mapping | None):
         return []
-    env["args"], mistakes = check_arguments(EnvArguments, args or {}, "env.args")
-    return mistakes
+    env["args"], issues = check_arguments(EnvArguments, args or {}, "env.args")
+    return issues
 
 
 def build_component(registry: Registry, config: ComponentConfig, kind: str) -> Any:
@@ -360,9 +360,9 @@ def build_component(registry: Registry, config: ComponentConfig, kind: str) -> A
 
 def _build(registry: Registry, id: str, args: Mapping[str, Any], what: str) -> Any:
     target = registry.signature(id)
-    checked, mistakes = check_component(registry, target, args, "args")
-    if mistakes:
-        raise ComponentError(f"{what} could not be built: {ConfigError(mistakes, 'its arguments')}")
+    checked, issues = check_component(registry, target, args, "args")
+    if issues:
+        raise ComponentError(f"{what} could not be built: {ConfigError(issues, 'its arguments')}")
 
     def build(nested: Nested, fields: dict[str, Any], path: str) -> Any:
         if nested.kind not in (RewardFunction, RewardPart):
@@ -385,8 +385,8 @@ def _build_one(registry: Registry, id: str, checked: Mapping[str, Any], args: di
     except BaseException as error:
         raise ComponentError(f"{what} could not be built: {raised(error)}") from error
     if not callable(getattr(component, _METHODS[registry.kind], None)):
-        said = f"it is a {type(component).__name__}, which has no method {_METHODS[registry.kind]!r}"
-        raise ComponentError(f"{what} is not a {registry.kind}: {said}")
+        text = f"it is a {type(component).__name__}, which has no method {_METHODS[registry.kind]!r}"
+        raise ComponentError(f"{what} is not a {registry.kind}: {text}")
     if shaping is None:
         return component
     given = checked[SHAPING]

@@ -20,12 +20,12 @@ from typing import Any
 from rl4lms_like.algorithms.arguments import (
     NLPOArguments,
     TRPOArguments,
-    critic_mistakes,
-    value_mistakes,
+    critic_issues,
+    value_issues,
     without_second_derivatives,
 )
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import DataPoolError, Mistake
+from rl4lms_like.core.errors import ConfigIssue, DataPoolError
 from rl4lms_like.core.model_weights import names_folder
 from rl4lms_like.core.schema import at, join, signature_of, unknown_key
 from rl4lms_like.core.secrets import names_variable
@@ -34,7 +34,7 @@ from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_mistakes, mask_mistakes
+from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_issues, mask_issues
 from rl4lms_like.training.config.places import GENERATION, POST_PROCESSING, targets
 from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unknown_embedded_model
 
@@ -43,15 +43,15 @@ SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
 
 
-def cross_check(blocks: dict[str, Any]) -> list[Mistake]:
+def cross_check(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Return the mistakes that all checks find in a bound mapping."""
-    return [mistake for check in CROSS_CHECKS for mistake in check(blocks)]
+    return [issue for check in CROSS_CHECKS for issue in check(blocks)]
 
 
-def _embedded_models(blocks: dict[str, Any]) -> list[Mistake]:
+def _embedded_models(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find names with the prefix of embedded models that no embedded model has."""
     return [
-        Mistake(path, unknown_embedded_model(value))
+        ConfigIssue(path, unknown_embedded_model(value))
         for path, value in _values(blocks)
         if is_embedded(value) and value not in NAMES
     ]
@@ -66,19 +66,19 @@ def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _values(item, join(path, key))
 
 
-def _missing_folders(blocks: dict[str, Any]) -> list[Mistake]:
+def _missing_folders(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find model names that can only be local folders, and do not exist."""
     places = ["tokenizer.model_name", "alg.model_name"]
     places += [f"alg.policy.args.{key}" for key in ("model_name", "reference_model", "critic_model")]
     names = ((path, at(blocks, path)) for path in places)
     return [
-        Mistake(path, f"there is no folder {name!r}" + _where_from(name))
+        ConfigIssue(path, f"there is no folder {name!r}" + _where_from(name))
         for path, name in names
         if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir()
     ]
 
 
-def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
+def _missing_data(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check that the `data_dir` of the library's own pools exists."""
     module = str(getattr(targets(blocks).get("datapool"), "__module__", ""))
     folder = at(blocks, "datapool.args.data_dir")
@@ -86,19 +86,21 @@ def _missing_data(blocks: dict[str, Any]) -> list[Mistake]:
         return []
     if with_home(folder).is_dir():
         return []
-    return [Mistake("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
+    return [ConfigIssue("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
 
 
 def _where_from(name: str) -> str:
     return "" if with_home(name).is_absolute() else f" below {Path.cwd()}"
 
 
-def _pool_files(blocks: dict[str, Any]) -> list[Mistake]:
+def _pool_files(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check that the library's own pools get either one file for all splits or one for each."""
     args = at(blocks, "datapool.args")
     if file_pool(blocks) is None or (args.get("path") is None) != (args.get("data_files") is None):
         return []
-    return [Mistake("datapool.args", "give either path (one file for all splits) or data_files (one file per split)")]
+    return [
+        ConfigIssue("datapool.args", "give either path (one file for all splits) or data_files (one file per split)")
+    ]
 
 
 def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
@@ -111,7 +113,7 @@ def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
     return prepare if reads_files else None
 
 
-def data_mistakes(blocks: dict[str, Any]) -> list[Mistake]:
+def data_issues(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find missing files of the library's own pools, and files whose first row lacks a column that the config names.
 
     Args:
@@ -125,55 +127,55 @@ def data_mistakes(blocks: dict[str, Any]) -> list[Mistake]:
     for split in ("train",) if path is not None else SPLITS:
         place, file = ("path", path) if path is not None else (f"data_files.{split}", files.get(split))
         if isinstance(file, str) and not os.path.exists(with_home(file)):
-            found.append(Mistake(f"datapool.args.{place}", f"there is no file {file!r}" + _where_from(file)))
+            found.append(ConfigIssue(f"datapool.args.{place}", f"there is no file {file!r}" + _where_from(file)))
             continue
         own = files if path is None else {split: path}
         try:
             prepare(split, **{**args, "path": None, "data_files": own, "max_size": 1})
         except DataPoolError as error:
-            found.append(Mistake("datapool.args", str(error)))
+            found.append(ConfigIssue("datapool.args", str(error)))
     return found
 
 
-def _post_processing(blocks: dict[str, Any]) -> list[Mistake]:
+def _post_processing(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check that `post_processing_fn` is null or a component in supervised runs, and not set in RL runs."""
     post = at(blocks, POST_PROCESSING)
     found = []
     if post is not None and not (isinstance(post, Mapping) and isinstance(post.get("id"), str)):
-        found = [Mistake(POST_PROCESSING, f"expected null or a mapping with id; got {shown(post)}")]
+        found = [ConfigIssue(POST_PROCESSING, f"expected null or a mapping with id; got {shown(post)}")]
     elif post is not None:
         others = [key for key in post if key not in ("id", "args")]
-        found = [Mistake(join(POST_PROCESSING, key), unknown_key(key, ("id", "args"))) for key in others]
+        found = [ConfigIssue(join(POST_PROCESSING, key), unknown_key(key, ("id", "args"))) for key in others]
     for place in ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"):
         if at(blocks, f"{place}.post_processing_fn") is not None:
-            said = "is only for supervised runs; the responses of an RL run are scored unchanged"
-            found.append(Mistake(f"{place}.post_processing_fn", said))
+            text = "is only for supervised runs; the responses of an RL run are scored unchanged"
+            found.append(ConfigIssue(f"{place}.post_processing_fn", text))
     return found
 
 
-def _response_lengths(blocks: dict[str, Any]) -> list[Mistake]:
+def _response_lengths(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check that `max_length` of a seq2seq model is above 1: it counts the start token."""
     return [
-        Mistake(f"{place}.max_length", "counts a seq2seq model's start token: expected at least 2")
+        ConfigIssue(f"{place}.max_length", "counts a seq2seq model's start token: expected at least 2")
         for place in GENERATION
         if at(blocks, f"{place}.max_length") == 1 and at(blocks, f"{place}.max_new_tokens") is None
         if at(blocks, "alg.model_type") == "seq2seq" or "seq2seq" in str(at(blocks, "alg.policy.id"))
     ]
 
 
-def _metric_keys(blocks: dict[str, Any]) -> list[Mistake]:
+def _metric_keys(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find metrics that report the same key, which would overwrite each other. Identical metrics are computed once."""
     metrics = at(blocks, "train_evaluation.metrics")
-    mistakes: list[Mistake] = []
+    issues: list[ConfigIssue] = []
     owners: dict[str, int] = {}
     for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
         for key in () if metric in metrics[:index] else _keys_of(metric):
             if "{" not in key and owners.setdefault(key, index) != index:
                 other = f"train_evaluation.metrics.{owners[key]} ({metrics[owners[key]]['id']})"
-                said = f"reports {key!r}, as {other} does; give one of them a name, which is appended to its keys"
-                mistakes.append(Mistake(f"train_evaluation.metrics.{index}", said))
+                text = f"reports {key!r}, as {other} does; give one of them a name, which is appended to its keys"
+                issues.append(ConfigIssue(f"train_evaluation.metrics.{index}", text))
                 break
-    return mistakes
+    return issues
 
 
 def _keys_of(metric: Any) -> list[str]:
@@ -185,64 +187,66 @@ def _keys_of(metric: Any) -> list[str]:
     return [named_key(key, name) if name else key for key in METRICS.entry(id).keys]
 
 
-def _optimizer_arguments(blocks: dict[str, Any]) -> list[Mistake]:
+def _optimizer_arguments(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find optimizer arguments that the config sets by a separate key."""
     own = {"weight_decay": "alg.policy.args.weight_decay", "lr": "alg.args.learning_rate"}
     given = at(blocks, "alg.policy.args.optimizer_kwargs")
     return [
-        Mistake(f"alg.policy.args.optimizer_kwargs.{key}", f"is set by {instead}")
+        ConfigIssue(f"alg.policy.args.optimizer_kwargs.{key}", f"is set by {instead}")
         for key, instead in own.items()
         if isinstance(given, Mapping) and key in given
     ]
 
 
-def _adapters(blocks: dict[str, Any]) -> list[Mistake]:
+def _adapters(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check the fields of `peft`, and that `merge_on_save` is only used with it."""
-    mistakes = []
+    issues = []
     for place in ("alg.policy.args", "alg"):
-        mistakes += lora_mistakes(at(blocks, f"{place}.peft"), f"{place}.peft")
+        issues += lora_issues(at(blocks, f"{place}.peft"), f"{place}.peft")
         if at(blocks, f"{place}.merge_on_save") is True and at(blocks, f"{place}.peft") is None:
-            mistakes.append(Mistake(f"{place}.merge_on_save", "there are no adapters to merge without peft"))
-    return mistakes
+            issues.append(ConfigIssue(f"{place}.merge_on_save", "there are no adapters to merge without peft"))
+    return issues
 
 
-def _hub_kernels(blocks: dict[str, Any]) -> list[Mistake]:
+def _hub_kernels(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check that attention kernels of the hub, `owner/name`, are trusted: their code is downloaded and run."""
     args = "alg.policy.args"
     name = at(blocks, f"{args}.attn_implementation")
     if not isinstance(name, str) or "/" not in name or at(blocks, f"{args}.trust_remote_code") is True:
         return []
-    said = f"{name!r} would run code from the hub; if you trust it, set {args}.trust_remote_code: true"
-    return [Mistake(f"{args}.attn_implementation", said)]
+    text = f"{name!r} would run code from the hub; if you trust it, set {args}.trust_remote_code: true"
+    return [ConfigIssue(f"{args}.attn_implementation", text)]
 
 
-def _whole_episodes(blocks: dict[str, Any]) -> list[Mistake]:
+def _whole_episodes(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find keys that need `vec_env: text`, which generates whole episodes; other kinds call the reward in `step`."""
     kind = at(blocks, "env.vec_env")
     if kind not in ("dummy", "subproc"):
         return []
-    said = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
-    return [Mistake(f"env.{key}", said) for key in ("reward_workers", "reward_timeout") if at(blocks, f"env.{key}")]
+    text = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
+    return [ConfigIssue(f"env.{key}", text) for key in ("reward_workers", "reward_timeout") if at(blocks, f"env.{key}")]
 
 
-def _critic(blocks: dict[str, Any]) -> list[Mistake]:
+def _critic(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check the critic: a shared one has no separate network, an algorithm without values has no critic."""
     args = "alg.policy.args"
     given, takes = at(blocks, args), targets(blocks)
     if isinstance(given, Mapping) and "alg" in takes:
         id, own = blocks["alg"]["id"], blocks["alg"].get("args") or {}
-        found = [mistake.below(args) for mistake in critic_mistakes(takes["alg"], given, id)]
-        found += [mistake.below("alg.args") for mistake in value_mistakes(takes["alg"], own, id)]
+        found = [issue.below(args) for issue in critic_issues(takes["alg"], given, id)]
+        found += [issue.below("alg.args") for issue in value_issues(takes["alg"], own, id)]
         if found:
             return found
     if at(blocks, f"{args}.critic") != "shared" or at(blocks, f"{args}.critic_model") is None:
         return []
     return [
-        Mistake(f"{args}.critic_model", "is the network of a separate critic; set critic to 'separate', or remove it")
+        ConfigIssue(
+            f"{args}.critic_model", "is the network of a separate critic; set critic to 'separate', or remove it"
+        )
     ]
 
 
-def _masks(blocks: dict[str, Any]) -> list[Mistake]:
+def _masks(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check that `nlpo` is used with a maskable policy and vice versa, and that rollouts can record the masks."""
     alg = blocks.get("alg")
     takes = targets(blocks)
@@ -252,22 +256,22 @@ def _masks(blocks: dict[str, Any]) -> list[Mistake]:
     id, policy = alg["id"], alg["policy"]["id"]
     if masks and not maskable:
         other = f"maskable_{policy}" if f"maskable_{policy}" in POLICIES else "a maskable policy"
-        return [Mistake("alg.policy.id", f"{id} needs a policy with a mask model: {other}, not {policy}")]
+        return [ConfigIssue("alg.policy.id", f"{id} needs a policy with a mask model: {other}, not {policy}")]
     if maskable and not masks:
         plain = policy.removeprefix("maskable_")
         hint = f"; use {plain} with {id}" if plain != policy else ""
-        return [Mistake("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")]
+        return [ConfigIssue("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")]
     args = alg["policy"].get("args")
-    return mask_mistakes(args, "alg.policy.args") if maskable and isinstance(args, Mapping) else []
+    return mask_issues(args, "alg.policy.args") if maskable and isinstance(args, Mapping) else []
 
 
-def _second_derivatives(blocks: dict[str, Any]) -> list[Mistake]:
+def _second_derivatives(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Check that the networks of `trpo` can be differentiated twice."""
     args = at(blocks, "alg.policy.args")
     if not _is_kind(targets(blocks).get("alg"), TRPOArguments) or not isinstance(args, Mapping):
         return []
     found = without_second_derivatives(args)
-    return [Mistake(join("alg.policy.args", mistake.path), mistake.message) for mistake in found]
+    return [ConfigIssue(join("alg.policy.args", issue.path), issue.message) for issue in found]
 
 
 def _is_kind(target: Any, kind: type) -> bool:
@@ -275,7 +279,7 @@ def _is_kind(target: Any, kind: type) -> bool:
     return isinstance(target, type) and issubclass(target, kind)
 
 
-def chosen_metric_mistakes(blocks: Mapping[str, Any]) -> list[Mistake]:
+def chosen_metric_issues(blocks: Mapping[str, Any]) -> list[ConfigIssue]:
     """Return a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
     known = _reported(at(blocks, "train_evaluation.metrics"))
     if known is None:
@@ -284,24 +288,24 @@ def chosen_metric_mistakes(blocks: Mapping[str, Any]) -> list[Mistake]:
     chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
     for index, each in enumerate(held_out if isinstance(held_out, list) else []):
         chosen[f"{HELD_OUT}.{index}.metric"] = each.get("metric") if isinstance(each, Mapping) else None
-    mistakes = [
+    issues = [
         unknown_metric(path, wanted, known)
         for path, wanted in chosen.items()
         if isinstance(wanted, str) and not _is_among(wanted, known)
     ]
     best = at(blocks, SUPERVISED)
     if isinstance(best, str) and not _is_among(best.removeprefix("eval_"), ["loss", *known]):
-        mistakes.append(unknown_metric(SUPERVISED, best, ["loss", *known]))
-    return mistakes
+        issues.append(unknown_metric(SUPERVISED, best, ["loss", *known]))
+    return issues
 
 
-def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> Mistake:
+def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> ConfigIssue:
     """Return the mistake for a key at a config path that no metric reports, with the closest known key."""
     keys = list(known)
     near = difflib.get_close_matches(wanted, keys, n=1)
     listed = ", ".join(keys) or "none, because train_evaluation.metrics is empty"
     hint = f"did you mean {near[0]!r}?" if near else f"known: {listed}"
-    return Mistake(path, f"no metric reports {wanted!r}; {hint}")
+    return ConfigIssue(path, f"no metric reports {wanted!r}; {hint}")
 
 
 def _reported(metrics: Any) -> list[str] | None:
@@ -328,7 +332,7 @@ CROSS_CHECKS = (
     _post_processing,
     _response_lengths,
     _metric_keys,
-    chosen_metric_mistakes,
+    chosen_metric_issues,
     _optimizer_arguments,
     _adapters,
     _hub_kernels,

@@ -7,7 +7,7 @@ docs/coming_from_trl.md has the same table and explains the differences.
 
 from __future__ import annotations
 
-from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.schema import UNKNOWN_KEY
 
 PAGE = "docs/coming_from_trl.md"
@@ -52,9 +52,9 @@ HERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 _OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.policy.args.peft.")
 
 
-def with_key_of_here(mistake: Mistake) -> Mistake:
+def with_key_of_here(issue: ConfigIssue) -> ConfigIssue:
     """Return the mistake; for an unknown key of another library, with the equivalent key of this library."""
-    here = HERE.get(mistake.path.rpartition(".")[2])
-    if here is None or not mistake.message.startswith(UNKNOWN_KEY) or mistake.path.startswith(_OWN_ARGUMENTS):
-        return mistake
-    return Mistake(mistake.path, f"{UNKNOWN_KEY}; the equivalent is {here} ({PAGE})")
+    here = HERE.get(issue.path.rpartition(".")[2])
+    if here is None or not issue.message.startswith(UNKNOWN_KEY) or issue.path.startswith(_OWN_ARGUMENTS):
+        return issue
+    return ConfigIssue(issue.path, f"{UNKNOWN_KEY}; the equivalent is {here} ({PAGE})")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rl4lms_like.core.errors import Mistake
+from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.places import GENERATION
@@ -31,7 +31,7 @@ _NEUTRAL = {
 """Arguments that change the sampled distribution -> value without effect. For an unset `top_k` see `_sampling`."""
 
 
-class Notice(Mistake):
+class Notice(ConfigIssue):
     """Message about a config path (`alg.policy.args.generation_kwargs`) that is valid."""
 
 

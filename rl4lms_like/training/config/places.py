@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.core.errors import ConfigError, MissingExtraError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.data_pools import DATA_POOLS
@@ -66,9 +66,9 @@ class Slot:
     block: dict[str, Any]
     registry: Registry
 
-    def wrong_id(self, message: str) -> Mistake:
+    def wrong_id(self, message: str) -> ConfigIssue:
         """Return the mistake for an invalid id."""
-        return Mistake(join(self.path, "id"), message)
+        return ConfigIssue(join(self.path, "id"), message)
 
     def takes(self) -> Callable[..., Any]:
         """Return the class or function that receives the `args`: the target's `arguments_class` if it has one.

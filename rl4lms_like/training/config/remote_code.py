@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.schema import join
 
 KEY = "trust_remote_code"
@@ -38,10 +38,10 @@ def refuse_unless_trusted(config: Mapping[str, Any], is_trusted: bool, source: s
     Raises:
         ConfigError: code would run without the user's permission.
     """
-    said = "true in a run's folder, which may come from another user: if you trust the code, add --trust_remote_code"
-    mistakes = [Mistake(path, said) for path in trusting({key: config.get(key) for key in blocks})]
-    if mistakes and not is_trusted:
-        raise ConfigError(mistakes, source)
+    message = "true in a run's folder, which may come from another user: if you trust the code, add --trust_remote_code"
+    issues = [ConfigIssue(path, message) for path in trusting({key: config.get(key) for key in blocks})]
+    if issues and not is_trusted:
+        raise ConfigError(issues, source)
 
 
 def trust_option(config: Mapping[str, Any]) -> str:

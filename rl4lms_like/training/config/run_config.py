@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
 from rl4lms_like.core.schema import check_arguments
-from rl4lms_like.core.secrets import secret_mistakes, without_values
+from rl4lms_like.core.secrets import secret_issues, without_values
 from rl4lms_like.training.config.binding import bind
-from rl4lms_like.training.config.cross_checks import cross_check, data_mistakes
+from rl4lms_like.training.config.cross_checks import cross_check, data_issues
 from rl4lms_like.training.config.keys_elsewhere import with_key_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.places import RunKind, run_kind
 from rl4lms_like.training.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
-MOST_TOLD = 500
+MAX_ISSUES = 500
 """Number of mistakes of a config that are reported; the others are only counted."""
 
 Side = Literal["left", "right"]
@@ -342,8 +342,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, data: bool =
         ConfigError: lists all mistakes in the file, the overrides and the components' arguments.
     """
     mapping, repeated = read_yaml(path)
-    changed, mistakes = apply_overrides(mapping, overrides)
-    return parse_config(changed, source=str(path), mistakes=repeated + mistakes, data=data)
+    changed, issues = apply_overrides(mapping, overrides)
+    return parse_config(changed, source=str(path), issues=repeated + issues, data=data)
 
 
 def parse_config(
@@ -351,7 +351,7 @@ def parse_config(
     *,
     source: str = "the config",
     components: bool = True,
-    mistakes: Sequence[Mistake] = (),
+    issues: Sequence[ConfigIssue] = (),
     data: bool = False,
 ) -> AnyConfig:
     """Check a mapping without changing it, and return its config.
@@ -360,32 +360,32 @@ def parse_config(
         mapping: the six blocks of an RL run, or the four of a supervised one.
         source: name of the mapping in error messages.
         components: look up ids and check their `args`; if false, only the blocks themselves are checked.
-        mistakes: mistakes found before, to be reported with the others.
+        issues: mistakes found before, to be reported with the others.
         data: check that the files of the data pool exist, and that their first rows have the configured columns.
 
     Raises:
         ConfigError: lists all mistakes.
     """
     blocks, comma_notices = without_stray_commas(mapping)
-    found = list(mistakes)
+    found = list(issues)
     if components:
         blocks, wrong = bind(blocks)
-        found += secret_mistakes(mapping) + wrong + cross_check(blocks)
-    if data and not any(mistake.path.startswith("datapool") for mistake in found):
-        found += data_mistakes(blocks)
+        found += secret_issues(mapping) + wrong + cross_check(blocks)
+    if data and not any(issue.path.startswith("datapool") for issue in found):
+        found += data_issues(blocks)
     kind = KINDS[run_kind(mapping)]
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
     found = list(map(with_key_of_here, found)) if kind is RunConfig else found
     if found:
-        told = _in_order_of(mapping, found)[:MOST_TOLD]
-        more = [Mistake("", f"and {len(found) - len(told)} more")] if len(found) > len(told) else []
-        raise ConfigError([*without_values(mapping, told), *more], source)
+        reported = _in_order_of(mapping, found)[:MAX_ISSUES]
+        more = [ConfigIssue("", f"and {len(found) - len(reported)} more")] if len(found) > len(reported) else []
+        raise ConfigError([*without_values(mapping, reported), *more], source)
     config: AnyConfig = kind(**fields, notices=tuple(comma_notices + notices_of(blocks)))
     return config
 
 
-def _in_order_of(mapping: Mapping[str, Any], mistakes: list[Mistake]) -> list[Mistake]:
+def _in_order_of(mapping: Mapping[str, Any], issues: list[ConfigIssue]) -> list[ConfigIssue]:
     """Sort mistakes by the order of their blocks in the file; those outside its blocks come first."""
     rank = {str(block): index for index, block in enumerate(mapping)}
-    return sorted(mistakes, key=lambda mistake: rank.get(mistake.path.partition(".")[0], -1))
+    return sorted(issues, key=lambda issue: rank.get(issue.path.partition(".")[0], -1))

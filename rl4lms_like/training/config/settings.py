@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import get_device
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake, ModelError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.arguments import EnvArguments
@@ -45,34 +45,34 @@ def check_settings(config: RunConfig) -> None:
     Raises:
         ConfigError: lists all mistakes.
     """
-    mistakes = settings_mistakes(config, here=True)
-    if mistakes:
-        raise ConfigError(mistakes)
+    issues = settings_issues(config, here=True)
+    if issues:
+        raise ConfigError(issues)
 
 
-def settings_mistakes(config: RunConfig, *, here: bool = False) -> list[Mistake]:
+def settings_issues(config: RunConfig, *, here: bool = False) -> list[ConfigIssue]:
     """Return the mistakes in these settings; those that depend on this machine's devices only if `here` is true."""
     places = {
         "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
         "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
     }
-    mistakes = [
-        Mistake(f"{path}.{key}", message)
+    issues = [
+        ConfigIssue(f"{path}.{key}", message)
         for path, kwargs in places.items()
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
-    mistakes += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
+    issues += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
     own = config.alg.args.get("device")
-    devices = device_mistakes(own or config.device, "alg.args.device" if own else "device", here=here)
-    return [*mistakes, *_algorithm_mistakes(config), *_optimizer_mistakes(config), *devices]
+    devices = device_issues(own or config.device, "alg.args.device" if own else "device", here=here)
+    return [*issues, *_algorithm_issues(config), *_optimizer_issues(config), *devices]
 
 
-def _algorithm_mistakes(config: RunConfig) -> list[Mistake]:
-    said = unsupported_with(ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id))
-    return [Mistake("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {said}")] if said else []
+def _algorithm_issues(config: RunConfig) -> list[ConfigIssue]:
+    text = unsupported_with(ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id))
+    return [ConfigIssue("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {text}")] if text else []
 
 
-def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
+def _optimizer_issues(config: RunConfig) -> list[ConfigIssue]:
     """Return the error that the optimizer raises for its arguments, tested on one weight."""
     kwargs = config.alg.policy.args.get("optimizer_kwargs")
     algorithm, policy = ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id)
@@ -85,18 +85,20 @@ def _optimizer_mistakes(config: RunConfig) -> list[Mistake]:
     try:
         make_optimizer(kind, groups, learning_rate=1e-3, optimizer_kwargs=kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
-        return [Mistake("alg.policy.args.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")]
+        return [
+            ConfigIssue("alg.policy.args.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")
+        ]
     return []
 
 
-def device_mistakes(device: str, path: str = "device", *, here: bool = True) -> list[Mistake]:
+def device_issues(device: str, path: str = "device", *, here: bool = True) -> list[ConfigIssue]:
     """Return the mistake in a config's device: on this machine, or on any machine if `here` is false."""
     try:
         chosen = get_device(device)
     except RuntimeError:
-        return [Mistake(path, f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
+        return [ConfigIssue(path, f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
     if here and device != "auto" and chosen.type != torch.device(device).type:
-        return [Mistake(path, f"{device!r} is not available here; use auto for an available device")]
+        return [ConfigIssue(path, f"{device!r} is not available here; use auto for an available device")]
     return []
 
 
@@ -156,17 +158,17 @@ def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: N
         ModelError: the tokenizer has tokens that the policy does not have.
     """
     wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
-    mistakes = []
+    issues = []
     for key, network in networks.items():
         if wanted is not None and auto_class_of(network) is not wanted:
             kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
-            said = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
-            mistakes.append(Mistake(f"{ARGS}.{key}", said))
+            text = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
+            issues.append(ConfigIssue(f"{ARGS}.{key}", text))
         elif (found := n_tokens(network)) != (expected := n_tokens(networks["model_name"])):
-            said = f"{_NETWORKS[key]} has {found} tokens, the policy {expected}: they must have the same vocabulary"
-            mistakes.append(Mistake(f"{ARGS}.{key}", said))
-    if mistakes:
-        raise ConfigError(mistakes)
+            text = f"{_NETWORKS[key]} has {found} tokens, the policy {expected}: they must have the same vocabulary"
+            issues.append(ConfigIssue(f"{ARGS}.{key}", text))
+    if issues:
+        raise ConfigError(issues)
     model_name = config.alg.policy.args["model_name"]
     check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
 
@@ -206,8 +208,8 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
         needed = max(prompt, response) if network.is_encoder_decoder else prompt + response
         if positions is not None and needed > positions:
             what = "the longer of prompt and response" if network.is_encoder_decoder else "prompt and response together"
-            said = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
-            raise ConfigError([Mistake("env.args", f"{said}response {response}): reduce these lengths")])
+            text = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
+            raise ConfigError([ConfigIssue("env.args", f"{text}response {response}): reduce these lengths")])
     return prompt, response
 
 
@@ -219,7 +221,7 @@ def _prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int
     try:
         return length_limit(tokenizer)
     except ConfigError as error:
-        raise ConfigError([one.below("env.args") for one in error.mistakes]) from error
+        raise ConfigError([one.below("env.args") for one in error.issues]) from error
 
 
 def response_length(config: RunConfig, network: PretrainedConfig) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.schema import join
 from rl4lms_like.core.wording import shown
 
@@ -71,7 +71,7 @@ for _side in (_Loader, _Dumper):
 _Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str(repr(value)))
 
 
-def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
+def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return the mapping in a YAML file, and the mistakes of `parse_yaml`; an error message lists `keys` as expected.
 
     Raises:
@@ -82,27 +82,27 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(LONGEST + 1)
     except FileNotFoundError as error:
-        raise ConfigError([Mistake("", "there is no such file")], source) from error
+        raise ConfigError([ConfigIssue("", "there is no such file")], source) from error
     except UnicodeDecodeError as error:
-        raise ConfigError([Mistake("", "the file is not text in UTF-8")], source) from error
+        raise ConfigError([ConfigIssue("", "the file is not text in UTF-8")], source) from error
     except OSError as error:
-        raise ConfigError([Mistake("", f"cannot read the file: {error.strerror}")], source) from error
+        raise ConfigError([ConfigIssue("", f"cannot read the file: {error.strerror}")], source) from error
     return parse_yaml(text, source, keys)
 
 
-def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[Mistake]]:
+def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return the mapping in a YAML text, and mistakes for repeated keys and numbers that YAML reads in another base.
 
     Raises:
         ConfigError: the text is not YAML, or not a mapping.
     """
     try:
-        value, mistakes = _constructed(text)
+        value, issues = _constructed(text)
     except ValueError as error:
-        raise ConfigError([Mistake("", str(error))], source) from error
+        raise ConfigError([ConfigIssue("", str(error))], source) from error
     if not isinstance(value, dict):
-        raise ConfigError([Mistake("", f"expected a mapping with the keys {keys}; got {shown(value)}")], source)
-    return value, mistakes
+        raise ConfigError([ConfigIssue("", f"expected a mapping with the keys {keys}; got {shown(value)}")], source)
+    return value, issues
 
 
 def parse_value(text: str) -> Any:
@@ -111,13 +111,13 @@ def parse_value(text: str) -> Any:
     Raises:
         ValueError: the text is not YAML, or has a repeated key or a number in another base.
     """
-    value, mistakes = _constructed(text)
-    if mistakes:
-        raise ValueError("; ".join(map(str, mistakes)))
+    value, issues = _constructed(text)
+    if issues:
+        raise ValueError("; ".join(map(str, issues)))
     return value
 
 
-def _constructed(text: str) -> tuple[Any, list[Mistake]]:
+def _constructed(text: str) -> tuple[Any, list[ConfigIssue]]:
     """Return the value of a YAML text, and mistakes for repeated keys and numbers in other bases.
 
     Raises:
@@ -132,8 +132,8 @@ def _constructed(text: str) -> tuple[Any, list[Mistake]]:
             if node is None:
                 return None, []
             _measure(node, {}, 1)
-            mistakes = list(_mistakes(node, "", set()))
-            return loader.construct_document(node), mistakes
+            issues = list(_issues(node, "", set()))
+            return loader.construct_document(node), issues
         finally:
             loader.dispose()
     except RecursionError as error:
@@ -167,34 +167,34 @@ def dump_yaml(mapping: Mapping[str, Any]) -> str:
     return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _mistakes(node: yaml.Node, path: str, seen: set[int]) -> Iterator[Mistake]:
+def _issues(node: yaml.Node, path: str, seen: set[int]) -> Iterator[ConfigIssue]:
     """Yield mistakes for repeated keys and for numbers in base 8 or 60."""
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _mistakes(item, join(path, index), seen)
+            yield from _issues(item, join(path, index), seen)
     elif isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
             where, line = join(path, key.value), key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode):
                 if key.value in lines and key.value != "<<":
-                    yield Mistake(where, f"given twice, on lines {lines[key.value]} and {line}")
+                    yield ConfigIssue(where, f"given twice, on lines {lines[key.value]} and {line}")
                 lines.setdefault(key.value, line)
                 yield from _other_base(key, where)
-            yield from _mistakes(value, where, seen)
+            yield from _issues(value, where, seen)
     else:
         yield from _other_base(node, path)
 
 
-def _other_base(node: yaml.Node, path: str) -> Iterator[Mistake]:
+def _other_base(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:
     text = node.value
     if node.tag not in (_INT, _REAL) or len(text) > LONGEST_NUMBER or not (":" in text or _OCTAL.match(text)):
         return
-    said = f"YAML reads {text} as {yaml.safe_load(text)}, in base {60 if ':' in text else 8}"
-    yield Mistake(path, f"{said}; write the decimal number, or '{text}' in quotes for the text")
+    message = f"YAML reads {text} as {yaml.safe_load(text)}, in base {60 if ':' in text else 8}"
+    yield ConfigIssue(path, f"{message}; write the decimal number, or '{text}' in quotes for the text")
 
 
 def _syntax(error: Exception) -> str:
@@ -204,35 +204,35 @@ def _syntax(error: Exception) -> str:
     return f"not valid YAML: {where}{what}"
 
 
-def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Mistake]]:
+def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return a copy of the mapping with the overrides applied, and a mistake for each invalid override."""
-    changed, mistakes = dict(mapping), []
+    changed, issues = dict(mapping), []
     for override in overrides:
         path, equals, text = override.partition("=")
         path = path.strip()
         if not equals or not all(path.split(".")):
-            mistakes.append(Mistake("--set", f"expected PATH=VALUE as in alg.args.gamma=1, got {override!r}"))
+            issues.append(ConfigIssue("--set", f"expected PATH=VALUE as in alg.args.gamma=1, got {override!r}"))
             continue
         try:
             changed, wrong = apply_values(changed, {path: parse_value(text)}, "--set")
         except ValueError as error:
-            wrong = [Mistake(f"--set {path}", str(error))]
-        mistakes += wrong
-    return changed, mistakes
+            wrong = [ConfigIssue(f"--set {path}", str(error))]
+        issues += wrong
+    return changed, issues
 
 
 def apply_values(
     mapping: Mapping[str, Any], values: Mapping[str, Any], where: str
-) -> tuple[dict[str, Any], list[Mistake]]:
+) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Apply parsed values, `{"alg.args.gamma": 1}`, like `apply_overrides`; mistakes begin with `where`."""
     changed = copy.deepcopy(dict(mapping))
-    mistakes = []
+    issues = []
     for path, value in values.items():
         try:
             _set(changed, str(path).split("."), copy.deepcopy(value))
         except ValueError as error:
-            mistakes.append(Mistake(f"{where} {path}", str(error)))
-    return changed, mistakes
+            issues.append(ConfigIssue(f"{where} {path}", str(error)))
+    return changed, issues
 
 
 def _set(container: Any, keys: list[str], value: Any) -> None:

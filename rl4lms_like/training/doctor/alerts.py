@@ -15,7 +15,7 @@ from typing import Any
 
 from rl4lms_like.rollouts.collector import EQUAL
 from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES
-from rl4lms_like.training.doctor.history import N_MARKS, Diagnostics, History, Mark
+from rl4lms_like.training.doctor.history import N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
 MANY_ALIKE = 0.5
@@ -24,7 +24,7 @@ MANY_ALIKE = 0.5
 MUST_GROW = 0.25
 """Increase of the duplicate fraction since the first iteration needed for an alert. Less is attributed to the task."""
 
-STANDS_STILL = 3.0
+PLATEAU_RATIO = 3.0
 """Ratio of largest to smallest value loss below which the critic is too slow. Too large steps vary the loss more."""
 
 GETS_BETTER = 0.25
@@ -63,7 +63,7 @@ class Context:
 class Alert:
     """A problem that was detected: one sentence, what to change and in which direction, the numbers."""
 
-    said: str
+    message: str
     advice: str
     evidence: dict[str, Any]
     metric: str = ""  # key of the metric concerned, if any
@@ -90,24 +90,24 @@ def _all_reach(values: Sequence[float], limit: float | None) -> bool:
 # --- updates ---------------------------------------------------------------------------------------------------------
 
 
-def ratio_gap(history: History, case: Context) -> Alert | None:
+def ratio_gap(history: History, context: Context) -> Alert | None:
     """Detect that the first ratio of an update is not 1.
 
     Rollout and update then compute different log-probs for the same tokens, so that every gradient is off-policy.
     Huang et al., "The 37 implementation details of PPO" (2022), use this number for debugging.
     """
-    gaps, allowed = history.last("ratio_gap", 1), case.max_ratio_gap
+    gaps, allowed = history.last("ratio_gap", 1), context.max_ratio_gap
     if not _all_above(gaps, allowed):
         return None
     return Alert(
         f"the first minibatch's ratio differs from 1 by {gaps[0]:.2g}, more than rounding ({allowed:g}): "
         f"the update starts from other log-probs than the rollout's",
-        f"Likely cause: {case.ratio_cause}",
+        f"Likely cause: {context.ratio_cause}",
         {"ratio_gap": gaps[0], "allowed": allowed},
     )
 
 
-def non_finite(history: History, case: Context) -> Alert | None:
+def non_finite(history: History, context: Context) -> Alert | None:
     """Detect steps skipped because their loss or gradient was NaN or infinite (`alg.args.non_finite: skip`).
 
     A single skipped step is an unusual minibatch. With many skipped steps the run learns little.
@@ -123,38 +123,38 @@ def non_finite(history: History, case: Context) -> Alert | None:
     )
 
 
-def kl_above_budget(history: History, case: Context) -> Alert | None:
+def kl_above_budget(history: History, context: Context) -> Alert | None:
     """Detect that the KL to the reference stays far above its target, or above an absolute limit if there is no target.
 
     The reward then comes from text that is unlikely under the reference. With growing distance, the true reward falls
     while the learned one rises (Gao et al., arXiv 2210.10760).
     """
-    limits, target, unit = case.limits, case.target_kl, "nats per token"
+    limits, target, unit = context.limits, context.target_kl, "nats per token"
     kls, factor, budget = history.last("kl", limits.patience), limits.kl_times_target, limits.max_kl
     if target is not None:
         budget = None if factor is None else factor * target
-        if case.kl_per_sequence:
+        if context.kl_per_sequence:
             lengths, unit = history.last("length", limits.patience), "nats per response"
             kls = [kl * length for kl, length in zip(kls, lengths, strict=False)]
     if not _all_above(kls, budget):
         return None
-    said = f"doctor.max_kl, {budget:g}" if target is None else f"{factor:g} times the target of {target:g}"
+    message = f"doctor.max_kl, {budget:g}" if target is None else f"{factor:g} times the target of {target:g}"
     return Alert(
-        f"the KL to the reference has been above {said} {unit} for {len(kls)} iterations: {_listed(kls)}",
-        f"Raise alg.kl_div.coeff (or gain, of an adaptive controller), or lower {case.step_keys}",
+        f"the KL to the reference has been above {message} {unit} for {len(kls)} iterations: {_listed(kls)}",
+        f"Raise alg.kl_div.coeff (or gain, of an adaptive controller), or lower {context.step_keys}",
         {"kl": kls, "budget": budget},
     )
 
 
-def kl_negative(history: History, case: Context) -> Alert | None:
+def kl_negative(history: History, context: Context) -> Alert | None:
     """Detect that the estimated KL is negative, although a KL divergence cannot be.
 
     The expectation of log p - log p_ref under the policy's own samples is at least 0. If it is negative for several
     iterations, generation arguments change the sampling distribution. The penalty then rewards drift from the
     reference, unless its estimator is never negative.
     """
-    limit, kls = case.limits.max_negative_kl, history.last("kl", case.limits.patience)
-    if limit is None or not case.estimates_kl or not _all_below(kls, -limit):
+    limit, kls = context.limits.max_negative_kl, history.last("kl", context.limits.patience)
+    if limit is None or not context.estimates_kl or not _all_below(kls, -limit):
         return None
     mask = (
         "The mask restricts sampling: raise alg.policy.args.top_mask, or update the mask model more often "
@@ -163,20 +163,20 @@ def kl_negative(history: History, case: Context) -> Alert | None:
     return Alert(
         f"the estimated KL to the reference has been below -{limit:g} nats per token for {len(kls)} iterations: "
         f"{_listed(kls)}",
-        f"{mask if case.is_masked else ''}Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no "
+        f"{mask if context.is_masked else ''}Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no "
         "min_length in alg.policy.args.generation_kwargs; or use alg.kl_div.estimator: k3, which is never negative",
         {"kl": kls, "limit": -limit},
     )
 
 
-def entropy_collapse(history: History, case: Context) -> Alert | None:
+def entropy_collapse(history: History, context: Context) -> Alert | None:
     """Detect that the entropy is near 0, or a small fraction of its initial value.
 
     The policy no longer explores, and the texts for all prompts become alike. Mnih et al. (arXiv 1602.01783) add the
     entropy bonus against it. A deterministic policy that gets the best reward, with different texts for different
     prompts, has solved its task and gives no alert.
     """
-    limits, start = case.limits, history.first.get("entropy")
+    limits, start = context.limits, history.first.get("entropy")
     values = history.last("entropy", limits.patience)
     bounds = [] if limits.min_entropy is None else [limits.min_entropy]
     if limits.min_entropy_share is not None and start is not None:
@@ -185,85 +185,85 @@ def entropy_collapse(history: History, case: Context) -> Alert | None:
     if start is None or not _all_below(values, limit):
         return None
     alike = history.last("duplicates", limits.patience)
-    if alike and max(alike) <= MANY_ALIKE and _is_solved(history, case):
+    if alike and max(alike) <= MANY_ALIKE and _is_solved(history, context):
         return None
     return Alert(
         f"the entropy has been below {limit:.3g} nats per token for {len(values)} iterations: {_listed(values)}; "
         f"in the first iteration it was {start:.3g}",
-        f"Raise alg.kl_div.coeff or alg.args.ent_coef (for example from 0 to 0.01), or lower {case.step_keys}",
+        f"Raise alg.kl_div.coeff or alg.args.ent_coef (for example from 0 to 0.01), or lower {context.step_keys}",
         {"entropy": values, "limit": limit, "first": start},
     )
 
 
-def value_error(history: History, case: Context) -> Alert | None:
+def value_error(history: History, context: Context) -> Alert | None:
     """Detect a critic worse than a constant: its loss explodes, or its explained variance stays far below 0.
 
     Advantages then contain the critic's error in addition to noise. A loss that grows with the rewards is no alert: it
     must exceed the mean square of the rewards, which is the loss of a critic that always predicts 0. The explained
     variance is ignored if rewards are equal or episodes are few, because there is no variance to explain.
     """
-    return _exploded(history, case) or _unexplained(history, case)
+    return _exploded(history, context) or _unexplained(history, context)
 
 
-def _exploded(history: History, case: Context) -> Alert | None:
-    limits = case.limits
+def _exploded(history: History, context: Context) -> Alert | None:
+    limits = context.limits
     losses = history.last("value_loss", limits.patience)
     before = history.known("value_loss", limits.patience + limits.window)[: -limits.patience]
     if limits.max_value_loss_growth is None or not losses or not before:
         return None
     usual = median(before)
-    squares = [_mean_square(each, case) for each in history.recent[-limits.patience :]]
+    squares = [_mean_square(each, context) for each in history.recent[-limits.patience :]]
     exceeds = all(square is not None and loss > square for loss, square in zip(losses, squares, strict=True))
     if not exceeds or not _all_above(losses, limits.max_value_loss_growth * usual):
         return None
     return Alert(
         f"the value loss has been above {limits.max_value_loss_growth:g} times its median before, {usual:.3g}, for "
         f"{len(losses)} iterations: {_listed(losses)}; a critic that always predicts 0 would be better",
-        f"Lower {case.critic_keys}, {SCALE}",
+        f"Lower {context.critic_keys}, {SCALE}",
         {"value_loss": losses, "before": usual, "explained_variance": history.last("explained_variance", len(losses))},
     )
 
 
-def _mean_square(diagnostics: Diagnostics, case: Context) -> float | None:
+def _mean_square(diagnostics: Diagnostics, context: Context) -> float | None:
     """Return the mean square of episode rewards including the KL penalty, in the critic's unit; None if unknown."""
     reward, deviation = diagnostics.get("reward"), diagnostics.get("reward_std")
     if reward is None or deviation is None:
         return None
     kl = [diagnostics.get(name) or 0.0 for name in ("kl_reward", "kl_reward_std")]
-    unit = deviation if case.norm_reward and deviation > EQUAL * abs(reward) else 1.0
+    unit = deviation if context.norm_reward and deviation > EQUAL * abs(reward) else 1.0
     return math.fsum(part**2 for part in (reward / unit, deviation / unit, *kl))
 
 
-def _unexplained(history: History, case: Context) -> Alert | None:
-    limit, window = case.limits.min_explained_variance, case.limits.window
+def _unexplained(history: History, context: Context) -> Alert | None:
+    limit, window = context.limits.min_explained_variance, context.limits.window
     explained = history.last("explained_variance", window)
     if not _all_below(explained, limit) or 1 - explained[-1] < (1 - GETS_BETTER) * (1 - explained[0]):
         return None
-    if not _all_above(history.last("reward_spread", window), case.limits.min_reward_spread or 0.0):
+    if not _all_above(history.last("reward_spread", window), context.limits.min_reward_spread or 0.0):
         return None
     if any(n < FEWEST_EPISODES for n in history.last("n_episodes", window)):
         return None
     losses = history.last("value_loss", window)
-    rate = f"alg.args.{'critic_learning_rate' if 'critic_learning_rate' in case.critic_keys else 'learning_rate'}"
-    stands_still = bool(losses) and max(losses) <= STANDS_STILL * min(losses)
+    rate = f"alg.args.{'critic_learning_rate' if 'critic_learning_rate' in context.critic_keys else 'learning_rate'}"
+    is_plateau = bool(losses) and max(losses) <= PLATEAU_RATIO * min(losses)
     return Alert(
         f"the explained variance of the returns has been below {limit:g} for {len(explained)} iterations, now "
         f"{explained[-1]:.3g}: a constant would fit better than the critic",
-        f"{f'Its loss hardly changes: raise {rate}' if stands_still else f'Lower {case.critic_keys}'}, {SCALE}",
+        f"{f'Its loss hardly changes: raise {rate}' if is_plateau else f'Lower {context.critic_keys}'}, {SCALE}",
         {"explained_variance": explained, "limit": limit},
     )
 
 
-def large_updates(history: History, case: Context) -> Alert | None:
+def large_updates(history: History, context: Context) -> Alert | None:
     """Detect updates that move far from the policy that generated the rollout.
 
     Tokens outside the clip range have no gradient, and the variance of the ratios grows, so later epochs learn little.
     """
-    limits = case.limits
+    limits = context.limits
     clipped, kls = (history.last(name, limits.patience) for name in ("clip_fraction", "approx_kl"))
     name, what, values, limit = "clip_fraction", "fraction of clipped tokens", clipped, limits.max_clip_fraction
-    advice = f"Lower {case.step_keys}"
-    advice += ", or stop large updates early: alg.args.target_kl (0.02)" if "n_epochs" in case.step_keys else ""
+    advice = f"Lower {context.step_keys}"
+    advice += ", or stop large updates early: alg.args.target_kl (0.02)" if "n_epochs" in context.step_keys else ""
     if not _all_above(clipped, limit):
         name, what, values, limit = "approx_kl", "KL of an update to the rollout's policy", kls, limits.max_approx_kl
     elif _all_below(kls[-1:], SMALL_KL):
@@ -277,14 +277,14 @@ def large_updates(history: History, case: Context) -> Alert | None:
     )
 
 
-def no_learning(history: History, case: Context) -> Alert | None:
+def no_learning(history: History, context: Context) -> Alert | None:
     """Detect updates without effect: the gradient is 0, or TRPO's line search accepts no step."""
-    patience = case.limits.patience
+    patience = context.limits.patience
     norms, steps = history.last("grad_norm", patience), history.last("step_taken", patience)
     still = bool(norms) and not any(norms)
     skipped = history.last("skipped_steps", patience)  # these are reported by `non_finite`
     refused = bool(steps) and not any(steps) and len(set(skipped)) < 2
-    if not case.limits.no_learning or not (still or refused):
+    if not context.limits.no_learning or not (still or refused):
         return None
     found = "the gradient has been 0" if still else "no step of the line search was accepted"
     advice = (
@@ -295,23 +295,25 @@ def no_learning(history: History, case: Context) -> Alert | None:
     return Alert(f"{found} for {patience} iterations: the policy does not change", advice, {"iterations": patience})
 
 
-def small_minibatches(history: History, case: Context) -> Alert | None:
+def small_minibatches(history: History, context: Context) -> Alert | None:
     """Detect minibatches with few episodes.
 
     All tokens of an episode share its reward, so the gradient of a minibatch is a mean over its episodes. With few
     episodes it is mostly noise, and each optimizer step follows this noise.
     """
-    least, sizes = case.limits.min_minibatch_episodes, history.last("minibatch_episodes", case.limits.patience)
-    lengths = history.last("length", case.limits.patience)
+    least, sizes = context.limits.min_minibatch_episodes, history.last("minibatch_episodes", context.limits.patience)
+    lengths = history.last("length", context.limits.patience)
     if least is None or not _all_below(sizes, least) or not lengths:
         return None
     wanted, n_steps = math.ceil(least * max(lengths)), history.last("optimizer_steps", 1)
     steps = f"; an update has {n_steps[0]:g} optimizer steps" if n_steps else ""
-    steps += f", in RL4LMs with the same values {case.rl4lms_steps}" if steps and case.rl4lms_steps is not None else ""
+    steps += (
+        f", in RL4LMs with the same values {context.rl4lms_steps}" if steps and context.rl4lms_steps is not None else ""
+    )
     return Alert(
         f"minibatches had {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}{steps}",
         f"Raise alg.args.batch_size (counted in tokens) to {wanted} or more"
-        if case.has_batch_size
+        if context.has_batch_size
         else "Raise env.n_envs or alg.args.n_steps",
         {"minibatch_episodes": sizes, "limit": float(least)},
     )
@@ -320,21 +322,21 @@ def small_minibatches(history: History, case: Context) -> Alert | None:
 # --- rollouts --------------------------------------------------------------------------------------------------------
 
 
-def reward_constant(history: History, case: Context) -> Alert | None:
+def reward_constant(history: History, context: Context) -> Alert | None:
     """Detect that all episodes of a rollout get the same reward.
 
     Equal rewards give no learning signal apart from the KL penalty. There is no alert if the policy has improved to the
     best reward seen so far. Small rollouts may have equal rewards by chance, so they must have them for a whole window.
     """
-    limit, patience = case.limits.min_reward_spread, case.limits.patience
+    limit, patience = context.limits.min_reward_spread, context.limits.patience
     few = any(n < FEWEST_EPISODES for n in history.last("n_episodes", patience))
-    n_looked_at = max(case.limits.window, patience) if few else patience
+    n_looked_at = max(context.limits.window, patience) if few else patience
     spreads, rewards = history.last("reward_spread", n_looked_at), history.last("reward", n_looked_at)
     if limit is None or not spreads or (any(spreads) and not _all_below(spreads, limit)):
         return None
     if few and rewards and max(rewards) - min(rewards) > limit * max(map(abs, rewards)):
         return None
-    if _is_solved(history, case):
+    if _is_solved(history, context):
         return None
     return Alert(
         f"all episodes of a rollout got the same reward for {len(spreads)} iterations: {_listed(rewards)}",
@@ -344,9 +346,9 @@ def reward_constant(history: History, case: Context) -> Alert | None:
     )
 
 
-def _is_solved(history: History, case: Context) -> bool:
+def _is_solved(history: History, context: Context) -> bool:
     """Return True if all episodes get the best reward seen so far, and the first rollout's reward was lower."""
-    limit, patience = case.limits.min_reward_spread or 0.0, case.limits.patience
+    limit, patience = context.limits.min_reward_spread or 0.0, context.limits.patience
     spreads, rewards = history.last("reward_spread", patience), history.last("reward", patience)
     start, best = history.first.get("reward"), history.best_reward
     if start is None or best is None or not rewards or not spreads:
@@ -354,15 +356,15 @@ def _is_solved(history: History, case: Context) -> bool:
     return max(spreads) <= limit and start < min(rewards) and best - min(rewards) <= limit * abs(best)
 
 
-def all_truncated(history: History, case: Context) -> Alert | None:
+def all_truncated(history: History, context: Context) -> Alert | None:
     """Detect that responses reach the length limit instead of ending, unless they did so in the first iteration.
 
     The reward then judges incomplete texts, and the policy does not learn to stop. If all responses were truncated in
     the first iteration, the task is assumed to ask for continuations of a fixed length.
     """
-    limit, start = case.limits.max_truncated_share, history.first.get("truncated")
-    shares = history.last("truncated", case.limits.patience)
-    if limit is None or start is None or start >= limit or not case.can_end or not _all_reach(shares, limit):
+    limit, start = context.limits.max_truncated_share, history.first.get("truncated")
+    shares = history.last("truncated", context.limits.patience)
+    if limit is None or start is None or start >= limit or not context.can_end or not _all_reach(shares, limit):
         return None
     return Alert(
         f"{fmean(shares):.0%} of the responses reached the length limit for {len(shares)} iterations",
@@ -372,13 +374,13 @@ def all_truncated(history: History, case: Context) -> Alert | None:
     )
 
 
-def all_empty(history: History, case: Context) -> Alert | None:
+def all_empty(history: History, context: Context) -> Alert | None:
     """Detect responses that end with their first token.
 
     This happens when the reward penalizes text, or when the prompt template leaves nothing to generate.
     """
-    shares = history.last("empty", case.limits.patience)
-    if not _all_reach(shares, case.limits.max_empty_share):
+    shares = history.last("empty", context.limits.patience)
+    if not _all_reach(shares, context.limits.max_empty_share):
         return None
     return Alert(
         f"{fmean(shares):.0%} of the responses ended with their first token for {len(shares)} iterations",
@@ -388,14 +390,14 @@ def all_empty(history: History, case: Context) -> Alert | None:
     )
 
 
-def duplicates(history: History, case: Context) -> Alert | None:
+def duplicates(history: History, context: Context) -> Alert | None:
     """Detect many equal responses, or near duplicates of different prompts, that were not there in the first iteration.
 
     A common form of collapse is one text with a high reward for every prompt. Tasks with few possible answers have
     equal responses from the start, so only growth is reported. Equal responses to a single prompt are the sign of a
     deterministic policy, which `entropy_collapse` covers.
     """
-    limits = case.limits
+    limits = context.limits
     for name, limit, what in (
         ("duplicates", limits.max_duplicate_share, "are identical"),
         ("near_duplicates", limits.max_near_duplicate_share, "have a near duplicate of another prompt"),
@@ -406,19 +408,19 @@ def duplicates(history: History, case: Context) -> Alert | None:
         return Alert(
             f"{fmean(shares):.0%} of the responses {what} for {len(shares)} iterations; in the first iteration it was "
             f"{start:.0%}",
-            f"Raise alg.kl_div.coeff or alg.args.ent_coef, lower {case.step_keys}, and check why the repeated text "
+            f"Raise alg.kl_div.coeff or alg.args.ent_coef, lower {context.step_keys}, and check why the repeated text "
             f"gets its reward",
             {name: shares, "first": start},
         )
     return None
 
 
-def reward_follows_length(history: History, case: Context) -> Alert | None:
+def reward_follows_length(history: History, context: Context) -> Alert | None:
     """Detect that rewards correlate with length within rollouts (Spearman's rank correlation, mean over a window).
 
     If longer responses get higher rewards, the policy mainly learns length (Singhal et al., arXiv 2310.03716).
     """
-    limit, window = case.limits.max_length_correlation, case.limits.window
+    limit, window = context.limits.max_length_correlation, context.limits.window
     rhos, lengths = history.known("length_correlation", window), history.last("length", 1)
     if limit is None or not rhos or 2 * len(rhos) < window or abs(rho := fmean(rhos)) <= limit:
         return None
@@ -438,20 +440,23 @@ def reward_follows_length(history: History, case: Context) -> Alert | None:
 # --- evaluations -----------------------------------------------------------------------------------------------------
 
 
-def reward_hacking(history: History, case: Context) -> Alert | None:
+def reward_hacking(history: History, context: Context) -> Alert | None:
     """Detect that the training reward rises while a metric on `val` other than the reward falls from its best.
 
     The reward then no longer measures the intended quality (Goodhart's law; Gao et al., arXiv 2210.10760; Skalse et
     al., arXiv 2209.13085). In each of the last two evaluations, the metric must be worse by `max_held_out_fall` and by
     three standard errors, and the reward must be higher by three standard errors.
     """
-    limit = case.limits.max_held_out_fall
-    for key, mode in case.modes.items() if limit is not None else ():
-        trail = history.held_out.get(key)
-        if trail is None or len(trail.last) < N_MARKS or trail.best in trail.last:
+    limit = context.limits.max_held_out_fall
+    for key, mode in context.modes.items() if limit is not None else ():
+        evaluations = history.held_out.get(key)
+        if evaluations is None or len(evaluations.last) < N_MARKS or evaluations.best in evaluations.last:
             continue
-        best, last = _with_reward(trail.best, history.first), trail.last[-1]
-        if all(_has_fallen(mark, best, mode, limit or 0.0) and _is_better_paid(mark, best) for mark in trail.last):
+        best, last = _with_reward(evaluations.best, history.first), evaluations.last[-1]
+        if all(
+            _has_fallen(held_out_score, best, mode, limit or 0.0) and _is_better_paid(held_out_score, best)
+            for held_out_score in evaluations.last
+        ):
             return Alert(
                 f"the reward rose from {best.reward:.3g} to {last.reward:.3g}, and {key} on val went from "
                 f"{best.score:.3g} (epoch {best.epoch}) to {last.score:.3g} (epoch {last.epoch})",
@@ -468,23 +473,25 @@ def reward_hacking(history: History, case: Context) -> Alert | None:
     return None
 
 
-def _has_fallen(mark: Mark, best: Mark, mode: str, limit: float) -> bool:
-    fall = best.score - mark.score if mode == "max" else mark.score - best.score
-    return fall > max(limit * abs(best.score), CLEARLY * math.hypot(mark.error, best.error))
+def _has_fallen(held_out_score: HeldOutScore, best: HeldOutScore, mode: str, limit: float) -> bool:
+    fall = best.score - held_out_score.score if mode == "max" else held_out_score.score - best.score
+    return fall > max(limit * abs(best.score), CLEARLY * math.hypot(held_out_score.error, best.error))
 
 
-def _is_better_paid(mark: Mark, best: Mark) -> bool:
-    if mark.reward is None or best.reward is None:
+def _is_better_paid(held_out_score: HeldOutScore, best: HeldOutScore) -> bool:
+    if held_out_score.reward is None or best.reward is None:
         return False
-    return mark.reward - best.reward > CLEARLY * math.hypot(mark.reward_error, best.reward_error)
+    return held_out_score.reward - best.reward > CLEARLY * math.hypot(held_out_score.reward_error, best.reward_error)
 
 
-def _with_reward(mark: Mark, first: Diagnostics) -> Mark:
+def _with_reward(held_out_score: HeldOutScore, first: Diagnostics) -> HeldOutScore:
     """Complete an evaluation before training with the reward of the first rollout, which is of the same policy."""
-    if mark.reward is not None:
-        return mark
+    if held_out_score.reward is not None:
+        return held_out_score
     n, deviation = first.get("n_episodes") or 1.0, first.get("reward_std") or 0.0
-    return Mark(mark.epoch, mark.score, mark.error, first.get("reward"), deviation / math.sqrt(n))
+    return HeldOutScore(
+        held_out_score.epoch, held_out_score.score, held_out_score.error, first.get("reward"), deviation / math.sqrt(n)
+    )
 
 
 DIRECTIONS = {

@@ -16,7 +16,7 @@ Diagnostics = dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Mark:
+class HeldOutScore:
     """Held-out metric and training reward at one evaluation.
 
     Args:
@@ -36,18 +36,18 @@ class Mark:
 
 
 @dataclass
-class Trail:
+class Evaluations:
     """Best and last evaluations of a held-out metric."""
 
-    best: Mark
-    last: list[Mark]
+    best: HeldOutScore
+    last: list[HeldOutScore]
 
-    def add(self, mark: Mark, mode: str) -> None:
+    def add(self, held_out_score: HeldOutScore, mode: str) -> None:
         """Add an evaluation."""
         sign = 1 if mode == "max" else -1
-        if sign * mark.score > sign * self.best.score:
-            self.best = mark
-        self.last = [*self.last, mark][-N_MARKS:]
+        if sign * held_out_score.score > sign * self.best.score:
+            self.best = held_out_score
+        self.last = [*self.last, held_out_score][-N_MARKS:]
 
 
 @dataclass
@@ -63,7 +63,7 @@ class History:
 
     first: Diagnostics = field(default_factory=dict)
     recent: list[Diagnostics] = field(default_factory=list)
-    held_out: dict[str, Trail] = field(default_factory=dict)
+    held_out: dict[str, Evaluations] = field(default_factory=dict)
     best_reward: float | None = None
 
     def add(self, diagnostics: Diagnostics, keep: int) -> None:
@@ -80,17 +80,17 @@ class History:
 
     def add_evaluation(self, epoch: int, key: str, mode: str, score: float, scores_of_texts: Iterable[Any]) -> None:
         """Add a held-out metric, with the mean reward of the iterations since its previous evaluation."""
-        trail = self.held_out.get(key)
-        since = trail.last[-1].epoch if trail else 0
+        evaluations = self.held_out.get(key)
+        since = evaluations.last[-1].epoch if evaluations else 0
         recent = [each for each in self.recent if (each["iteration"] or 0) > since]
         rewards = [reward for each in recent if (reward := each.get("reward")) is not None]
         variance = math.fsum((each.get("reward_std") or 0.0) ** 2 / (each.get("n_episodes") or 1.0) for each in recent)
         paid = (fmean(rewards), math.sqrt(variance) / len(rewards)) if rewards else (None, 0.0)
-        mark = Mark(epoch, score, standard_error(scores_of_texts), *paid)
-        if trail is None:
-            self.held_out[key] = Trail(mark, [mark])
+        held_out_score = HeldOutScore(epoch, score, standard_error(scores_of_texts), *paid)
+        if evaluations is None:
+            self.held_out[key] = Evaluations(held_out_score, [held_out_score])
         else:
-            trail.add(mark, mode)
+            evaluations.add(held_out_score, mode)
 
     def last(self, name: str, n: int) -> list[float]:
         """Return a diagnostic of the last `n` iterations; empty if one of them lacks it."""
@@ -105,11 +105,14 @@ class History:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
         """Create a history from its fields as `dataclasses.asdict` returns them."""
-        trails = {
-            key: Trail(Mark(**trail["best"]), [Mark(**mark) for mark in trail["last"]])
-            for key, trail in state["held_out"].items()
+        evaluations = {
+            key: Evaluations(
+                HeldOutScore(**evaluations["best"]),
+                [HeldOutScore(**held_out_score) for held_out_score in evaluations["last"]],
+            )
+            for key, evaluations in state["held_out"].items()
         }
-        return cls(dict(state["first"]), list(state["recent"]), trails, state["best_reward"])
+        return cls(dict(state["first"]), list(state["recent"]), evaluations, state["best_reward"])
 
 
 def standard_error(values: Iterable[Any]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rl4lms_like.core.numbers import Count, Finite, NonNegative, Positive, Share
+from rl4lms_like.core.numbers import Count, Finite, Fraction, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +67,18 @@ class DoctorConfig:
     max_kl: Positive | None = 4.0
     max_negative_kl: NonNegative | None = 0.1
     min_entropy: NonNegative | None = 0.01
-    min_entropy_share: Share | None = 0.02
+    min_entropy_share: Fraction | None = 0.02
     min_reward_spread: NonNegative | None = 1e-5
     max_value_loss_growth: Positive | None = 10.0
     min_explained_variance: Finite | None = -1.0
-    max_truncated_share: Share | None = 0.99
-    max_empty_share: Share | None = 0.9
-    max_duplicate_share: Share | None = 0.5
-    max_near_duplicate_share: Share | None = 0.5
-    max_length_correlation: Share | None = 0.9
-    max_clip_fraction: Share | None = 0.5
+    max_truncated_share: Fraction | None = 0.99
+    max_empty_share: Fraction | None = 0.9
+    max_duplicate_share: Fraction | None = 0.5
+    max_near_duplicate_share: Fraction | None = 0.5
+    max_length_correlation: Fraction | None = 0.9
+    max_clip_fraction: Fraction | None = 0.5
     max_approx_kl: Positive | None = 0.2
     min_minibatch_episodes: Count | None = 4
     no_learning: bool = True
-    max_held_out_fall: Share | None = 0.25
+    max_held_out_fall: Fraction | None = 0.25
     held_out: list[HeldOutConfig] = field(default_factory=list)

@@ -69,7 +69,7 @@ def explaining(config: AnyConfig) -> Iterator[None]:
         table = KEYS if isinstance(config, RunConfig) else SUPERVISED_KEYS
         keys = ", ".join(filter(None, (_key(key, blocks) for key in table.get(error.part, ()))))
         lines = [*_estimate(config), *_by_torch(config.device), *([f"needs less: {keys}"] if keys else [])]
-        raise OutOfMemoryError(error.part, error.said, lines) from error
+        raise OutOfMemoryError(error.part, error.text, lines) from error
 
 
 def _estimate(config: AnyConfig) -> Iterator[str]:

@@ -56,7 +56,7 @@ class MemoryEstimate:
     """Estimated memory in bytes, by part in order of allocation."""
 
     parts: dict[str, int]
-    gradients_beside: int  # the gradients that exist at the same time as the activations
+    other_gradients: int  # the gradients that exist at the same time as the activations
     device: str  # `cpu` or `cuda`
     available: int  # on that device
 
@@ -68,7 +68,7 @@ class MemoryEstimate:
     @property
     def update(self) -> int:
         """Peak of the update, bytes."""
-        passing = self.parts["activations"] + self.parts["logits"] + self.gradients_beside
+        passing = self.parts["activations"] + self.parts["logits"] + self.other_gradients
         return self._always + max(passing, self.parts["gradients"])
 
     @property
@@ -131,7 +131,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
         "KV cache": (1 + n_mask_models) * policy.cache(plan),
     }
     single = plan.micro_batch_episodes == plan.minibatch_episodes and not arguments.gradient_checkpointing
-    beside = FLOAT * policy.output_layer if single and arguments.peft is None else parts["gradients"]
+    others = FLOAT * policy.output_layer if single and arguments.peft is None else parts["gradients"]
     if "cg_max_steps" in args:  # TRPO: the graph of its Fisher products, no optimizer state for the policy
         eager = NetworkShapes(
             arguments.model_name, replace(arguments, attn_implementation="eager"), causal=policy.causal
@@ -142,8 +142,8 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
         parts["optimizer state"] = 2 * FLOAT * critic_trained
         parts["activations"] = 3 * eager.activations(batch)  # the model's graph, and that of its derivative
         parts["logits"] = 2 * eager.logits(batch)
-        beside = 7 * FLOAT * policy.trained  # gradient, step, initial weights, four vectors of the conjugate gradient
-    return MemoryEstimate(parts, beside, device, available)
+        others = 7 * FLOAT * policy.trained  # gradient, step, initial weights, four vectors of the conjugate gradient
+    return MemoryEstimate(parts, others, device, available)
 
 
 def _critic(policy: NetworkShapes) -> tuple[int, int, NetworkShapes | None]:

@@ -31,7 +31,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import flush, reason, share, take_away
+from rl4lms_like.core.disk import flush, reason, remove_path, share_permissions
 from rl4lms_like.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def write_checkpoint(
         _write_json(manifest, partial / MANIFEST)
 
     write_folder(folder, write)
-    forget_interrupted(base, but=folder)
+    delete_interrupted(base, but=folder)
     if name == INTERRUPTED:
         return folder
     if keep is not None:
@@ -125,7 +125,7 @@ def write_checkpoint(
         return folder
     for older in [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()][:-N_WITH_STATE]:
         if is_own(older):
-            _take_state_away(older)
+            _remove_state(older)
     return folder
 
 
@@ -142,28 +142,28 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
     """
     mark = f".{own}" if (own := mark_in(folder.parent)) else ""
     if folder.exists() and not is_own(folder):
-        said = "it is behind a link and was not written by this run, so it is kept; remove it or change the link"
-        raise FileExistsError(errno.EEXIST, said, str(folder))
+        message = "it is behind a link and was not written by this run, so it is kept; remove it or change the link"
+        raise FileExistsError(errno.EEXIST, message, str(folder))
     partial, before = (folder.with_name(f"{folder.name}{mark}.{end}") for end in ("partial", "replaced"))
     try:
-        take_away(partial)
+        remove_path(partial)
         write(partial)
-        share(partial)
+        share_permissions(partial)
         for path in (*sorted(partial.rglob("*")), partial):
             flush(path)
         if folder.exists():  # it is deleted only after the new folder has replaced it
-            take_away(before)
+            remove_path(before)
             os.replace(folder, before)
         os.replace(partial, folder)
     except BaseException:
         if before.exists() and not folder.exists():
             os.replace(before, folder)
         with suppress(OSError):  # the disk may still be full
-            take_away(partial)
+            remove_path(partial)
         raise
     flush(folder.parent)
     with suppress(OSError):
-        take_away(before)
+        remove_path(before)
     return folder
 
 
@@ -239,7 +239,7 @@ def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoin
     return None
 
 
-def forget_later(base: Path, iteration: int, keep: int | None = None, *, interrupted: bool = False) -> None:
+def delete_later(base: Path, iteration: int, keep: int | None = None, *, interrupted: bool = False) -> None:
     """Delete the training state of checkpoints later than the one from which the run resumes.
 
     Earlier checkpoints are pruned to `keep`, and incomplete folders are removed, because a killed process may not have
@@ -264,11 +264,11 @@ def forget_later(base: Path, iteration: int, keep: int | None = None, *, interru
     try:
         for left in [path for path in base.glob("*") if path.is_dir()]:
             if _is_left(left):
-                take_away(left)
+                remove_path(left)
             elif _is_checkpoint(left) and not (left / MANIFEST).is_file() and is_own(left):
-                _take_state_away(left)
+                _remove_state(left)
         for path in later:
-            take_away(path) if path.is_symlink() else _take_state_away(path)
+            remove_path(path) if path.is_symlink() else _remove_state(path)
         if keep is not None:
             remove_older(base, iteration, keep)
     except OSError as error:
@@ -280,7 +280,7 @@ def ended_early(checkpoint: Path) -> bool:
     return _is_checkpoint(checkpoint) and _place(checkpoint)[1]
 
 
-def forget_interrupted(base: Path, but: Path | None = None) -> None:
+def delete_interrupted(base: Path, but: Path | None = None) -> None:
     """Remove all checkpoints saved when the run ended early, except `but`."""
     for path in base.glob("*"):
         if path != but and ended_early(path) and path.is_dir():
@@ -316,7 +316,7 @@ def remove(checkpoint: Path) -> None:
         return
     if not checkpoint.is_symlink():
         (checkpoint / MANIFEST).unlink(missing_ok=True)  # a partly deleted folder must not be read as a checkpoint
-    take_away(checkpoint)
+    remove_path(checkpoint)
 
 
 def mark_in(base: Path) -> str:
@@ -363,7 +363,7 @@ def _is_left(path: Path) -> bool:
     return found is not None and bool(found["left"]) and (not mark or found["mark"] == mark)
 
 
-def _take_state_away(checkpoint: Path) -> None:
+def _remove_state(checkpoint: Path) -> None:
     """Delete the training state and keep the model. Targets of links are kept: they may belong to another user."""
     for name in (MANIFEST, STATE, TENSORS) if not checkpoint.is_symlink() else ():
         (checkpoint / name).unlink(missing_ok=True)
@@ -379,10 +379,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: {MANIFEST} names files outside the checkpoint")
     if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
         if known in OLDER_FORMATS:
-            way_out = "resume the run with that version, or start a new one from this model"
-            raise CheckpointError(
-                f"{folder}: written by {OLDER_FORMATS[known]}: {way_out} (alg.policy.args.model_name)"
-            )
+            hint = "resume the run with that version, or start a new one from this model"
+            raise CheckpointError(f"{folder}: written by {OLDER_FORMATS[known]}: {hint} (alg.policy.args.model_name)")
         raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
     return manifest
 

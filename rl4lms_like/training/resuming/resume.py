@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import CheckpointError, ConfigError, Mistake, OutOfMemoryError, RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import code_options
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.secrets import masked
@@ -52,8 +52,8 @@ from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
     MANIFEST,
     TrainingState,
+    delete_later,
     ended_early,
-    forget_later,
     newest_checkpoint,
     older_intact,
     put_names_back,
@@ -159,17 +159,17 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
     mapping = _own_config(run_folder)
     checkpoint = named or newest_checkpoint(run_folder)
     state = _checked(checkpoint)
-    changed, mistakes = apply_overrides(mapping, overrides)
-    config = parse_config(changed, source=f"{run_folder}/{CONFIG_FILE}", mistakes=mistakes)
+    changed, issues = apply_overrides(mapping, overrides)
+    config = parse_config(changed, source=f"{run_folder}/{CONFIG_FILE}", issues=issues)
     before = _refuse_edited(run_folder, state, mapping)
     source = f"the config to resume {run_folder}"
     _refuse_another_run(before.to_dict(), config.to_dict(), source)
-    if mistake := _behind_already(config, state, checkpoint):
-        raise ConfigError([mistake], source)
+    if issue := _behind_already(config, state, checkpoint):
+        raise ConfigError([issue], source)
     return Resumption(run_folder, checkpoint, config)
 
 
-def begun(config: AnyConfig, wanted: Path) -> tuple[Resumption | None, list[str]]:
+def find_unfinished(config: AnyConfig, wanted: Path) -> tuple[Resumption | None, list[str]]:
     """Find the first run of this config in `wanted`, `wanted_2` ... that can be resumed.
 
     Args:
@@ -205,14 +205,14 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
         return f"its {CONFIG_FILE} cannot be read"
     now = to_json(masked(config.to_dict()))
     differences = _other_computations(to_json(before.to_dict()), now)
-    said = []
+    message = []
     for path, old, new in differences[:N_SHOWN]:
         schedule = _follows_length(path, now)
         why = f" (the learning rate is {schedule} over the run)" if schedule else ""
-        said.append(f"{path} is {shown(old)} there, {shown(new)} here{why}")
+        message.append(f"{path} is {shown(old)} there, {shown(new)} here{why}")
     if len(differences) > N_SHOWN:
-        said.append(f"and {len(differences) - N_SHOWN} more")
-    return f"its config differs: {'; '.join(said)}" if said else None
+        message.append(f"and {len(differences) - N_SHOWN} more")
+    return f"its config differs: {'; '.join(message)}" if message else None
 
 
 def _locked(config: AnyConfig, folder: Path) -> Resumption | str:
@@ -240,8 +240,8 @@ def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
         return f"it has no checkpoint to resume from{skipped(folder / FOLDER)}"
     state = _checked(checkpoint, "; --new starts a new run")
     _refuse_edited(folder, state, _own_config(folder))
-    if mistake := _behind_already(config, state, checkpoint):
-        return f"{mistake.path} is {mistake.message}"
+    if issue := _behind_already(config, state, checkpoint):
+        return f"{issue.path} is {issue.message}"
     return Resumption(folder, checkpoint, config, lock)
 
 
@@ -267,7 +267,7 @@ def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int
         tracker.log_info(f"interrupted after {n_done} {unit}; current model: {folder}")
 
 
-def tell_the_way_on(tracker: Tracker, error: BaseException | None = None) -> None:
+def log_resume_hint(tracker: Tracker, error: BaseException | None = None) -> None:
     """Log the command that resumes a run, if there is one. After running out of memory, add options that need less."""
     try:
         checkpoint = newest_checkpoint(tracker.run_path)
@@ -301,24 +301,24 @@ def remove_later(
     base, done, files = tracker.checkpoint_base_path, state.numbers["trainer"]["iteration"], state.numbers["files"]
     check_sizes(tracker.run_path, files)
     others = skipped(base, done)
-    forget_later(base, done, keep, interrupted=ended_early(checkpoint))
+    delete_later(base, done, keep, interrupted=ended_early(checkpoint))
     tracker.cut_files(files)  # last, because the later checkpoints removed above refer to the lines
     tracker.log_info(f"resuming {where}, from {checkpoint}{others}")
     for notice in rounding_notices(state.numbers["config"], tracker.run_config):
         tracker.log_info(notice)
 
 
-def _checked(checkpoint: Path, way_out: str = "") -> TrainingState:
+def _checked(checkpoint: Path, hint: str = "") -> TrainingState:
     """Read a checkpoint after checking it and the run's files; an error names the newest older one that is intact."""
     try:
         return _sound(checkpoint)
     except CheckpointError as error:
         older = older_intact(checkpoint, _sound)
         offer = f"an older one is intact: --resume {shlex.quote(str(older))}" if older else "no older one is intact"
-        raise CheckpointError(f"{error}\n{offer}{way_out}") from error
+        raise CheckpointError(f"{error}\n{offer}{hint}") from error
 
 
-def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -> Mistake | None:
+def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -> ConfigIssue | None:
     """Return a mistake if the checkpoint has already passed the configured length of the run."""
     done = state.numbers["trainer"]
     counted = {
@@ -329,7 +329,7 @@ def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -
     for path, behind in counted.items():
         asked = at(config.to_dict(), path)
         if isinstance(asked, int | float) and asked >= 0 and behind > asked:
-            return Mistake(path, f"{asked}, but {checkpoint.name} has already completed {behind}")
+            return ConfigIssue(path, f"{asked}, but {checkpoint.name} has already completed {behind}")
     return None
 
 
@@ -348,8 +348,8 @@ def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     for path in ROUNDING:
         old, new = at(before, path), at(after, path)
         if (old or None) != (new or None):
-            said = "from here on, results may differ from those of an unchanged run, at first by rounding"
-            notices.append(f"{path} changes from {shown(old)} to {shown(new)}: {said}")
+            message = "from here on, results may differ from those of an unchanged run, at first by rounding"
+            notices.append(f"{path} changes from {shown(old)} to {shown(new)}: {message}")
     return notices
 
 
@@ -401,14 +401,14 @@ def _refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str,
 
 def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
     """Raise a `ConfigError` with every difference that changes what the run computes."""
-    mistakes = []
+    issues = []
     for path, old, new in _other_computations(before, after):
-        said = f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming"
+        message = f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming"
         if schedule := _follows_length(path, after):
-            said = f"the learning rate is {schedule} over the run, so its length cannot change"
-        mistakes.append(Mistake(path, said))
-    if mistakes:
-        raise ConfigError(mistakes, source)
+            message = f"the learning rate is {schedule} over the run, so its length cannot change"
+        issues.append(ConfigIssue(path, message))
+    if issues:
+        raise ConfigError(issues, source)
 
 
 def _differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]:

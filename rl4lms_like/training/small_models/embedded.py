@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.disk import share
+from rl4lms_like.core.disk import share_permissions
 from rl4lms_like.core.errors import ModelError
 
 PREFIX = "embedded/"
@@ -75,8 +75,8 @@ def embedded_model(name: str) -> Path:
         for file in folder.iterdir():
             file.open("rb").close()  # files of another user may not be readable
     except OSError as error:
-        said = f"cannot create or read {name} in {folder.parent}: {error}; set RL4LMS_LIKE_HOME to another folder"
-        raise ModelError(said) from error
+        message = f"cannot create or read {name} in {folder.parent}: {error}; set RL4LMS_LIKE_HOME to another folder"
+        raise ModelError(message) from error
     return folder
 
 
@@ -92,8 +92,8 @@ def cache_folder() -> Path:
     try:
         return folder.expanduser() / "embedded"
     except RuntimeError as error:  # the user has no entry in the system, as in some containers
-        said = f"no folder for embedded models: the home directory of {folder} is unknown; set RL4LMS_LIKE_HOME"
-        raise ModelError(said) from error
+        message = f"no folder for embedded models: the home directory of {folder} is unknown; set RL4LMS_LIKE_HOME"
+        raise ModelError(message) from error
 
 
 def _resolved(value: Any) -> Any:
@@ -116,7 +116,7 @@ def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
         made = place / folder.name  # only the user can read the folder of `mkdtemp` itself
         made.mkdir()
         make(made)
-        share(made)
+        share_permissions(made)
         if not folder.exists():
             made.rename(folder)
     except OSError:

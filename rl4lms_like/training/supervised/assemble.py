@@ -14,11 +14,11 @@ import torch
 from stable_baselines3.common.utils import set_random_seed
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rl4lms_like.core.errors import ConfigError, DataPoolError, Mistake, ModelError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.policies.generation import TextWriter, generate_arguments, seeded, unknown_generation_arguments
+from rl4lms_like.policies.generation import TextGenerator, generate_arguments, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
 from rl4lms_like.training.assemble import (
@@ -31,7 +31,7 @@ from rl4lms_like.training.assemble import (
 )
 from rl4lms_like.training.components import build_components, check_references
 from rl4lms_like.training.config.run_config import SupervisedConfig
-from rl4lms_like.training.config.settings import check_vocabulary, device_mistakes
+from rl4lms_like.training.config.settings import check_vocabulary, device_issues
 from rl4lms_like.training.data_summary import prompt_lengths
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 from rl4lms_like.training.supervised.examples import ExampleEncoder, Examples
@@ -64,7 +64,7 @@ class SupervisedRun:
     samples: Mapping[str, list[Sample]]
     examples: Mapping[str, Examples]
     metrics: list[BaseMetric]
-    writer: TextWriter
+    writer: TextGenerator
     max_prompt_length: int
     eos_token_ids: list[int]
     post_processor: Callable[[str], str] | None = None
@@ -105,7 +105,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
             add_lora(model, config.alg.peft, dropout=True)
     if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
         torch.set_num_threads(1)
-    writer = TextWriter(
+    writer = TextGenerator(
         model,
         generation_kwargs=config.alg.generation_kwargs,
         prompt_truncation_side=config.tokenizer.truncation_side,
@@ -133,24 +133,24 @@ def check_settings(config: SupervisedConfig) -> None:
         NotReadyError: several components lack resources.
     """
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
-    mistakes = [Mistake(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
-    devices = supervised_device_mistakes(config.device)
-    mistakes += [*lora_conflicts(config.alg.peft, "alg.peft"), *devices]
+    issues = [ConfigIssue(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
+    devices = supervised_device_issues(config.device)
+    issues += [*lora_conflicts(config.alg.peft, "alg.peft"), *devices]
     try:
         make_training_arguments(replace(config, device="cpu") if devices else config, "checkpoints")
     except ConfigError as error:
-        mistakes += error.mistakes
-    if mistakes:
-        raise ConfigError(mistakes)
+        issues += error.issues
+    if issues:
+        raise ConfigError(issues)
 
 
-def supervised_device_mistakes(device: str, *, here: bool = True) -> list[Mistake]:
+def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIssue]:
     """Return the mistakes in the device of a supervised run; those on every machine only, if `here` is False."""
-    mistakes = device_mistakes(device, here=False)
-    if not mistakes and device != "auto" and torch.device(device).index:
-        said = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
-        mistakes = [Mistake("device", said)]
-    return mistakes or (device_mistakes(device) if here else [])
+    issues = device_issues(device, here=False)
+    if not issues and device != "auto" and torch.device(device).index:
+        text = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
+        issues = [ConfigIssue("device", text)]
+    return issues or (device_issues(device) if here else [])
 
 
 def _load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
@@ -159,8 +159,8 @@ def _load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int]
     model_config = load_model_config(model_name)
     family = "seq2seq" if model_config.is_encoder_decoder else "causal"
     if family != config.alg.model_type:
-        said = f"{model_name!r} is a {family} model: write {family}, or name another model"
-        raise ConfigError([Mistake("alg.model_type", said)])
+        text = f"{model_name!r} is a {family} model: write {family}, or name another model"
+        raise ConfigError([ConfigIssue("alg.model_type", text)])
     tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
     ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
@@ -208,8 +208,8 @@ def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
         config.alg.generation_kwargs, max_new_tokens=None, eos_token_ids=(), is_encoder_decoder=False
     )["max_new_tokens"]
     if response >= limit:
-        said = f"responses of {response} tokens leave no room for a prompt: the model takes {limit} in total"
-        raise ConfigError([Mistake("alg.generation_kwargs.max_new_tokens", said)])
+        text = f"responses of {response} tokens leave no room for a prompt: the model takes {limit} in total"
+        raise ConfigError([ConfigIssue("alg.generation_kwargs.max_new_tokens", text)])
     return int(min(asked, limit - response))
 
 
@@ -220,13 +220,13 @@ def _check_best_metric(
     wanted = make_training_arguments(config, "checkpoints").metric_for_best_model
     if wanted is None:
         return
-    said = None
+    text = None
     if not samples["val"]:
-        said = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
+        text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
     elif wanted.removeprefix("eval_") == "loss" and not examples["val"].rows:
-        said = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
-    if said is not None:
-        raise ConfigError([Mistake(f"{PATH}.metric_for_best_model", said)])
+        text = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
+    if text is not None:
+        raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
 
 
 # --- plan for `check` -------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         ConfigError: settings have mistakes.
         RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
     """
-    if not supervised_device_mistakes(config.device, here=False):  # the device may exist on another machine
+    if not supervised_device_issues(config.device, here=False):  # the device may exist on another machine
         config = replace(config, device="cpu")
     check_settings(config)
     config = with_embedded_models(config)

@@ -35,9 +35,9 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
+from rl4lms_like.core.component_state import load_state, state_of
 from rl4lms_like.core.errors import CheckpointError, ModelError
 from rl4lms_like.core.out_of_memory import in_part
-from rl4lms_like.core.remembering import load_state, state_of
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
 from rl4lms_like.tracking.run_folder import to_json
@@ -368,14 +368,14 @@ class ResumeState(TrainerCallback):
 
     def __init__(self, folder: Path, owner: SupervisedTrainer) -> None:
         self.folder, self.owner, self.state = folder, owner, read_checkpoint(folder)
-        self._has_begun_epoch = self._has_begun_step = False
+        self._is_epoch_started = self._is_step_started = False
         numbers = self.state.numbers
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
             states.check_frozen(owner.frozen, numbers["frozen"])
             states.load_weights(trained(owner.run), self.state.part("model."))
-            for metric, remembered in zip(owner.run.metrics, numbers["metrics"], strict=True):
-                load_state(metric, remembered)
+            for metric, metric_state in zip(owner.run.metrics, numbers["metrics"], strict=True):
+                load_state(metric, metric_state)
             done = numbers["trainer"]
             self.step = self.trainer_state.global_step
             self.stopped_early = done["has_ended"] and self.step < self.trainer_state.max_steps
@@ -414,15 +414,15 @@ class ResumeState(TrainerCallback):
         self.to_trainer(trainer)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._has_begun_epoch:
+        if self._is_epoch_started:
             return
-        self._has_begun_epoch = True
+        self._is_epoch_started = True
         if self.is_within_epoch:
             states.load_random(self.state.numbers["epoch_began"], self.state.part("epoch_began.random."))
         else:
             states.load_random(self.state.numbers["random"], self.state.part("random."))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.is_within_epoch and not self._has_begun_step:
+        if self.is_within_epoch and not self._is_step_started:
             states.load_random(self.state.numbers["random"], self.state.part("random."))
-        self._has_begun_step = True
+        self._is_step_started = True

@@ -15,7 +15,7 @@ from pathlib import Path
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from rl4lms_like.core.disk import saving
-from rl4lms_like.core.errors import ConfigError, Mistake, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.out_of_memory import in_part
@@ -28,8 +28,8 @@ from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.config.cross_checks import SUPERVISED, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
-from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, forget_interrupted, write_checkpoint, write_folder
-from rl4lms_like.training.resuming.resume import remove_later, save_interrupted, tell_the_way_on
+from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_checkpoint, write_folder
+from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted
 from rl4lms_like.training.resuming.states import frozen_digests
 from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import ExampleCollator
@@ -98,7 +98,7 @@ class SupervisedTrainer:
             self.evaluated.pop((self.step, "val"), None)
         with self.interruption.at_any_moment():
             self.evaluate(("val", "test"))
-        forget_interrupted(self.tracker.checkpoint_base_path)
+        delete_interrupted(self.tracker.checkpoint_base_path)
 
     @property
     def step(self) -> int:
@@ -215,7 +215,7 @@ class SupervisedTrainer:
             self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
         elif self.step and self.schedule.save_model and not self._is_saved:
             save_interrupted(self.tracker, self.save, self.step, "steps")
-        tell_the_way_on(self.tracker, error)
+        log_resume_hint(self.tracker, error)
 
     def _make_trainer(self) -> ReferenceTrainer:
         run = self.run
@@ -239,7 +239,7 @@ class SupervisedTrainer:
                 callbacks=callbacks,
             )
         except (ValueError, ImportError) as error:  # mistakes found only by the Trainer and its optimizers
-            raise ConfigError([Mistake(PATH, str(error))]) from error
+            raise ConfigError([ConfigIssue(PATH, str(error))]) from error
         trainer.remove_callback(PrinterCallback)
         return trainer
 

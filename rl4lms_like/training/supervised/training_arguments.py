@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4lms_like.core.errors import ConfigError, Mistake
-from rl4lms_like.core.numbers import Count, NonNegative, Positive, Share
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.core.schema import check_arguments, check_value, join
 from rl4lms_like.core.wording import shown
 from rl4lms_like.training.config.run_config import SupervisedConfig
@@ -56,7 +56,7 @@ _RANGES: dict[str, Any] = {
     "num_train_epochs": Positive,
     "max_steps": Count | Literal[-1],
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), NonNegative),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), Share),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), Fraction),
 }
 """Valid ranges that the annotations of `TrainingArguments` lack."""
 
@@ -76,12 +76,12 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
     from transformers import TrainingArguments
 
     given = config.alg.training_args
-    arguments, mistakes = check_arguments(
+    arguments, issues = check_arguments(
         TrainingArguments, {key: value for key, value in given.items() if key not in NOT_SETTABLE}, PATH
     )
-    mistakes += _further_mistakes(given, arguments)
-    if mistakes:
-        raise ConfigError(mistakes)
+    issues += _further_issues(given, arguments)
+    if issues:
+        raise ConfigError(issues)
     complete = _defaults(config, arguments) | arguments
     complete |= {"output_dir": str(output_dir), "seed": config.seed, "data_seed": config.seed}
     complete |= {"use_cpu": get_device(config.device).type == "cpu", "report_to": "none", "disable_tqdm": True}
@@ -89,35 +89,37 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
     try:
         made = TrainingArguments(**complete)
     except (ValueError, TypeError) as error:
-        raise ConfigError([Mistake(PATH, str(error))]) from error
+        raise ConfigError([ConfigIssue(PATH, str(error))]) from error
     if config.alg.early_stopping_patience is not None or made.load_best_model_at_end or made.save_strategy == "best":
         if made.metric_for_best_model is None:
-            said = "missing; set it to loss or to a metric's key, to compare evaluations"
-            mistakes.append(Mistake(join(PATH, "metric_for_best_model"), said))
+            message = "missing; set it to loss or to a metric's key, to compare evaluations"
+            issues.append(ConfigIssue(join(PATH, "metric_for_best_model"), message))
         if made.eval_strategy == "no":
-            said = "without evaluations during training there is no best model; use steps or epoch"
-            mistakes.append(Mistake(join(PATH, "eval_strategy"), said))
-    if mistakes:
-        raise ConfigError(mistakes)
+            message = "without evaluations during training there is no best model; use steps or epoch"
+            issues.append(ConfigIssue(join(PATH, "eval_strategy"), message))
+    if issues:
+        raise ConfigError(issues)
     made._n_gpu = min(made._n_gpu, 1)  # the Trainer would wrap the model in nn.DataParallel on several
     return made
 
 
-def _further_mistakes(given: dict[str, Any], arguments: dict[str, Any]) -> list[Mistake]:
+def _further_issues(given: dict[str, Any], arguments: dict[str, Any]) -> list[ConfigIssue]:
     """Return the mistakes in the given keys that their annotations do not cover."""
     from transformers import TrainingArguments
 
-    mistakes = [Mistake(join(PATH, key), f"cannot be set: {why}") for key, why in NOT_SETTABLE.items() if key in given]
+    issues = [
+        ConfigIssue(join(PATH, key), f"cannot be set: {why}") for key, why in NOT_SETTABLE.items() if key in given
+    ]
     for key, kind in _RANGES.items():
         if arguments.get(key) is not None:
-            mistakes += check_value(arguments[key], kind, join(PATH, key))[1]
+            issues += check_value(arguments[key], kind, join(PATH, key))[1]
     hints = typing.get_type_hints(TrainingArguments)
     for key, value in given.items():
         for kind in typing.get_args(hints.get(key)):
             if isinstance(kind, type) and issubclass(kind, Enum) and value not in [item.value for item in kind]:
                 choices = ", ".join(str(item.value) for item in kind)
-                mistakes.append(Mistake(join(PATH, key), f"expected one of {choices}; got {shown(value)}"))
-    return mistakes
+                issues.append(ConfigIssue(join(PATH, key), f"expected one of {choices}; got {shown(value)}"))
+    return issues
 
 
 def _defaults(config: SupervisedConfig, given: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Row:
 
     value: Any
     sees: see.Sight = see.weights
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
     also: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -378,7 +378,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
     "gamma": Row(0.5),
     "gae_lambda": Row(0.2),
-    "bootstrap_truncated": Row(True, beside=_HEAD),
+    "bootstrap_truncated": Row(True, others=_HEAD),
     "ent_coef": Row(0.5),
     "vf_coef": Row(2.0),
     "max_grad_norm": Row(0.01),
@@ -423,8 +423,8 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "target_kl": Row(1e-4),
             "cg_max_steps": Row(1),
             "cg_damping": Row(10.0),
-            "line_search_shrinking_factor": Row(0.1, beside=_LONG_STEP),
-            "line_search_max_iter": Row(1, beside=_LONG_STEP),
+            "line_search_shrinking_factor": Row(0.1, others=_LONG_STEP),
+            "line_search_max_iter": Row(1, others=_LONG_STEP),
             "n_critic_updates": Row(1),
             "sub_sampling_factor": Row(4),
         },
@@ -546,7 +546,7 @@ def test_another_value_makes_another_run(name, key, folders, tmp_path, monkeypat
     base, prefix, _, rows = TABLES[name]
     row = rows[key]
     assert isinstance(row, Row)
-    before = with_values(BASES[base](), row.beside)
+    before = with_values(BASES[base](), row.others)
     after = with_values(before, {**row.also, f"{prefix}{key}": row.value})
     assert before != after
 

@@ -73,8 +73,8 @@ def test_a_changed_config_is_refused_or_runs_as_it_says(seed, inputs, trained, m
     assert check in (0, 1, 2) and "Traceback" not in words
     if check == 0 and (len(trained) >= N_TRAINED or work(asked_for(case.text, case.overrides)) > LONG_WORK):
         return
-    train, said = said_by("train", case, capsys)
-    assert not faults_of_commands(check, train, {"check": words, "train": said})
+    train, message = said_by("train", case, capsys)
+    assert not faults_of_commands(check, train, {"check": words, "train": message})
     if train == 0:
         trained.append(seed)
         assert not faults_here(case, runs[-1])
@@ -91,7 +91,7 @@ def test_so_many_changed_configs_are_refused_or_run_as_they_say(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_case_starts_as_a_config_without_mistakes(kind, inputs, monkeypatch):
+def test_a_case_starts_as_a_config_without_issues(kind, inputs, monkeypatch):
     monkeypatch.chdir(inputs)
     assert parse_config(base_config(kind))
 
@@ -165,9 +165,9 @@ def test_a_run_that_hears_everything_has_no_faults(inputs, monkeypatch):
 
 @pytest.mark.parametrize("key", DEAF)
 def test_a_library_that_is_deaf_to_a_key_is_found_out(key, inputs, monkeypatch):
-    place, deafened, said = DEAF[key]
+    place, deafened, message = DEAF[key]
     module, _, name = place.partition(":")
     module = importlib.import_module(f"rl4lms_like.{module}")
     monkeypatch.setattr(module, name, deafened(getattr(module, name)))
     found = run_of_every_kind_of_fact(make_folder(inputs, 10_001 + [*DEAF].index(key)), monkeypatch)
-    assert found and all(fault.startswith(said) for fault in found)
+    assert found and all(fault.startswith(message) for fault in found)

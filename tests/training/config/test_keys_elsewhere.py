@@ -15,7 +15,7 @@ from tests.training.configs import run_blocks, supervised_blocks
 def mistakes_of(blocks):
     with pytest.raises(ConfigError) as caught:
         parse_config(blocks)
-    return {mistake.path: mistake.message for mistake in caught.value.mistakes}
+    return {issue.path: issue.message for issue in caught.value.issues}
 
 
 @pytest.mark.parametrize(("block", "key", "here"), [

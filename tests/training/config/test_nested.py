@@ -129,7 +129,7 @@ def built(id, args=None):
 def mistakes_of(id, args=None):
     with pytest.raises(ConfigError) as caught:
         parsed(id, args)
-    return [str(mistake) for mistake in caught.value.mistakes]
+    return [str(issue) for issue in caught.value.issues]
 
 
 def test_combine_builds_its_parts_first_and_names_them_by_their_ids():
@@ -164,14 +164,14 @@ def test_every_mistake_inside_is_told_with_its_place():
         {"id": "sentiment", "weight": float("inf"), "name": "last"},
     ]
     place = "reward_fn.args.rewards"
-    told = mistakes_of("combine", {"rewards": rewards})
-    assert told[:3] == [
+    reported = mistakes_of("combine", {"rewards": rewards})
+    assert reported[:3] == [
         f"{place}.0.weigt: unknown key; did you mean 'weight'?",
         f"{place}.0.args.min_tokns: unknown key; did you mean 'min_tokens'?",
         f"{place}.0.args.min_tokens: missing; expected a whole number",
     ]
-    assert told[3].startswith(f"{place}.1: unknown reward 'sentimental'; did you mean 'sentiment'?")
-    assert [message.partition(":")[0] for message in told[4:]] == [
+    assert reported[3].startswith(f"{place}.1: unknown reward 'sentimental'; did you mean 'sentiment'?")
+    assert [message.partition(":")[0] for message in reported[4:]] == [
         f"{place}.2.id",
         f"{place}.3.args",
         f"{place}.4",
@@ -221,8 +221,8 @@ def test_any_reward_takes_a_shaping_function(shaping):
 
 def test_a_shaping_function_that_is_unknown_is_told():
     for shaping, where in (("sentimental", "shaping_fn"), ({"id": "sentimental"}, "shaping_fn.id")):
-        (told,) = mistakes_of("sentiment", {"shaping_fn": shaping})
-        assert told.startswith(f"reward_fn.args.{where}: unknown reward 'sentimental'; did you mean 'sentiment'?")
+        (reported,) = mistakes_of("sentiment", {"shaping_fn": shaping})
+        assert reported.startswith(f"reward_fn.args.{where}: unknown reward 'sentimental'; did you mean 'sentiment'?")
     assert type(built("sentiment", {"shaping_fn": None})) is SentimentReward
 
 
@@ -245,8 +245,8 @@ def test_a_wrapper_of_ones_own_gets_the_object(own):
         "reward_fn.args.inner: missing; expected a RewardFunction, or a BatchedRewardFunction"
     ]
     path = "reward_fn.args.inner.args.include_promt"
-    told = mistakes_of("own_rewards:Halved", {"inner": {"id": "sentiment", "args": {"include_promt": 1}}})
-    assert told == [f"{path}: unknown key; did you mean 'include_prompt'?"]
+    reported = mistakes_of("own_rewards:Halved", {"inner": {"id": "sentiment", "args": {"include_promt": 1}}})
+    assert reported == [f"{path}: unknown key; did you mean 'include_prompt'?"]
     assert mistakes_of("own_rewards:Halved", {"inner": None})[0].startswith(
         "reward_fn.args.inner: expected a mapping with the keys id, args; got null"
     )
@@ -273,15 +273,17 @@ def test_lists_mappings_and_dataclasses_may_hold_rewards(own):
 
 
 def test_a_reward_of_the_wrong_kind_is_told(own):
-    told = mistakes_of("own_rewards:Rules", {"rules": [{"reward": "sentiment"}], "judge": "sentences_with_dates"})
-    assert told == [
+    reported = mistakes_of("own_rewards:Rules", {"rules": [{"reward": "sentiment"}], "judge": "sentences_with_dates"})
+    assert reported == [
         "reward_fn.args.rules.0.reward: expected a RewardFunction; 'sentiment' is a BatchedRewardFunction",
         "reward_fn.args.judge: expected a BatchedRewardFunction; 'sentences_with_dates' is a RewardFunction",
     ]
-    (told,) = mistakes_of(
+    (reported,) = mistakes_of(
         "own_rewards:Rules", {"rules": [], "judge": {"id": "sentiment", "args": {"shaping_fn": "sentences_with_dates"}}}
     )
-    assert told.startswith("reward_fn.args.judge.id: expected a BatchedRewardFunction; 'sentiment' is a combination")
+    assert reported.startswith(
+        "reward_fn.args.judge.id: expected a BatchedRewardFunction; 'sentiment' is a combination"
+    )
 
 
 def test_a_metric_may_hold_a_reward():
@@ -325,10 +327,10 @@ def test_a_default_of_null_may_be_said_whatever_the_type_says(own):
 
 
 def test_names_of_rewards_are_text(own):
-    told = mistakes_of("own_rewards:Rules", {"rules": [], "more": {1: "sentiment"}})
-    assert told == ["reward_fn.args.more: keys must be text: put 1 in quotes"]
-    (told,) = mistakes_of("combine", {"rewards": [{"id": "sentiment", "name": ""}]})
-    assert told == "reward_fn.args.rewards.0.name: expected text or null, got ''"
+    reported = mistakes_of("own_rewards:Rules", {"rules": [], "more": {1: "sentiment"}})
+    assert reported == ["reward_fn.args.more: keys must be text: put 1 in quotes"]
+    (reported,) = mistakes_of("combine", {"rewards": [{"id": "sentiment", "name": ""}]})
+    assert reported == "reward_fn.args.rewards.0.name: expected text or null, got ''"
 
 
 def test_a_misspelt_shaping_fn_is_recognised(own):
@@ -341,8 +343,8 @@ def test_a_misspelt_shaping_fn_is_recognised(own):
 def test_what_is_no_reward_or_metric_is_told_before_it_is_built(own):
     no_reward = "'own_rewards:NoReward' is not a valid reward: its class is not derived from RewardFunction or Batched"
     assert mistakes_of("own_rewards:NoReward")[0].startswith(f"reward_fn.id: {no_reward}")
-    told = mistakes_of("combine", {"rewards": ["own_rewards:NoReward"]})
-    assert told[0].startswith(f"reward_fn.args.rewards.0: {no_reward}")
+    reported = mistakes_of("combine", {"rewards": ["own_rewards:NoReward"]})
+    assert reported[0].startswith(f"reward_fn.args.rewards.0: {no_reward}")
     blocks = run_blocks()
     blocks["train_evaluation"]["metrics"] = [{"id": "own_rewards:TakesAnything"}]
     with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is not a valid metric"):

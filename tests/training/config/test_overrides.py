@@ -29,8 +29,8 @@ BLOCKS = {"alg": {"args": {"gamma": 1}}, "metrics": [{"id": "a"}, {"id": "b", "a
 )
 def test_an_override_changes_one_place_of_a_copy(override, path, value):
     before = copy.deepcopy(BLOCKS)
-    changed, mistakes = apply_overrides(BLOCKS, [override])
-    assert not mistakes
+    changed, issues = apply_overrides(BLOCKS, [override])
+    assert not issues
     assert before == BLOCKS
     for key in path:
         changed = changed[key]
@@ -50,15 +50,15 @@ def test_an_override_changes_one_place_of_a_copy(override, path, value):
     ],
 )
 def test_an_override_that_cannot_be_is_a_mistake(override, message):
-    changed, mistakes = apply_overrides(BLOCKS, [override])
-    assert len(mistakes) == 1
-    assert str(mistakes[0]).startswith(message)
+    changed, issues = apply_overrides(BLOCKS, [override])
+    assert len(issues) == 1
+    assert str(issues[0]).startswith(message)
     assert changed == BLOCKS
 
 
 def test_all_impossible_overrides_are_told_and_the_others_applied():
-    changed, mistakes = apply_overrides(BLOCKS, ["x", "seed=2", "seed.y=1"])
-    assert len(mistakes) == 2
+    changed, issues = apply_overrides(BLOCKS, ["x", "seed=2", "seed.y=1"])
+    assert len(issues) == 2
     assert changed["seed"] == 2
 
 
@@ -68,8 +68,8 @@ KEYS = st.text("abc", min_size=1, max_size=3)
 @settings(deadline=None)
 @given(st.lists(KEYS, min_size=1, max_size=4), st.integers())
 def test_a_path_into_nothing_makes_the_blocks_on_the_way(keys, value):
-    changed, mistakes = apply_overrides({}, [f"{'.'.join(keys)}={value}"])
-    assert not mistakes
+    changed, issues = apply_overrides({}, [f"{'.'.join(keys)}={value}"])
+    assert not issues
     for key in keys:
         assert list(changed) == [key]
         changed = changed[key]

@@ -126,8 +126,8 @@ def test_what_needs_no_weights_is_built(run, request, a_model):
         built["reward", run.reward_fn.id] = build(REWARDS, run.reward_fn, "reward")
     missing = {part: str(result) for part, result in built.items() if isinstance(result, MissingResourceError)}
     assert missing.keys() == MISSING.keys() & set(components(blocks)), "correct the table MISSING"
-    for part, said in missing.items():
-        assert MISSING[part] in said
+    for part, message in missing.items():
+        assert MISSING[part] in message
     kinds = {"metric": BaseMetric, "reward": (RewardFunction, BatchedRewardFunction)}
     assert all(isinstance(result, kinds[kind]) for (kind, id), result in built.items() if (kind, id) not in missing)
 

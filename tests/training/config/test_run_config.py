@@ -54,7 +54,7 @@ def write(tmp_path):
 def mistakes_of(blocks, **kwargs):
     with pytest.raises(ConfigError) as caught:
         parse_config(blocks, **kwargs)
-    return [str(mistake) for mistake in caught.value.mistakes]
+    return [str(issue) for issue in caught.value.issues]
 
 
 # --- RL4LMs' own configs ------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_parsing_leaves_the_mapping_as_it_was(run):
 def test_the_kind_of_a_run_is_its_id_not_a_word_in_it(run, supervised):
     assert type(parse_config(supervised)) is SupervisedConfig and type(parse_config(run)) is RunConfig
     supervised["alg"]["id"] = "self_supervised"
-    assert any("alg.id: unknown algorithm 'self_supervised'" in told for told in mistakes_of(supervised))
+    assert any("alg.id: unknown algorithm 'self_supervised'" in reported for reported in mistakes_of(supervised))
 
 
 def test_a_supervised_run_has_no_reward_and_no_environment(supervised):
@@ -217,9 +217,9 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(run):
         r"train_evaluation\.n_iters: missing; expected a whole number of at least 0",
         r"seeed: unknown key; did you mean 'seed'\?",
     ]
-    told = mistakes_of(run)
-    assert len(told) == len(patterns), told
-    for message, pattern in zip(told, patterns, strict=True):
+    reported = mistakes_of(run)
+    assert len(reported) == len(patterns), reported
+    for message, pattern in zip(reported, patterns, strict=True):
         assert re.fullmatch(pattern, message), (message, pattern)
 
 
@@ -229,9 +229,9 @@ def test_a_block_that_is_none_is_told(run, block, value):
     run[block] = value
     if value == "absent":
         del run[block]
-    told = mistakes_of(run)
-    assert len(told) == 1
-    assert told[0].startswith(f"{block}: ")
+    reported = mistakes_of(run)
+    assert len(reported) == 1
+    assert reported[0].startswith(f"{block}: ")
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def test_numbers_of_generation_and_adapters_are_read_as_all_others(run):
 def test_a_seq2seq_length_counts_the_start_token(run):
     run["alg"]["policy"]["id"] = "seq2seq_lm_actor_critic_policy"
     run["alg"]["policy"]["args"]["generation_kwargs"] = {"max_length": 1}
-    said = "alg.policy.args.generation_kwargs.max_length: counts a seq2seq model's start token: expected at least 2"
-    assert mistakes_of(run) == [said]
+    detail = "alg.policy.args.generation_kwargs.max_length: counts a seq2seq model's start token: expected at least 2"
+    assert mistakes_of(run) == [detail]
 
 
 def test_a_maskable_policy_with_arguments_that_are_none_is_told(run):
@@ -336,8 +336,8 @@ def test_a_metric_to_choose_by_that_nothing_reports_is_told(supervised):
         choose["metric_for_best_model"] = known
         parse_config(supervised)
     choose["metric_for_best_model"] = "synthetic/date_in_text"
-    said = "no metric reports 'synthetic/date_in_text'; did you mean 'synthetic/dates_in_text'?"
-    assert mistakes_of(supervised) == [f"alg.training_args.metric_for_best_model: {said}"]
+    detail = "no metric reports 'synthetic/date_in_text'; did you mean 'synthetic/dates_in_text'?"
+    assert mistakes_of(supervised) == [f"alg.training_args.metric_for_best_model: {detail}"]
 
 
 def test_a_folder_that_is_not_there_is_named(run, tmp_path, monkeypatch):
@@ -377,8 +377,8 @@ def test_what_trpo_cannot_differentiate_twice_is_told_with_the_way_out(run, id):
         assert parse_config(run).alg.args["sub_sampling_factor"] == 4
     run["alg"]["policy"]["args"] = args | {"attn_implementation": "sdpa", "compile": True, "dropout": True}
     paths = [f"alg.policy.args.{key}" for key in ("attn_implementation", "compile", "dropout")]
-    assert [mistake.partition(":")[0] for mistake in mistakes_of(run)] == paths
-    assert all("leave it out" in mistake for mistake in mistakes_of(run))
+    assert [issue.partition(":")[0] for issue in mistakes_of(run)] == paths
+    assert all("leave it out" in issue for issue in mistakes_of(run))
     run["alg"]["id"], run["alg"]["args"] = "ppo", {}
     assert parse_config(run)
 
@@ -429,7 +429,7 @@ def test_what_should_be_known_is_noticed(run):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "detail"),
     [
         ({"temperature": 0.7}, "temperature 0.7"),
         ({"top_p": 0.9, "top_k": 20}, "top_k 20, top_p 0.9"),
@@ -439,14 +439,14 @@ def test_what_should_be_known_is_noticed(run):
         ({}, None),
     ],
 )
-def test_rollouts_from_another_distribution_than_the_trained_one_are_noticed(kwargs, said, run):
+def test_rollouts_from_another_distribution_than_the_trained_one_are_noticed(kwargs, detail, run):
     path = "alg.policy.args.generation_kwargs"
     whole = {"do_sample": True, "top_k": 0, "max_new_tokens": 8}
     run["alg"]["policy"]["args"]["generation_kwargs"] = whole | kwargs
     run["train_evaluation"]["generation_kwargs"] = {"do_sample": False, "max_new_tokens": 8}  # as evaluations may be
     found = notices(run)
-    assert (said is not None) == (path in found)
-    assert said is None or f"rollouts have {said}, but ratios" in found[path]
+    assert (detail is not None) == (path in found)
+    assert detail is None or f"rollouts have {detail}, but ratios" in found[path]
 
 
 def test_a_seq2seq_model_has_a_start_token_and_one_token_less(run):

@@ -44,7 +44,7 @@ def test_every_float_that_python_writes_is_read_back(number):
 def test_all_repeated_keys_are_found_with_path_and_lines():
     text = "alg:\n  args:\n    gamma: 1\n    gamma: 0.9\nitems:\n- {a: 1, a: 2}\nalg: 3\n"
     _, repeated = parse_yaml(text, "f.yml")
-    assert [str(mistake) for mistake in repeated] == [
+    assert [str(issue) for issue in repeated] == [
         "alg.args.gamma: given twice, on lines 3 and 4",
         "items.0.a: given twice, on lines 6 and 6",
         "alg: given twice, on lines 1 and 7",
@@ -75,18 +75,18 @@ def test_what_is_no_config_is_a_config_error(text, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "detail"),
     [
         ("010", "YAML reads 010 as 8, .* base 8"),
         ("1:30", "YAML reads 1:30 as 90, .* 60"),
         ("-1:30.5", "YAML reads -1:30.5 as -90.5"),
     ],
 )
-def test_a_number_that_yaml_reads_as_another_one_is_refused(text, said):
-    _, mistakes = parse_yaml(f"a: 0\nb:\n- {text}\n- c: 1\n  c: 2\n{text}: 0\n", "f.yml")
-    assert [mistake.path for mistake in mistakes] == ["b.0", "b.1.c", text]
-    assert re.match(f"{said}.*write the decimal number", mistakes[0].message)
-    with pytest.raises(ValueError, match=said):
+def test_a_number_that_yaml_reads_as_another_one_is_refused(text, detail):
+    _, issues = parse_yaml(f"a: 0\nb:\n- {text}\n- c: 1\n  c: 2\n{text}: 0\n", "f.yml")
+    assert [issue.path for issue in issues] == ["b.0", "b.1.c", text]
+    assert re.match(f"{detail}.*write the decimal number", issues[0].message)
+    with pytest.raises(ValueError, match=detail):
         parse_value(text)
     assert parse_value(f"'{text}'") == text
     assert parse_value("[0, -0, 0.5, 07.5, 0x1F, 2022-10-04]")[:5] == [0, 0, 0.5, 7.5, 31]

@@ -25,7 +25,7 @@ def history(*, n: int = 0, **signs) -> History:
     return made
 
 
-def case(**fields) -> Context:
+def context(**fields) -> Context:
     """A case, whose `limits` may be given as a mapping."""
     limits = fields.pop("limits", {})
     return Context(**{"limits": DoctorConfig(**limits), "ratio_cause": "a cause", **fields})

@@ -9,7 +9,7 @@ from rl4lms_like.training.catalogue import table_rows
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.doctor import alerts
 from rl4lms_like.training.doctor.thresholds import DoctorConfig, HeldOutConfig
-from tests.training.doctor.histories import case, history
+from tests.training.doctor.histories import context, history
 from tests.training.doctor.test_of_evaluations import KEY, followed
 
 EXPLODED = {"value_loss": [0.1] * 10 + [2.0] * 3, "explained_variance": -0.5}
@@ -40,10 +40,10 @@ ELSEWHERE = {"enabled", "max_ratio_gap", "held_out", "max_held_out_fall"}
 @pytest.mark.parametrize(("key", "other", "alarm", "signs"), ROWS, ids=[row[0] for row in ROWS])
 def test_another_value_silences_the_alarm_and_null_switches_it_off(key, other, alarm, signs):
     target = {"target_kl": 0.1} if key == "kl_times_target" else {}
-    assert alarm(history(**signs), case(**target)) is not None
-    assert alarm(history(**signs), case(limits={key: other}, **target)) is None
+    assert alarm(history(**signs), context(**target)) is not None
+    assert alarm(history(**signs), context(limits={key: other}, **target)) is None
     if "None" in str(DoctorConfig.__dataclass_fields__[key].type):
-        assert alarm(history(**signs), case(limits={key: None}, **target)) is None
+        assert alarm(history(**signs), context(limits={key: None}, **target)) is None
 
 
 def test_every_key_has_a_row():
@@ -52,15 +52,15 @@ def test_every_key_has_a_row():
 
 def test_a_smaller_fall_can_be_told():
     fallen = followed([0.4, 0.35, 0.33], [None, 0.5, 0.7])
-    assert alerts.reward_hacking(fallen, case(modes={KEY: "max"})) is None
-    assert alerts.reward_hacking(fallen, case(modes={KEY: "max"}, limits={"max_held_out_fall": 0.1}))
+    assert alerts.reward_hacking(fallen, context(modes={KEY: "max"})) is None
+    assert alerts.reward_hacking(fallen, context(modes={KEY: "max"}, limits={"max_held_out_fall": 0.1}))
 
 
 def test_the_block_is_checked_like_all_others(tiny_config):
     tiny_config["doctor"] = {"max_kll": 3, "patience": 0, "held_out": [{"metric": "length/words", "mode": "up"}]}
     with pytest.raises(ConfigError) as caught:
         parse_config(tiny_config)
-    assert [str(mistake) for mistake in caught.value.mistakes] == [
+    assert [str(issue) for issue in caught.value.issues] == [
         "doctor.max_kll: unknown key; did you mean 'max_kl'?",
         "doctor.patience: expected a whole number of at least 1, got 0",
         "doctor.held_out.0.mode: expected 'max' or 'min', got 'up'",

@@ -154,7 +154,7 @@ def test_each_lever_lowers_what_it_is_said_to_lower(family):
     run["alg"]["args"]["micro_batch_size"] = 20
     split = estimate(run, gradient_checkpointing=False)
     assert split.parts["activations"] < 0.5 * whole.parts["activations"]
-    assert split.gradients_beside == split.parts["gradients"]
+    assert split.other_gradients == split.parts["gradients"]
     run["alg"]["kl_div"] = {"coeff": 0}
     assert estimate(run).parts["reference weights"] == 0
 

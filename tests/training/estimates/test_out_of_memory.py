@@ -12,7 +12,7 @@ import torch
 from rl4lms_like.core.errors import OutOfMemoryError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.base import LMActorCriticPolicy
-from rl4lms_like.policies.generation import TextWriter
+from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.run import train_config
 from tests.training.configs import supervised_blocks
@@ -48,7 +48,7 @@ def full(monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "method", "at_call", "part", "key"),
     [
-        (TextWriter, "generate", 1, "evaluation", "a smaller train_evaluation.eval_batch_size (is 4)"),
+        (TextGenerator, "generate", 1, "evaluation", "a smaller train_evaluation.eval_batch_size (is 4)"),
         (LMActorCriticPolicy, "generate", 5, "generation", "a smaller env.n_envs (is 4; more alg.args.n_steps keep"),
         (LMActorCriticPolicy, "score", 2, "scoring", "a smaller alg.args.micro_batch_size (now null; the gradient"),
         (LMActorCriticPolicy, "evaluate_actions", 3, "update", "alg.policy.args.gradient_checkpointing: true"),
@@ -119,8 +119,8 @@ def test_a_supervised_run_says_the_same(full, tiny_gpt2_dir, tmp_path):
     blocks["datapool"] = {"id": "tests.training.supervised.test_trainer:Colours"}
     blocks["alg"] |= {"model_type": "causal", "training_args": {"per_device_train_batch_size": 8}}
     blocks["train_evaluation"]["metrics"] = []
-    said = r"(?s)out of memory in the update.*a smaller alg.training_args.per_device_train_batch_size \(is 8;"
-    with pytest.raises(OutOfMemoryError, match=said) as error:
+    message = r"(?s)out of memory in the update.*a smaller alg.training_args.per_device_train_batch_size \(is 8;"
+    with pytest.raises(OutOfMemoryError, match=message) as error:
         run(blocks, tmp_path)
     assert "alg.peft: {r: 8}" in str(error.value)
 

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rl4lms_like.cli import main
+from rl4lms_like.core.component_state import not_json
 from rl4lms_like.core.errors import CheckpointError, ConfigError, RewardError, RL4LMsLikeError
-from rl4lms_like.core.remembering import not_json
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking import run_folder
@@ -149,7 +149,7 @@ def test_what_a_killed_process_was_just_saving_is_removed_when_the_run_goes_on(t
     for name in (*ours, "interrupted_00003", "mine.partial", "iteration_00004.copy"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"weights")
-    checkpoints.forget_later(tmp_path, 3, interrupted=True)
+    checkpoints.delete_later(tmp_path, 3, interrupted=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "interrupted_00003", "iteration_00004.copy", "mine.partial"
     ]  # fmt: skip
@@ -161,7 +161,7 @@ def test_a_training_state_that_was_half_taken_away_is_gone_when_the_run_goes_on(
     folder.mkdir()
     for name in (checkpoints.STATE, checkpoints.TENSORS, "model.safetensors"):
         (folder / name).write_text("")
-    checkpoints.forget_later(tmp_path, 3)
+    checkpoints.delete_later(tmp_path, 3)
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
 
 
@@ -175,7 +175,7 @@ def test_what_a_link_leads_to_is_neither_written_nor_removed(tmp_path):
     for name in (*names, "interrupted_00001"):
         (base / name).symlink_to(own / "iteration_00009")
     assert checkpoints.newest_checkpoint(base.parent).name == "iteration_00008"
-    checkpoints.forget_later(base, 2)
+    checkpoints.delete_later(base, 2)
     assert sorted(path.name for path in base.iterdir()) == ["interrupted_00001", "iteration_00001"]
     for name in ("iteration_00003.partial", "iteration_00003.replaced"):
         (base / name).symlink_to(own / "iteration_00009")
@@ -223,10 +223,10 @@ def test_a_run_whose_checkpoints_are_on_another_disk_deletes_its_own_alone(tmp_p
         written(base, 2)
     left = disk / f"iteration_00006.{mark_in(base)}.partial"
     left.mkdir()
-    checkpoints.forget_later(base, 4)
+    checkpoints.delete_later(base, 4)
     assert not left.exists() and not (disk / "iteration_00005" / checkpoints.MANIFEST).exists()
     with pytest.raises(CheckpointError, match="iteration_00002"):
-        checkpoints.forget_later(base, 1)
+        checkpoints.delete_later(base, 1)
     assert {path: path.read_bytes() for path in kept} == kept
 
 
@@ -241,21 +241,21 @@ def test_a_run_whose_folder_is_a_link_writes_its_model_again(tmp_path):
     assert (tmp_path / "disk" / "model" / "config.json").read_text() == "[]"
 
 
-@pytest.mark.parametrize("culprit", ["model", "tensors", "rename"])
-def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest(tmp_path, monkeypatch, culprit):
+@pytest.mark.parametrize("first", ["model", "tensors", "rename"])
+def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest(tmp_path, monkeypatch, first):
     base = tmp_path / "checkpoints"
     before = written(base, 1)
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    if culprit == "rename":
+    if first == "rename":
         monkeypatch.setattr(checkpoints.os, "replace", full)
-    elif culprit == "tensors":
+    elif first == "tensors":
         monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         state = TrainingState({"trainer": {"iteration": 2}}, {"a": torch.ones(2)})
-        write_checkpoint(base, 2, state, full if culprit == "model" else save_nothing)
+        write_checkpoint(base, 2, state, full if first == "model" else save_nothing)
     assert list(base.iterdir()) == [before]
     read_checkpoint(before)
 
@@ -414,8 +414,8 @@ def test_a_checkpoint_without_a_manifest_is_skipped_and_it_is_said_why(run):
     (run / "checkpoints" / "iteration_00004" / checkpoints.MANIFEST).unlink()
     assert resumption(run).checkpoint.name == "iteration_00002"
     resume(run, quiet=True)
-    said = [line for line in (run / "log.txt").read_text().splitlines() if "resuming after 2" in line]
-    assert "iteration_00004" in said[0] and checkpoints.MANIFEST in said[0]
+    message = [line for line in (run / "log.txt").read_text().splitlines() if "resuming after 2" in line]
+    assert "iteration_00004" in message[0] and checkpoints.MANIFEST in message[0]
 
 
 def test_a_run_whose_checkpoints_all_lack_a_manifest_says_which(run):
@@ -431,7 +431,7 @@ def test_checkpoints_that_may_not_be_changed_are_named(run, monkeypatch):
 
     monkeypatch.setattr(type(run), "unlink", refused)
     with pytest.raises(CheckpointError, match=r"iteration_00004.*read-only.*permissions"):
-        checkpoints.forget_later(run / "checkpoints", 2)
+        checkpoints.delete_later(run / "checkpoints", 2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -642,8 +642,8 @@ def test_every_damage_is_refused_by_name(seed, ended, assembled, tmp_path):
     checkpoint = shutil.copytree(ended / "checkpoints" / "iteration_00004", folder / "checkpoints" / "iteration_00004")
     before = (checkpoint / checkpoints.MANIFEST).read_bytes()
     way = damage(checkpoint, seed)
-    said = outcome(folder, assembled)
-    if said == "taken" and without_versions(before) != without_versions(
+    message = outcome(folder, assembled)
+    if message == "taken" and without_versions(before) != without_versions(
         (checkpoint / checkpoints.MANIFEST).read_bytes()
     ):
         assert any(name in way for name in MAY_BE_TAKEN), way

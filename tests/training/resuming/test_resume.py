@@ -262,7 +262,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_older_one_offered(stopped, dama
 def test_what_would_make_it_another_run_is_refused_with_the_differences(stopped):
     with pytest.raises(ConfigError) as caught:
         resumption(stopped, ["alg.args.learning_rate=0.1", "seed=4", "train_evaluation.n_iters=9"])
-    assert [str(mistake) for mistake in caught.value.mistakes] == [
+    assert [str(issue) for issue in caught.value.issues] == [
         "alg.args.learning_rate: 0.001 in the run, 0.1 now; it affects results and cannot change on resuming",
         "seed: 3 in the run, 4 now; it affects results and cannot change on resuming",
     ]
@@ -368,8 +368,8 @@ def test_where_the_memory_ran_out_the_keys_that_need_less_of_it_may_change(tmp_p
     with pytest.raises(OutOfMemoryError):
         started(mapping, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
-    said = "add --set alg.args.micro_batch_size=... or --set alg.policy.args.gradient_checkpointing=...; other keys"
-    assert said in (folder / "log.txt").read_text()
+    message = "add --set alg.args.micro_batch_size=... or --set alg.policy.args.gradient_checkpointing=...; other keys"
+    assert message in (folder / "log.txt").read_text()
     with pytest.raises(OutOfMemoryError):
         resume(folder, overrides=["alg.args.micro_batch_size=16"], quiet=True)
     mapping["alg"]["args"] = ALGORITHMS["ppo"] | {"micro_batch_size": 16}

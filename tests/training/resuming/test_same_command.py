@@ -18,7 +18,7 @@ from rl4lms_like.training import run as running
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resume_point import ResumePoint
-from rl4lms_like.training.resuming.resume import begun
+from rl4lms_like.training.resuming.resume import find_unfinished
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.conftest import REPOSITORY
@@ -58,7 +58,7 @@ def stopped(ended, tmp_path):
 
 def found(mapping, folder):
     """What the command comes to: the checkpoint that it goes on from, the reasons why not."""
-    run, reasons = begun(parse_config(mapping), folder)
+    run, reasons = find_unfinished(parse_config(mapping), folder)
     if run is not None:
         run.lock.release()
     return run and run.checkpoint, reasons
@@ -76,9 +76,9 @@ def test_it_goes_on_to_the_same_end_and_says_so(mapping, stopped, whole, tmp_pat
     config.write_text(dump_yaml(mapping))
     command = ["train", str(config), "--experiment_name", "run", "--base_path_to_store_results", str(tmp_path)]
     assert main(command) == 0
-    said = "".join(capsys.readouterr().out.split())
-    assert "runisnotfinished:thisrunresumesit;--newstartsanewrun" in said
-    assert "resumingafter2" in said
+    message = "".join(capsys.readouterr().out.split())
+    assert "runisnotfinished:thisrunresumesit;--newstartsanewrun" in message
+    assert "resumingafter2" in message
     assert files_of(stopped) == files_of(whole)
     assert json.loads((stopped / FINISHED_FILE).read_text()) == {"iterations": 3}
 
@@ -107,10 +107,10 @@ def test_two_at_once_are_two_runs_and_nothing_is_mixed(mapping, stopped, whole, 
         assert process.stdout.readline() == "ready\n"
     for process in both:
         print(file=process.stdin, flush=True)
-    said = ["".join(process.communicate(timeout=600)[0].split()) for process in both]  # wherever lines were broken
-    assert [process.returncode for process in both] == [0, 0], said
+    message = ["".join(process.communicate(timeout=600)[0].split()) for process in both]  # wherever lines were broken
+    assert [process.returncode for process in both] == [0, 0], message
     late = "itisfinished"  # where the other one has had the machine for itself
-    assert sum("anotherprocessiswritingtoit" in text or late in text for text in said) == 1, said
+    assert sum("anotherprocessiswritingtoit" in text or late in text for text in message) == 1, message
     assert files_of(stopped) == files_of(whole) == files_of(stopped.with_name("run_2"))
     assert not stopped.with_name("run_3").exists()
 
@@ -137,11 +137,11 @@ def test_processes_that_start_at_once_each_claim_and_hold_a_folder(tmp_path):
         assert process.stdout.readline() == "ready\n"
     for process in processes:
         print(file=process.stdin, flush=True)
-    said = [process.stdout.readline().split() for process in processes]
+    message = [process.stdout.readline().split() for process in processes]
     for process in processes:
         process.communicate("\n")
-    assert len({name for name, _ in said}) == len(processes)
-    assert {is_locked for _, is_locked in said} == {"True"}
+    assert len({name for name, _ in message}) == len(processes)
+    assert {is_locked for _, is_locked in message} == {"True"}
 
 
 # --- what it goes on with ---------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_folder_with_anything_that_would_be_lost_is_not_begun_again(trace, map
     folder.mkdir()
     for name in ("config.json", "log.txt", "environment.json"):
         shutil.copyfile(whole / name, folder / name)
-    begun_again, _ = begun(parse_config(mapping), folder)
+    begun_again, _ = find_unfinished(parse_config(mapping), folder)
     assert begun_again.run_folder == folder and begun_again.checkpoint is None
     begun_again.lock.release()
     (folder / trace).parent.mkdir(exist_ok=True)

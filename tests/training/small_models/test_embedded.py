@@ -111,7 +111,7 @@ def test_unknown_names_are_mistakes_wherever_they_stand(blocks, tmp_path, monkey
     ]
     with pytest.raises(ConfigError) as error:
         parse_config(blocks)
-    first, second = error.value.mistakes
+    first, second = error.value.issues
     assert first.path == "tokenizer.model_name"
     assert first.message.endswith("did you mean 'embedded/gpt2-films'?")
     assert second.path == "train_evaluation.metrics.1.args.model_name"

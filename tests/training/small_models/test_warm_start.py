@@ -110,11 +110,11 @@ def test_padding_never_changes_a_perplexity(tokenizer, family):
 
 
 def test_progress_is_told_after_every_step(texts, tokenizer):
-    told = []
+    reported = []
     model = make_model(tokenizer, n_embd=16, n_head=2)
-    train_language_model(model, tokenizer, texts, steps=3, progress=lambda *news: told.append(news))
-    assert [(done, total) for done, total, _ in told] == [(1, 3), (2, 3), (3, 3)]
-    assert told[0][2] > told[-1][2] > 0
+    train_language_model(model, tokenizer, texts, steps=3, progress=lambda *news: reported.append(news))
+    assert [(done, total) for done, total, _ in reported] == [(1, 3), (2, 3), (3, 3)]
+    assert reported[0][2] > reported[-1][2] > 0
 
 
 def test_the_number_of_threads_is_given_back():

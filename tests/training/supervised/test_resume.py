@@ -14,7 +14,7 @@ from benchmarks.killed_runs import files_of
 from rl4lms_like.core.errors import CheckpointError, ConfigError
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import MANIFEST, TENSORS, newest_checkpoint, read_checkpoint
-from rl4lms_like.training.resuming.resume import begun
+from rl4lms_like.training.resuming.resume import find_unfinished
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.supervised import trainer as supervised
 from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer
@@ -141,8 +141,8 @@ def test_activations_may_be_made_anew_from_some_step_on_and_that_is_said(whole, 
     mapping, expected = whole("causal")
     folder = stopped(mapping, tmp_path, 3, monkeypatch, signal.SIGTERM)
     resume(folder, overrides=["alg.training_args.gradient_checkpointing=true"], quiet=True)
-    said = "alg.training_args.gradient_checkpointing changes from null to true: from here on, results may differ"
-    assert said in (folder / "log.txt").read_text()
+    message = "alg.training_args.gradient_checkpointing changes from null to true: from here on, results may differ"
+    assert message in (folder / "log.txt").read_text()
     losses = [
         [json.loads(line).get("supervised/loss") for line in (run / "training_info.jsonl").read_text().splitlines()]
         for run in (folder, expected)
@@ -172,7 +172,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_whatever_is_asked_for_it_goes_on_to_the_same_end(variant, tmp_path, monkeypatch, tiny_gpt2_dir):
-    Scripted.said = [0.1, 0.2, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
+    Scripted.message = [0.1, 0.2, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
     mapping = blocks("causal", tiny_gpt2_dir, **VARIANTS[variant])
     if variant == "adapters":
         pytest.importorskip("peft")
@@ -185,7 +185,7 @@ def test_whatever_is_asked_for_it_goes_on_to_the_same_end(variant, tmp_path, mon
 
 @pytest.mark.parametrize("variant", ["the best of regular checkpoints", "stopped early"])
 def test_stopped_after_its_last_step_it_only_ends(variant, tmp_path, monkeypatch, tiny_gpt2_dir):
-    Scripted.said = [0.1, 0.2, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
+    Scripted.message = [0.1, 0.2, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
     mapping = blocks("causal", tiny_gpt2_dir, **VARIANTS[variant])
     expected = started(mapping, tmp_path, "whole")
 
@@ -222,7 +222,7 @@ def test_at_its_end_a_run_deletes_no_checkpoints_of_another_run_behind_a_link(tm
     (other / "model.safetensors").write_bytes(b"weights")
     folder.mkdir(parents=True)
     (folder / "checkpoints").symlink_to(other.parent)
-    Scripted.said = [0.1, 0.2, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
+    Scripted.message = [0.1, 0.2, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
     started(blocks("causal", tiny_gpt2_dir, **VARIANTS["the best of regular checkpoints"]), tmp_path)
     left = sorted(path.name for path in other.parent.iterdir())
     assert len(left) == 2 and left[0] == "checkpoint-1"
@@ -241,7 +241,7 @@ def run(whole, tmp_path):
 def test_a_changed_config_is_refused_with_the_differences(run):
     with pytest.raises(ConfigError) as caught:
         resume(run, overrides=["alg.training_args.learning_rate=0.1", "alg.training_args.num_train_epochs=4"])
-    assert [str(mistake) for mistake in caught.value.mistakes] == [
+    assert [str(issue) for issue in caught.value.issues] == [
         "alg.training_args.num_train_epochs: the learning rate is linear over the run, so its length cannot change",
         "alg.training_args.learning_rate: 0.01 in the run, 0.1 now; it affects results and cannot change on resuming",
     ]
@@ -272,7 +272,7 @@ def test_another_base_under_the_adapters_is_refused(tmp_path, tiny_gpt2_dir, mon
 
 
 def test_a_best_checkpoint_that_is_gone_is_said(tmp_path, tiny_gpt2_dir, monkeypatch):
-    Scripted.said = [0.1, 0.9, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
+    Scripted.message = [0.1, 0.9, 0.5, 0.4, 0.3, 0.1, 0.2, 0.3]
     variant = VARIANTS["the best of regular checkpoints"] | {"save_total_limit": None}
     folder = stopped(blocks("causal", tiny_gpt2_dir, **variant), tmp_path, 4, monkeypatch)
     shutil.rmtree(folder / "checkpoints" / "checkpoint-2")
@@ -318,7 +318,7 @@ def test_a_flipped_bit_is_refused_and_the_older_one_offered(run):
 
 
 def test_a_finished_run_is_not_begun_again(run, whole):
-    found, reasons = begun(parse_config(whole("causal")[0]), run)
+    found, reasons = find_unfinished(parse_config(whole("causal")[0]), run)
     assert found is None and reasons == [f"{run}: it is finished"]
 
 

@@ -74,10 +74,10 @@ class Right(BaseMetric):
 class Scripted(BaseMetric):
     """Says on `val` what it was told: before training, then at one evaluation after the other."""
 
-    said: ClassVar[list] = []
+    message: ClassVar[list] = []
 
     def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
-        score = Scripted.said.pop(0) if split_name == "val" and Scripted.said else 0.0
+        score = Scripted.message.pop(0) if split_name == "val" and Scripted.message else 0.0
         return {"test/scripted": (None, score)}
 
 
@@ -333,8 +333,8 @@ def test_a_loss_that_is_no_number_ends_the_run_before_its_step(blocks, tmp_path)
 def test_the_best_checkpoint_by_our_metric_is_the_model(blocks, tmp_path, monkeypatch):
     from transformers import trainer
 
-    monkeypatch.setattr(trainer.logger, "warning", lambda *said: pytest.fail(str(said)))
-    Scripted.said = [0.9, 0.1, 0.8, 0.3, 0.5]
+    monkeypatch.setattr(trainer.logger, "warning", lambda *message: pytest.fail(str(message)))
+    Scripted.message = [0.9, 0.1, 0.8, 0.3, 0.5]
     blocks["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Scripted"}]
     blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "metric_for_best_model": "test/scripted"}
     folder = run(blocks, tmp_path)
@@ -349,7 +349,7 @@ def test_the_best_checkpoint_by_our_metric_is_the_model(blocks, tmp_path, monkey
 
 @causal
 def test_a_metric_that_is_better_when_smaller_and_a_score_that_is_no_number(blocks, tmp_path):
-    Scripted.said = [0.0, float("nan"), 0.8, 0.3]
+    Scripted.message = [0.0, float("nan"), 0.8, 0.3]
     blocks["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Scripted"}]
     blocks["alg"]["training_args"] |= {
         "load_best_model_at_end": True, "metric_for_best_model": "test/scripted", "greater_is_better": False,
@@ -359,7 +359,7 @@ def test_a_metric_that_is_better_when_smaller_and_a_score_that_is_no_number(bloc
 
 @causal
 def test_early_stopping_stops(blocks, tmp_path):
-    Scripted.said = [0.0, 0.5, 0.4, 0.3, 0.9, 0.9]
+    Scripted.message = [0.0, 0.5, 0.4, 0.3, 0.9, 0.9]
     blocks["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Scripted"}]
     blocks["alg"] |= {"early_stopping_patience": 2}
     blocks["alg"]["training_args"] |= {"num_train_epochs": 10, "metric_for_best_model": "test/scripted"}
@@ -475,7 +475,7 @@ def test_without_references_there_is_nothing_to_learn(blocks, tmp_path):
 @pytest.mark.parametrize("merge", [False, True])
 def test_adapters_are_trained_saved_and_chosen(merge, blocks, tmp_path):
     pytest.importorskip("peft")
-    Scripted.said = [0.0, 0.1, 0.8, 0.3]
+    Scripted.message = [0.0, 0.1, 0.8, 0.3]
     blocks["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Scripted"}]
     blocks["alg"] |= {"peft": {"r": 4}, "merge_on_save": merge}
     blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "metric_for_best_model": "test/scripted"}
@@ -504,17 +504,17 @@ def test_mistakes_are_said_together_before_anything_is_loaded(blocks, tmp_path, 
     }  # fmt: skip
     with pytest.raises(ConfigError) as error:
         run(blocks, tmp_path)
-    paths = {mistake.path.removeprefix("alg.") for mistake in error.value.mistakes}
+    paths = {issue.path.removeprefix("alg.") for issue in error.value.issues}
     keys = ("num_train_epoch", "learning_rate", "output_dir", "seed", "eval_strategy", "per_device_train_batch_size")
     assert paths == {"device", "generation_kwargs.max_new_token", *(f"training_args.{key}" for key in keys)}
-    for said in ("did you mean 'num_train_epochs'", "config's own seed", "one of no, steps, epoch"):
-        assert said in str(error.value)
+    for message in ("did you mean 'num_train_epochs'", "config's own seed", "one of no, steps, epoch"):
+        assert message in str(error.value)
     assert not (tmp_path / "rl4lm_exps").exists()
 
 
 @causal
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"deepspeed": "zero.json"}, "deepspeed: cannot be set: a run uses one device"),
         ({"push_to_hub": True}, "push_to_hub: cannot be set: runs are not uploaded"),
@@ -525,9 +525,9 @@ def test_mistakes_are_said_together_before_anything_is_loaded(blocks, tmp_path, 
         ({"load_best_model_at_end": True, "eval_strategy": "no"}, "eval_strategy: without evaluations"),
     ],
 )
-def test_arguments_that_mean_nothing_are_found_by_the_check(given, said, blocks):
+def test_arguments_that_mean_nothing_are_found_by_the_check(given, message, blocks):
     blocks["alg"]["training_args"] |= given
-    with pytest.raises(ConfigError, match=f"alg.training_args.{said}"):
+    with pytest.raises(ConfigError, match=f"alg.training_args.{message}"):
         list(preview(parse_config(blocks)))
 
 
@@ -554,7 +554,7 @@ def test_what_transformers_refuses_is_a_mistake_in_the_config(blocks):
         make_training_arguments(parse_config(blocks), "out")
 
 
-def test_settings_that_would_have_no_effect_are_mistakes(blocks, kind):
+def test_settings_that_would_have_no_effect_are_issues(blocks, kind):
     blocks["alg"]["early_stopping_threshold"] = 0.1
     with pytest.raises(ConfigError, match="early_stopping_threshold has no effect"):
         parse_config(blocks)

@@ -17,7 +17,7 @@ def state_of(component: Any) -> Any:
     Raises:
         ComponentError: its `state_dict` failed.
     """
-    if not _remembers(component):
+    if not _has_state(component):
         return None
     try:
         return component.state_dict()
@@ -33,7 +33,7 @@ def load_state(component: Any, state: Any) -> None:
     Raises:
         ValueError: a state is given for a stateless component, or is missing for a component with state.
     """
-    if (state is not None) != _remembers(component):
+    if (state is not None) != _has_state(component):
         problem = "has no `state_dict`, but a saved state" if state is not None else "has no saved state"
         raise ValueError(f"{type(component).__name__} {problem}")
     if state is not None:
@@ -46,16 +46,18 @@ def not_json(value: Any, path: str = "state") -> str | None:
         for key, item in value.items():
             if not isinstance(key, str):
                 return f"{path} has the key {key!r}, which is not a string"
-            if said := not_json(item, f"{path}[{key!r}]"):
-                return said
+            if message := not_json(item, f"{path}[{key!r}]"):
+                return message
         return None
     if isinstance(value, list):
-        return next((said for index, item in enumerate(value) if (said := not_json(item, f"{path}[{index}]"))), None)
+        return next(
+            (message for index, item in enumerate(value) if (message := not_json(item, f"{path}[{index}]"))), None
+        )
     if value is None or type(value) in (bool, int, float, str):
         return None
     return f"{path} is of type {type(value).__name__}"
 
 
-def _remembers(component: Any) -> bool:
+def _has_state(component: Any) -> bool:
     method = getattr(type(component), "state_dict", None)
     return method is not None and not str(getattr(method, "__module__", "")).startswith("torch.")

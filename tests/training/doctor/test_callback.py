@@ -19,8 +19,8 @@ from rl4lms_like.tracking import Tracker
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.doctor.alerts import ALERTS
+from rl4lms_like.training.doctor.callback import Doctor, context_of
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
-from rl4lms_like.training.doctor.watcher import Doctor, context_of
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import resume, train_config
@@ -74,7 +74,7 @@ def without_alarms(content):
     return [{key: value for key, value in line.items() if not key.startswith("doctor/")} for line in content]
 
 
-def told(folder):
+def reported(folder):
     return {line["alarm"]: line for line in lines(folder / "alarms.jsonl")}
 
 
@@ -85,7 +85,7 @@ def test_a_constant_reward_is_told_once_with_an_example_everywhere(config, tmp_p
         folder = started(config, tmp_path)
     (shown,) = (line for line in capsys.readouterr().out.splitlines() if "reward_constant" in line)
     assert len(shown) < 180 and "log.txt" in shown
-    line = told(folder)["reward_constant"]
+    line = reported(folder)["reward_constant"]
     assert line["iteration"] == 2 and line["evidence"]["reward"] == [0.5, 0.5]
     (example,) = line["examples"]
     assert example["reward"] == 0.5 and example["prompt"].startswith("Count") and example["tokens"] > 0
@@ -104,13 +104,13 @@ def test_a_reward_that_pays_for_length_is_told_with_the_shortest_and_the_longest
     config["alg"]["args"] |= {"n_steps": 1, "n_epochs": 1}
     config["env"]["args"]["max_episode_length"] = 40
     config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_tokens"] = 40
-    shortest, longest = told(started(config, tmp_path))["reward_follows_length"]["examples"]
+    shortest, longest = reported(started(config, tmp_path))["reward_follows_length"]["examples"]
     assert shortest["tokens"] == shortest["reward"] < longest["tokens"] == longest["reward"]
 
 
 def test_responses_that_are_cut_from_the_start_are_a_task_of_continuations(config, tmp_path):
     config["doctor"]["max_truncated_share"] = 0.7
-    assert "all_truncated" not in told(started(config, tmp_path))
+    assert "all_truncated" not in reported(started(config, tmp_path))
     shares = [line["rollout_info/truncated_share"] for line in lines(tmp_path / "rl4lm_exps/run/rollout_info.jsonl")]
     assert min(shares) >= 0.7
 
@@ -122,13 +122,13 @@ def test_a_learning_rate_that_is_far_too_high_collapses_the_entropy(config, tmp_
     config["reward_fn"] = {"id": f"{__name__}:SmallIds"}
     config["train_evaluation"]["n_iters"] = 12
     config["doctor"]["min_entropy_share"] = 0.35
-    evidence = told(started(config, tmp_path))["entropy_collapse"]["evidence"]
+    evidence = reported(started(config, tmp_path))["entropy_collapse"]["evidence"]
     assert max(evidence["entropy"]) < 0.35 * evidence["first"]
 
 
 def test_a_ratio_off_one_is_told_by_the_doctor_alone(config, tmp_path, recwarn):
     config["alg"]["policy"]["args"]["dropout"] = True
-    assert "dropout is" in told(started(config, tmp_path))["ratio_gap"]["advice"]
+    assert "dropout is" in reported(started(config, tmp_path))["ratio_gap"]["advice"]
     assert not [warning for warning in recwarn if "ratio differs from 1" in str(warning.message)]
     config["doctor"]["enabled"] = False
     with pytest.warns(UserWarning, match="ratio differs from 1") as caught:
@@ -146,7 +146,7 @@ class OneToken(SameForAll):
 def test_answers_of_one_token_are_not_cut(config, tmp_path):
     config["reward_fn"] = {"id": f"{__name__}:OneToken"}
     config["env"]["args"]["max_episode_length"] = 1
-    assert "all_truncated" not in told(started(config, tmp_path))
+    assert "all_truncated" not in reported(started(config, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -161,16 +161,16 @@ def test_answers_of_one_token_are_not_cut(config, tmp_path):
 )
 def test_advice_names_keys_that_the_algorithm_has(algorithm, step, critic, config):
     config["alg"] |= {"id": algorithm, "args": {"n_steps": 8}}
-    case = context_of(assemble(parse_config(config)))
-    assert (case.step_keys, case.critic_keys) == (f"alg.args.{step}", f"alg.args.{critic}")
+    context = context_of(assemble(parse_config(config)))
+    assert (context.step_keys, context.critic_keys) == (f"alg.args.{step}", f"alg.args.{critic}")
 
 
 def test_an_estimator_that_is_never_negative_and_a_normed_reward_are_known(config):
-    case = context_of(assemble(parse_config(config)))
-    assert case.estimates_kl and not case.norm_reward
+    context = context_of(assemble(parse_config(config)))
+    assert context.estimates_kl and not context.norm_reward
     config["alg"]["kl_div"] |= {"estimator": "k3", "norm_reward": True}
-    case = context_of(assemble(parse_config(config)))
-    assert case.norm_reward and not case.estimates_kl and not case.is_masked
+    context = context_of(assemble(parse_config(config)))
+    assert context.norm_reward and not context.estimates_kl and not context.is_masked
 
 
 def test_a_policy_that_samples_under_a_mask_is_known(config):
@@ -181,11 +181,11 @@ def test_a_policy_that_samples_under_a_mask_is_known(config):
 
 
 def test_a_doctor_that_fails_says_so_once_and_ends_no_run(config, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(ALERTS, "all_empty", lambda history, case: 1 / 0)
+    monkeypatch.setitem(ALERTS, "all_empty", lambda history, context: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="rl4lms_like"):
         folder = started(config, tmp_path)
-    said = [record.getMessage() for record in caplog.records if "doctor failed" in record.getMessage()]
-    assert said == ["the run doctor failed in iteration 1: ZeroDivisionError: division by zero"]
+    text = [record.getMessage() for record in caplog.records if "doctor failed" in record.getMessage()]
+    assert text == ["the run doctor failed in iteration 1: ZeroDivisionError: division by zero"]
     assert len(lines(folder / "training_info.jsonl")) == 4
 
 
@@ -200,7 +200,7 @@ def test_steps_that_are_left_out_are_told_and_counted(config, tmp_path, monkeypa
 
     monkeypatch.setattr(PPO, "loss", loss)
     folder = started(config, tmp_path)
-    assert told(folder)["non_finite"]["said"].startswith("1 steps of this update were skipped, 1 in total")
+    assert reported(folder)["non_finite"]["said"].startswith("1 steps of this update were skipped, 1 in total")
     assert {line["train/skipped_steps"] for line in lines(folder / "training_info.jsonl")} == {1}
     assert [line["doctor/non_finite"] for line in lines(folder / "training_info.jsonl")] == [1, 0, 0, 0]
 
@@ -221,7 +221,7 @@ def test_the_doctor_changes_nothing_of_what_a_run_computes(config, tmp_path):
     watched = started(config, tmp_path)
     config["doctor"] = {"enabled": False}
     alone = started(config, tmp_path, "alone")
-    assert told(watched) and not (alone / "alarms.jsonl").exists()
+    assert reported(watched) and not (alone / "alarms.jsonl").exists()
     assert "<dt>Alarms</dt>" not in (alone / "report.html").read_text()
     for name in ("model/model.safetensors", "rollout_info.jsonl", "training_info.jsonl"):
         assert without_alarms(files_of(watched)[name]) == files_of(alone)[name]
@@ -241,7 +241,7 @@ def test_a_run_that_goes_on_while_an_alarm_builds_up_tells_the_same(config, tmp_
         n_minibatches = lines(expected / "training_info.jsonl")[1]["train/n_updates"]
         interrupted(config, tmp_path, at_minibatch, After(n_minibatches + 2))
     folder = resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
-    assert told(folder)["reward_constant"]["iteration"] == 3
+    assert reported(folder)["reward_constant"]["iteration"] == 3
     assert (folder / "alarms.jsonl").read_bytes() == (expected / "alarms.jsonl").read_bytes()
     assert files_of(folder) == files_of(expected)
 
@@ -258,7 +258,7 @@ def test_a_run_that_goes_on_after_a_left_out_step_leaves_out_and_tells_the_same(
 
     monkeypatch.setattr(PPO, "loss", loss)
     expected = started(config, tmp_path, "whole")
-    assert told(expected)["non_finite"]["evidence"] == {"skipped_steps": 2.0, "new": 2.0}
+    assert reported(expected)["non_finite"]["evidence"] == {"skipped_steps": 2.0, "new": 2.0}
     interrupted(config, tmp_path, at_minibatch, After(5))  # one of the two is left out
     assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
 
@@ -298,7 +298,7 @@ def test_a_held_out_metric_that_falls_while_the_reward_rises_is_told_with_its_wo
     config["train_evaluation"]["metrics"].append({"id": "exact_match"})
     config["datapool"] = {"id": "film_opinions", "args": {"n_train": 8, "n_eval": 2}}  # it has references
     doctor = doctor_of(config)
-    assert dict(doctor.case.modes) == {"answers/exact_match": "max"}
+    assert dict(doctor.context.modes) == {"answers/exact_match": "max"}
     reward = {"reward_std": 0.1, "n_episodes": 100.0}
     for epoch, (score, paid) in enumerate([(0.8, None), (0.5, 0.4), (0.4, 0.6)]):
         if paid:
@@ -309,8 +309,8 @@ def test_a_held_out_metric_that_falls_while_the_reward_rises_is_told_with_its_wo
             {"prompt_text": "p", "generated_text": f"t{k}", "answers/exact_match": float(k < 100 * score)}
             for k in range(100)
         ]
-        doctor.saw_evaluation(epoch, "test", Evaluation({}, [], {}))
-        doctor.saw_evaluation(epoch, "val", Evaluation({"answers/exact_match": score}, texts, {}))
+        doctor.on_evaluation_end(epoch, "test", Evaluation({}, [], {}))
+        doctor.on_evaluation_end(epoch, "val", Evaluation({"answers/exact_match": score}, texts, {}))
     doctor.tracker.done()
     (line,) = lines(doctor.tracker.run_path / "alarms.jsonl")
     assert (line["alarm"], line["iteration"]) == ("reward_hacking", 2)
@@ -332,7 +332,7 @@ def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_in_the_config(con
     config["doctor"]["held_out"] = [{"metric": metric, "mode": "max"} for metric in wanted]
     with pytest.raises(ConfigError) as caught:
         parse_config(config)
-    assert [(mistake.path, mistake.message.partition(";")[0]) for mistake in caught.value.mistakes] == [
+    assert [(issue.path, issue.message.partition(";")[0]) for issue in caught.value.issues] == [
         ("doctor.held_out.1.metric", "no metric reports 'lexical/meteor'"),
         ("doctor.held_out.2.metric", "no metric reports 'length/word'"),
     ]
@@ -349,8 +349,8 @@ class Own(BaseMetric):
 def test_of_a_users_own_metric_that_is_said_before_training(config, tmp_path):
     config["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Own"}]
     config["doctor"]["held_out"] = [{"metric": "test/on", "mode": "max"}]
-    said = r"doctor.held_out.0.metric: no metric reports 'test/on'; did you mean 'test/own'"
-    with pytest.raises(ConfigError, match=said):
+    text = r"doctor.held_out.0.metric: no metric reports 'test/on'; did you mean 'test/own'"
+    with pytest.raises(ConfigError, match=text):
         started(config, tmp_path)
     assert not (tmp_path / "rl4lm_exps" / "run" / "training_info.jsonl").exists()
 
@@ -367,8 +367,8 @@ def test_a_score_that_is_no_number_is_no_mark(config, doctor_of):
     config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
     doctor = doctor_of(config)
     for epoch, score in enumerate([float("inf"), 3.0, float("nan")]):
-        doctor.saw_evaluation(epoch, "val", Evaluation({"length/words": score}, [], {}))
-    assert [mark.score for mark in doctor.history.held_out["length/words"].last] == [3.0]
+        doctor.on_evaluation_end(epoch, "val", Evaluation({"length/words": score}, [], {}))
+    assert [held_out_score.score for held_out_score in doctor.history.held_out["length/words"].last] == [3.0]
     doctor.tracker.done()
 
 
@@ -394,6 +394,6 @@ def test_no_random_number_is_drawn(config, doctor_of):
     doctor = doctor_of(config)
     doctor.run.algorithm.learn_iteration(0, 1)
     before = torch.get_rng_state()
-    doctor.saw_iteration(1)
+    doctor.on_iteration_end(1)
     assert torch.equal(before, torch.get_rng_state())
     doctor.tracker.done()

@@ -7,13 +7,13 @@ from typing import Any
 from rl4lms_like.training.evaluation import Evaluation
 
 
-class Watcher:
+class Callback:
     """Callback of the training loop; its state is part of every checkpoint, so a resumed run records the same."""
 
-    def saw_iteration(self, iteration: int) -> None:
+    def on_iteration_end(self, iteration: int) -> None:
         """Called after update number `iteration`, from 1. Values added to the logger are written with its metrics."""
 
-    def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+    def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Called after a split was evaluated, after `epoch` iterations."""
 
     def state_dict(self) -> dict[str, Any]:

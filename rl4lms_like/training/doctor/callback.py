@@ -20,20 +20,20 @@ from functools import cached_property
 from typing import Any
 
 from rl4lms_like.algorithms.base import RATIO_TOLERANCE
-from rl4lms_like.core.errors import ConfigError, Mistake
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
 from rl4lms_like.rollouts.kl import HorizonKLController
 from rl4lms_like.tracking.base import IN_SHORT, Tracker
 from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.callbacks import Callback
 from rl4lms_like.training.config.cross_checks import HELD_OUT, unknown_metric
 from rl4lms_like.training.doctor.alerts import ALERTS, Alert, Context, direction_of, reward_hacking
 from rl4lms_like.training.doctor.diagnostics import diagnostics_of, evaluation_examples, rollout_examples
 from rl4lms_like.training.doctor.history import History
 from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.evaluation import Evaluation
-from rl4lms_like.training.watchers import Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ HACKING = reward_hacking.__name__
 SPLIT = "val"
 
 
-class Doctor(Watcher):
+class Doctor(Callback):
     """Monitors a run and reports problems. It draws no random numbers and does not change the run.
 
     Args:
@@ -54,21 +54,21 @@ class Doctor(Watcher):
         self.tracker = tracker
         self.limits = run.config.doctor
         self.history = History()
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
         self._hacked = False
         self._has_failed = False
         if self.limits.enabled:
             run.algorithm.warns_of_ratio = False  # the doctor reports it, or its alert is switched off
             if self.limits.held_out and not run.samples[SPLIT]:
                 message = f"the data pool has no samples for {SPLIT}, so no metric is held out; remove this key"
-                raise ConfigError([Mistake(HELD_OUT, message)])
+                raise ConfigError([ConfigIssue(HELD_OUT, message)])
 
     @cached_property
-    def case(self) -> Context:
+    def context(self) -> Context:
         """Properties of the run that its alerts need."""
         return context_of(self.run)
 
-    def saw_iteration(self, iteration: int) -> None:
+    def on_iteration_end(self, iteration: int) -> None:
         """Compute the diagnostics of the iteration, report new alerts and record which alerts hold."""
         if not self.limits.enabled:
             return
@@ -79,7 +79,7 @@ class Doctor(Watcher):
                 logger.warning("the run doctor failed in iteration %d: %s: %s", iteration, type(error).__name__, error)
             self._has_failed = True
             return
-        for name in self.told:
+        for name in self.reported:
             holds = self._hacked if name == HACKING else name in held
             self.run.algorithm.logger.record(f"doctor/{name}", int(holds))
 
@@ -91,14 +91,14 @@ class Doctor(Watcher):
         rewards = [info["r"] for info in algorithm.collector.episode_infos]
         found = diagnostics_of(algorithm.logger.name_to_value, episodes, rewards)
         self.history.add({"iteration": iteration, **found}, self.limits.patience + self.limits.window)
-        alerts = {name: alert for name, check in ALERTS.items() if (alert := check(self.history, self.case))}
-        new = alerts.keys() - self.told.keys()
+        alerts = {name: alert for name, check in ALERTS.items() if (alert := check(self.history, self.context))}
+        new = alerts.keys() - self.reported.keys()
         examples = {name: rollout_examples(name, self.run.tokenizer, episodes, rewards) for name in new}
         for name in [name for name in alerts if name in new]:
             self._report(name, iteration, alerts[name], examples[name])
         return set(alerts)
 
-    def saw_evaluation(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+    def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Record the held-out metrics on `val` and check that they do not get worse while the reward rises.
 
         Raises:
@@ -107,32 +107,32 @@ class Doctor(Watcher):
         if not self.limits.enabled or split != SPLIT:
             return
         scores, predictions = evaluation.scores, evaluation.predictions
-        if mistakes := [
+        if issues := [
             unknown_metric(f"{HELD_OUT}.{index}.metric", held.metric, scores)
             for index, held in enumerate(self.limits.held_out)
             if held.metric not in scores
         ]:
-            raise ConfigError(mistakes)
-        for key, mode in self.case.modes.items():
+            raise ConfigError(issues)
+        for key, mode in self.context.modes.items():
             score = scores.get(key)
             if score is not None and math.isfinite(score):
                 texts = [prediction.get(key) for prediction in predictions]
                 self.history.add_evaluation(epoch, key, mode, float(score), texts)
-        alert = reward_hacking(self.history, self.case)
+        alert = reward_hacking(self.history, self.context)
         self._hacked = alert is not None
-        if alert is not None and HACKING not in self.told:
-            examples = evaluation_examples(alert.metric, self.case.modes[alert.metric], predictions)
+        if alert is not None and HACKING not in self.reported:
+            examples = evaluation_examples(alert.metric, self.context.modes[alert.metric], predictions)
             self._report(HACKING, epoch, alert, examples)
 
     def _report(self, name: str, iteration: int, alert: Alert, examples: Sequence[Mapping[str, Any]]) -> None:
-        self.told[name] = iteration
-        logger.warning("iteration %d, %s: %s. %s", iteration, name, alert.said, alert.advice, extra=IN_SHORT)
-        line = {"alarm": name, "iteration": iteration, "said": alert.said, "advice": alert.advice}
+        self.reported[name] = iteration
+        logger.warning("iteration %d, %s: %s. %s", iteration, name, alert.message, alert.advice, extra=IN_SHORT)
+        line = {"alarm": name, "iteration": iteration, "said": alert.message, "advice": alert.advice}
         self.tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": examples})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in JSON types, with a digest. Any number may be None, so types cannot show damage."""
-        state = {"history": asdict(self.history), "told": dict(self.told), "hacked": self._hacked}
+        state = {"history": asdict(self.history), "told": dict(self.reported), "hacked": self._hacked}
         return {**state, "sha256": _digest(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class Doctor(Watcher):
         if state["sha256"] != _digest({key: value for key, value in state.items() if key != "sha256"}):
             raise ValueError("the doctor's numbers are not those that were saved")
         self.history = History.from_state(state["history"])
-        self.told, self._hacked = dict(state["told"]), state["hacked"]
+        self.reported, self._hacked = dict(state["told"]), state["hacked"]
 
 
 def _digest(state: dict[str, Any]) -> str:
