@@ -38,7 +38,7 @@ check: $(VENV)/.installed-dev ## lint, format, types, layers, documentation
 site: $(VENV)/.installed-dev ## serve the documentation on this machine while it is edited
 	$(BIN)/mkdocs serve
 
-tutorials: $(VENV)/.installed-dev ## run the tutorials in full; about ten minutes on one core
+tutorials: $(VENV)/.installed-dev ## run the tutorials in full; about five minutes on one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tutorials $(ARGS)
 
 bench: $(VENV)/.installed-dev ## time one PPO iteration beside other libraries

@@ -1,6 +1,6 @@
 """Run the tutorials of docs/tutorials as a reader does.
 
-    python -m benchmarks.tutorials                      # all of them in full, about two minutes each on one thread
+    python -m benchmarks.tutorials                      # all of them in full, about five minutes on one thread
     python -m benchmarks.tutorials first_run lora
 
 The blocks of a page are executed in their order in an empty folder. YAML and Python that begin with a file's name in a
