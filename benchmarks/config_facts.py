@@ -191,7 +191,7 @@ def rl_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterator[Fact]
     envs = int(number(at(asked, "env.n_envs", 1)))
     yield "environments", envs, run.env.num_envs
     longest = number(kwargs.get("max_new_tokens") or kwargs.get("max_length") or 20)
-    if not kwargs.get("max_new_tokens") and run.policy.writer.is_encoder_decoder:
+    if not kwargs.get("max_new_tokens") and run.policy.generator.is_encoder_decoder:
         longest -= 1
     longest = int(min(longest, number(at(asked, "env.args.max_episode_length", 512))))
     yield "longest episode", longest, run.env.get_attr("max_episode_length", [0])[0]
@@ -204,7 +204,7 @@ def rl_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterator[Fact]
         run.env.get_attr("terminate_on_eos", [0])[0],
     )
     yield "critic", at(policy, "critic", "separate") == "shared", run.policy.value_model is None
-    yield "sampling", kwargs, {**run.policy.writer.generation_kwargs}
+    yield "sampling", kwargs, {**run.policy.generator.generation_kwargs}
     yield "adapters", at(policy, "peft") is not None, any("lora" in name for name, _ in run.policy.named_parameters())
     lines = read_lines(folder / "rollout_info.jsonl")
     for line in lines:

@@ -228,13 +228,13 @@ def whole_run(made: Made) -> dict[str, Any]:
     from rl4lms_like.training.trainer import OnPolicyTrainer
 
     batches: list[int] = []
-    generate = made.policy.writer.generate
+    generate = made.policy.generator.generate
 
     def counted(ids: Any, *args: Any, **kwargs: Any) -> Any:
         batches.append(len(ids))
         return generate(ids, *args, **kwargs)
 
-    made.policy.writer.generate = counted
+    made.policy.generator.generate = counted
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         OnPolicyTrainer(made.run, tracker).train_and_eval()
     return {"batches": batches, **files_of(tracker.run_path)}
@@ -369,7 +369,7 @@ def evaluated(made: Made) -> dict[str, float]:
 
 def cut_prompts(made: Made) -> Any:
     """What an evaluation keeps of prompts that are too long."""
-    side = (made.run.writer if hasattr(made.run, "writer") else made.policy.writer).prompt_truncation_side
+    side = (made.run.writer if hasattr(made.run, "writer") else made.policy.generator).prompt_truncation_side
     layout = TextLayout(made.run.tokenizer, made.run.max_prompt_length, 1, prompt_truncation_side=side)
     return [
         ids.tolist() for ids in layout.encode_all([sample.prompt_or_input_text for sample in made.run.samples["val"]])

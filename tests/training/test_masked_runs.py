@@ -86,7 +86,7 @@ def test_what_ends_a_response_is_always_allowed_as_in_the_rollouts(config, tmp_p
     ends = {"eos_token_id": [tokenizer.eos_token_id, 7]}
     file.write_text(json.dumps(json.loads(file.read_text()) | ends))
     config["alg"]["policy"]["args"]["model_name"] = config["tokenizer"]["model_name"] = str(model)
-    written_by_run = assemble(parse_config(config)).policy.writer
+    written_by_run = assemble(parse_config(config)).policy.generator
     written_later = inference._writer(parse_config(config), str(model), tokenizer)
     assert 7 in written_later.rule.special_token_ids
     assert written_later.rule == written_by_run.rule
