@@ -50,7 +50,7 @@ def test_a_run_trains_and_its_model_goes_on_within_its_masks(config, tmp_path, m
     assert [key for key in [*rollouts[0], *updates[0]] if f"`{key}`" not in explained] == []
     assert (folder / "model" / "mask_model" / "model.safetensors").is_file()
     writers = []
-    original = inference._writer
+    original = inference._generator_of
     monkeypatch.setattr(inference, "_generator_of", lambda *args: writers.append(original(*args)) or writers[-1])
     evaluate_run(folder, split="val", limit=2)
     generate_texts(folder, ["Count with me"], max_new_tokens=4)
@@ -70,7 +70,7 @@ def test_a_model_without_a_mask_model_is_its_own(config, tmp_path):
     from rl4lms_like.policies.loading import load_tokenizer
 
     model = config["alg"]["policy"]["args"]["model_name"]
-    writer = inference._writer(parse_config(config), model, load_tokenizer(model))
+    writer = inference._generator_of(parse_config(config), model, load_tokenizer(model))
     assert writer.mask_model is writer.model
     ids = torch.tensor([[5, 6, 7]])
     assert writer.generate(ids, torch.ones_like(ids), eos_token_ids=[1], max_new_tokens=4).allowed is not None
@@ -87,7 +87,7 @@ def test_what_ends_a_response_is_always_allowed_as_in_the_rollouts(config, tmp_p
     file.write_text(json.dumps(json.loads(file.read_text()) | ends))
     config["alg"]["policy"]["args"]["model_name"] = config["tokenizer"]["model_name"] = str(model)
     written_by_run = assemble(parse_config(config)).policy.generator
-    written_later = inference._writer(parse_config(config), str(model), tokenizer)
+    written_later = inference._generator_of(parse_config(config), str(model), tokenizer)
     assert 7 in written_later.rule.special_token_ids
     assert written_later.rule == written_by_run.rule
 
