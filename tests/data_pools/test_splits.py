@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.data_pools.splits import SPLITS, DataFiles, Splitting
+from rl4lms_like.data_pools.files import DataFiles
+from rl4lms_like.data_pools.splits import SPLITS, Splitting
 
 
 def share_of(n_rows, split, ratios, seed):
