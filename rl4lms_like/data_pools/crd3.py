@@ -88,7 +88,7 @@ def _samples(rows: Iterator[LocatedRow], split: str, max_context_size: int) -> I
 
 def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     """Yield the speaker and the text of each turn."""
-    turns = dict_rows(cell(row, "turns", where), "names", "utterances")
+    turns = dict_rows(cell(row, "turns", where), ("names", "utterances"), where)
     if not isinstance(turns, list):
         raise DataPoolError(f"{where}: expected a list of turns, got {shown(turns)}")
     for number, turn in enumerate(turns):

@@ -17,7 +17,7 @@ from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import Columns
 from rl4lms_like.data_pools.published import as_tables, fetching, saved_tables
-from rl4lms_like.data_pools.splits import Splitting, names_of
+from rl4lms_like.data_pools.splits import SPLITS, Splitting, names_of
 from rl4lms_like.data_pools.tables import refuse_devices
 
 _NEEDED_BY = "the data pool 'hf_dataset'"
@@ -77,17 +77,12 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
     datasets = import_extra("datasets", extra="data", needed_by=_NEEDED_BY)
     if (saved := saved_tables(with_home(path), _NEEDED_BY)) is not None:
         return saved
-    files = data_files and {split: _home(file) for split, file in data_files.items()}
-    for file in (files or {}).values():
+    files = {split: os.path.expanduser(file) for split, file in (data_files or {}).items()}
+    for file in files.values():
         refuse_devices(Path(file))
     hint = ". Without a network, set `path` to a folder written by `save_to_disk`, or set `data_files`"
     with fetching(f"cannot load the dataset {path!r}", hint):
-        return as_tables(datasets.load_dataset(_home(path), name, data_files=files))
-
-
-def _home(name: str) -> str:
-    """Expand a path that starts with `~`; hub ids and other paths are unchanged."""
-    return str(with_home(name)) if name.startswith("~") else name
+        return as_tables(datasets.load_dataset(os.path.expanduser(path), name, data_files=files or None))
 
 
 def _split_of(
@@ -96,7 +91,8 @@ def _split_of(
     """Return the dataset's name for a split and whether it is used whole; a single split is divided among all three."""
     if len(tables) == 1 and not split_names:
         return next(iter(tables)), False
-    wanted = [split_names[split]] if split_names and split in split_names else [*names_of(split)]
+    usual = names_of(split) if split in SPLITS else [split]
+    wanted = [split_names[split]] if split_names and split in split_names else usual
     if found := next((name for name in wanted if name in tables), None):
         return found, True
     raise DataPoolError(

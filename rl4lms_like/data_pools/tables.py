@@ -18,7 +18,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -275,8 +275,9 @@ def _is_text(value: Any) -> bool:
         return False
 
 
-def dict_rows(value: Any, *names: str) -> Any:
+def dict_rows(value: Any, names: Sequence[str], where: str) -> Any:
     """Return a list of dicts that `datasets` may have stored column by column; other values are left unchanged."""
     if not isinstance(value, Mapping):
         return value
-    return [dict(zip(names, values, strict=True)) for values in zip(*(value[name] for name in names), strict=True)]
+    columns = (cell(value, name, where) for name in names)
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -105,7 +105,7 @@ def raw_table(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         cell(row, name, where)
     annotations = row.get("sentence_annotations") or []
     try:
-        texts = [{stage: each[stage] for stage in STAGES} for each in dict_rows(annotations, *STAGES)]
+        texts = [{stage: each[stage] for stage in STAGES} for each in dict_rows(annotations, STAGES, where)]
     except (KeyError, TypeError, ValueError) as error:
         wanted = f"expected annotations with {', '.join(STAGES)}"
         raise DataPoolError(f"{where}, column 'sentence_annotations': {wanted}: {error!r}") from error
