@@ -147,22 +147,14 @@ def _factor(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if 1e-3 < value < 1e3 else format_number(value)
 
 
-def _product(before: float | None, ratio: float | None) -> str:
-    return format_number(None if before is None or ratio is None else before * ratio)
-
-
-def _gradient(cut: float | None) -> str:
-    return "" if not cut else "cut above" if cut > 0 else "cut below"
-
-
 COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[..., str]], ...] = (
     ("advantage", ("advantages",), signed),
     ("return", ("returns",), signed),
     ("value", ("values",), signed),
     ("probability", ("probs",), format_number),
-    ("after the update", ("probs", "ratios"), _product),
+    ("after the update", ("probs", "ratios"), lambda p, r: format_number(None if p is None or r is None else p * r)),
     ("ratio", ("ratios",), format_number),
-    ("gradient", (CLIPPED,), _gradient),
+    ("gradient", (CLIPPED,), lambda cut: "" if not cut else "cut above" if cut > 0 else "cut below"),
     ("KL", ("kl",), signed),
     ("reward", ("rewards",), signed),
     ("KL penalty", ("kl_rewards",), signed),

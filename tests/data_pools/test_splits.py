@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4lms_like.core.errors import DataPoolError
@@ -15,6 +15,7 @@ def share_of(n_rows, split, ratios, seed):
     return Splitting(split_ratios=ratios, seed=seed).of_all(n_rows, split)
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 200),
     st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda ratios: sum(ratios) > 0.01),
