@@ -6,79 +6,59 @@ from rl4lms_like.data_pools.base import TextGenPool
 
 _HUB_OR_LOCAL_COPY = "extra 'data' and the hub, or a local copy in `data_dir`"
 
+
+def _pool(path: str, summary: str, needs: str = "") -> Entry:
+    return Entry(f"rl4lms_like.data_pools.{path}", summary, needs=needs)
+
+
+def _published(path: str, summary: str, needs: str = _HUB_OR_LOCAL_COPY) -> Entry:
+    return _pool(path, summary, needs)
+
+
 DATA_POOLS = Registry(
     "data pool",
     group="rl4lms_like.data_pools",
     misfit=derived_from("rl4lms_like.data_pools.base:TextGenPool"),
     table={
-        "dummy_pool": Entry("rl4lms_like.data_pools.dummy:DummyPool", "one prompt, repeated"),
-        "film_opinions": Entry(
-            "rl4lms_like.data_pools.film_opinions:FilmOpinions", "short film opinions from a grammar, mixed sentiment"
+        "dummy_pool": _pool("dummy:DummyPool", "one prompt, repeated"),
+        "film_opinions": _pool("film_opinions:FilmOpinions", "short film opinions from a grammar, mixed sentiment"),
+        "jsonl": _pool("files:JsonlPool", "fields of a local JSON Lines file"),
+        "csv": _pool("files:CsvPool", "columns of a local CSV or TSV file"),
+        "text": _pool("files:TextPool", "beginnings of the texts in a local plain-text file"),
+        "hf_dataset": _pool(
+            "hf_dataset:HfDatasetPool", "columns of a `datasets` dataset, local or from the hub", "extra 'data'"
         ),
-        "jsonl": Entry("rl4lms_like.data_pools.files:JsonlPool", "fields of a local JSON Lines file"),
-        "csv": Entry("rl4lms_like.data_pools.files:CsvPool", "columns of a local CSV or TSV file"),
-        "text": Entry("rl4lms_like.data_pools.text:TextPool", "beginnings of the texts in a local plain-text file"),
-        "hf_dataset": Entry(
-            "rl4lms_like.data_pools.hf_dataset:HfDatasetPool",
-            "columns of a `datasets` dataset, local or from the hub",
-            needs="extra 'data'",
-        ),
-        "imdb": Entry("rl4lms_like.data_pools.imdb:IMDB", "film reviews to continue (IMDb)", needs=_HUB_OR_LOCAL_COPY),
-        "imdb_seq2seq": Entry(
-            "rl4lms_like.data_pools.imdb:IMDBForSeq2Seq",
-            "positive film reviews for supervised training (IMDb)",
-            needs=_HUB_OR_LOCAL_COPY,
-        ),
-        "commongen": Entry(
-            "rl4lms_like.data_pools.common_gen:CommonGen",
-            "sentences that use a set of concepts (CommonGen)",
-            needs=_HUB_OR_LOCAL_COPY,
-        ),
-        "totto": Entry(
-            "rl4lms_like.data_pools.totto:ToTTo",
-            "sentences about the highlighted cells of a table (ToTTo)",
-            needs=_HUB_OR_LOCAL_COPY,
-        ),
-        "cnn_daily_mail": Entry(
-            "rl4lms_like.data_pools.cnn_daily_mail:CNNDailyMail",
+        "imdb": _published("imdb:IMDB", "film reviews to continue (IMDb)"),
+        "imdb_seq2seq": _published("imdb:IMDBForSeq2Seq", "positive film reviews for supervised training (IMDb)"),
+        "commongen": _published("common_gen:CommonGen", "sentences that use a set of concepts (CommonGen)"),
+        "totto": _published("totto:ToTTo", "sentences about the highlighted cells of a table (ToTTo)"),
+        "cnn_daily_mail": _published(
+            "cnn_daily_mail:CNNDailyMail",
             "highlights of news articles (CNN / DailyMail)",
-            needs=f"{_HUB_OR_LOCAL_COPY}; with `truncate_article` extra 'lexical', NLTK's punkt_tab",
+            f"{_HUB_OR_LOCAL_COPY}; with `truncate_article` extra 'lexical', NLTK's punkt_tab",
         ),
-        "narrative_qa": Entry(
-            "rl4lms_like.data_pools.narrative_qa:NarrativeQA",
+        "narrative_qa": _published(
+            "narrative_qa:NarrativeQA",
             "questions about summaries of stories (NarrativeQA)",
-            needs="extra 'data' and access to UnifiedQA's storage, or a local copy in `data_dir`",
+            "extra 'data' and access to UnifiedQA's storage, or a local copy in `data_dir`",
         ),
-        "wmt16": Entry(
-            "rl4lms_like.data_pools.translation:WMT",
-            "translations of any language pair, of WMT by default",
-            needs=_HUB_OR_LOCAL_COPY,
+        "wmt16": _published("translation:WMT", "translations of any language pair, of WMT by default"),
+        "wmt14_processed_en_de": _published(
+            "translation:WMT14PreprocessedEnDe", "translations from English to German (WMT 14, preprocessed)"
         ),
-        "wmt14_processed_en_de": Entry(
-            "rl4lms_like.data_pools.translation:WMT14PreprocessedEnDe",
-            "translations from English to German (WMT 14, preprocessed)",
-            needs=_HUB_OR_LOCAL_COPY,
-        ),
-        "wmt16newsonly": Entry(
-            "rl4lms_like.data_pools.translation:WMT16NewsOnlyDatasetEnDe",
+        "wmt16newsonly": _published(
+            "translation:WMT16NewsOnlyDatasetEnDe",
             "translations of news from English to German (News Commentary, WMT 16)",
-            needs=_HUB_OR_LOCAL_COPY,
         ),
-        "iwslt2017en_de": Entry(
-            "rl4lms_like.data_pools.translation:IWSLT2017EnDe",
-            "translations of talks from English to German (IWSLT 2017)",
-            needs=_HUB_OR_LOCAL_COPY,
+        "iwslt2017en_de": _published(
+            "translation:IWSLT2017EnDe", "translations of talks from English to German (IWSLT 2017)"
         ),
-        "crd3": Entry(
-            "rl4lms_like.data_pools.crd3:CRD3DialogueGeneration",
+        "crd3": _published(
+            "crd3:CRD3DialogueGeneration",
             "next turns of recorded games (CRD3)",
-            needs="extra 'data' and access to GitHub, or a local copy in `data_dir`",
+            "extra 'data' and access to GitHub, or a local copy in `data_dir`",
         ),
-        "daily_dialog": Entry(
-            "rl4lms_like.data_pools.daily_dialog:DailyDialog",
-            "next utterances of dialogues (DailyDialog)",
-            needs=_HUB_OR_LOCAL_COPY,
-        ),
+        "daily_dialog": _published("daily_dialog:DailyDialog", "next utterances of dialogues (DailyDialog)"),
     },
     signature_of=lambda pool: pool.prepare,
 )

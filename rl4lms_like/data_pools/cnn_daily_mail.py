@@ -14,16 +14,15 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import cell, text_cell
 from rl4lms_like.data_pools.published import HubTable, PublishedPool, Source
-from rl4lms_like.data_pools.splits import names_of, open_text, text_lines
-from rl4lms_like.data_pools.tables import LocatedRow, json_rows
+from rl4lms_like.data_pools.splits import names_of
+from rl4lms_like.data_pools.tables import LocatedRow, cell, json_rows, open_text, text_cell, text_lines
 from rl4lms_like.scoring.nltk_data import require_sentences, words
 
 _HIGHLIGHT = "@highlight"
@@ -93,13 +92,8 @@ class CNNDailyMail(PublishedPool):
     """News articles as prompts, with their highlights as references."""
 
     id = "cnn_daily_mail"
-    columns = "article, highlights"
     hub = HubTable("abisee/cnn_dailymail", "3.0.0")
-    layouts: ClassVar = {
-        "{train,val,test}/*.story, or *.story with all_{train,val,test}.txt or "
-        "mapping_{train,valid,test}.txt": _stories,
-        "*.{train,valid,test}.<number>.json of PreSumm": _presumm,
-    }
+    layouts = (_stories, _presumm)
 
     @classmethod
     @flattened

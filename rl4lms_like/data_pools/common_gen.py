@@ -10,54 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import cell, texts_cell
-from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_file, first_rows
-from rl4lms_like.data_pools.splits import names_of
-from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows, paired_lines
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
+from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows, paired_lines, text_cell, texts_cell
 
 
-def _scenes(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    rows = first_rows(json_line_rows, folder, names=[f"commongen.{name}.jsonl" for name in names_of(split)])
-    return None if rows is None else (_of_scene(where, row) for where, row in rows)
+def _scenes(file: Path) -> Iterator[LocatedRow]:
+    """Yield the rows of a scene file; `field_N#look_V` are the concepts field (noun) and look (verb)."""
+    for where, row in json_line_rows(file):
+        marked = text_cell(row, "concept_set", where).split("#")
+        concepts = [concept.rpartition("_")[0] or concept for concept in marked]
+        yield where, {"concepts": concepts, "references": texts_cell(row, "scene", where), "target": None}
 
 
-def _of_scene(where: str, row: Mapping[str, Any]) -> LocatedRow:
-    """Parse a row of the scene files; `field_N#look_V` are the concepts field (noun) and look (verb)."""
-    concept_set = cell(row, "concept_set", where)
-    if not isinstance(concept_set, str):
-        raise DataPoolError(f"{where}, column 'concept_set': expected text, got {shown(concept_set)}")
-    concepts = [concept.rpartition("_")[0] or concept for concept in concept_set.split("#")]
-    return where, {"concepts": concepts, "references": texts_cell(row, "scene", where), "target": None}
-
-
-def _parallel(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    for name in names_of(split):
-        concepts = first_file(folder, f"commongen.{name}.src_alpha.txt", f"{name}.src_alpha.txt")
-        sentences = first_file(folder, f"commongen.{name}.tgt.txt", f"{name}.tgt.txt")
-        if concepts and sentences:
-            return (
-                (where, {"concepts": words.split(), "target": sentence})
-                for where, words, sentence in paired_lines(concepts, sentences)
-            )
-    return None
+def _parallel(concepts: Path, sentences: Path) -> Iterator[LocatedRow]:
+    for where, words, sentence in paired_lines(concepts, sentences):
+        yield where, {"concepts": words.split(), "target": sentence}
 
 
 class CommonGen(PublishedPool):
     """Sets of concepts as prompts, with sentences that use them as references."""
 
     id = "commongen"
-    columns = "concepts, target (or references)"
     hub = HubTable("GEM/common_gen", "default", CONVERTED)
-    layouts: ClassVar = {
-        "commongen.{train,dev,test}.jsonl with concept_set, scene": _scenes,
-        "commongen.{train,dev,test}.src_alpha.txt with commongen.{train,dev,test}.tgt.txt": _parallel,
-    }
+    layouts = (
+        files_of(_scenes, "commongen.{0}.jsonl"),
+        files_of(_parallel, "commongen.{0}.src_alpha.txt", "commongen.{0}.tgt.txt"),
+        files_of(_parallel, "{0}.src_alpha.txt", "{0}.tgt.txt"),
+    )
 
     @classmethod
     @flattened

@@ -15,36 +15,26 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import cell, texts_cell
-from rl4lms_like.data_pools.published import PublishedPool, Source, downloaded, first_file
-from rl4lms_like.data_pools.splits import names_of, open_text, text_lines
-from rl4lms_like.data_pools.tables import LocatedRow
+from rl4lms_like.data_pools.published import PublishedPool, Source, downloaded, files_of
+from rl4lms_like.data_pools.splits import names_of
+from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, open_text, text_lines, texts_cell
 
 URL = "https://github.com/RevanthRameshkumar/CRD3/archive/refs/heads/master.zip"
-FOLDER = "CRD3-master"
 N_EARLIER = 2
 """Minimum number of turns before a sample's turn."""
 
 
-def _repository(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    for root in (folder, folder / FOLDER, folder / "data"):
-        data = root if root.name == "data" else root / "data"
-        listing = first_file(data / "aligned data", *(f"{name}_files" for name in names_of(split)))
-        if listing:
-            return _episodes(data / "cleaned data", listing)
-    return None
-
-
-def _episodes(folder: Path, listing: Path) -> Iterator[LocatedRow]:
+def _episodes(listing: Path) -> Iterator[LocatedRow]:
+    """Yield the listed episodes, with the hub's lower-case names in each turn."""
     for name in filter(None, map(str.strip, text_lines(listing))):
-        file = folder / f"{name}.json"
+        file = listing.parent.parent / "cleaned data" / f"{name}.json"
         with open_text(file) as text:
             try:
                 episode = json.load(text)
@@ -52,24 +42,19 @@ def _episodes(folder: Path, listing: Path) -> Iterator[LocatedRow]:
                 raise DataPoolError(f"{file}, line {error.lineno}: not JSON: {error.msg}") from error
         if not isinstance(episode, dict):
             raise DataPoolError(f"{file}: expected an object with TURNS, got {shown(episode)}")
-        yield str(file), {"turns": _in_lower_case(cell(episode, "TURNS", str(file)))}
-
-
-def _in_lower_case(turns: Any) -> Any:
-    """Return the turns with the hub's lower-case column names; invalid entries are left unchanged."""
-    if not isinstance(turns, list):
-        return turns
-    return [{name.lower(): turn[name] for name in turn} if isinstance(turn, dict) else turn for turn in turns]
+        turns = cell(episode, "TURNS", str(file))
+        if isinstance(turns, list):  # invalid turns are left unchanged, and reported by `_turns`
+            turns = [{key.lower(): turn[key] for key in turn} if isinstance(turn, dict) else turn for turn in turns]
+        yield str(file), {"turns": turns}
 
 
 class CRD3DialogueGeneration(PublishedPool):
     """Last turns of a game as prompts, with the next turn as the reference."""
 
     id = "crd3"
-    columns = "turns"
-    layouts: ClassVar = {
-        "data/aligned data/{train,val,test}_files and data/cleaned data/*.json (the repository of CRD3)": _repository
-    }
+    layouts = tuple(
+        files_of(_episodes, f"{folder}aligned data/{{0}}_files") for folder in ("data/", "CRD3-master/data/", "")
+    )
 
     @classmethod
     @flattened
@@ -103,10 +88,7 @@ def _samples(rows: Iterator[LocatedRow], split: str, max_context_size: int) -> I
 
 def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     """Yield the speaker and the text of each turn."""
-    turns = cell(row, "turns", where)
-    if isinstance(turns, Mapping):  # `datasets` stores a list of dicts column by column
-        columns = (cell(turns, "names", where), cell(turns, "utterances", where))
-        turns = [{"names": names, "utterances": utterances} for names, utterances in zip(*columns, strict=True)]
+    turns = dict_rows(cell(row, "turns", where), ("names", "utterances"), where)
     if not isinstance(turns, list):
         raise DataPoolError(f"{where}: expected a list of turns, got {shown(turns)}")
     for number, turn in enumerate(turns):

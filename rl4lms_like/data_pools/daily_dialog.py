@@ -17,17 +17,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import cell, text_cell, texts_cell
-from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_file, first_rows
-from rl4lms_like.data_pools.splits import names_of, text_lines
-from rl4lms_like.data_pools.tables import LocatedRow
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
+from rl4lms_like.data_pools.tables import LocatedRow, cell, text_cell, text_lines, texts_cell
 
 END_OF_UTTERANCE = "__eou__"
 
@@ -38,17 +36,6 @@ def utterances_of(text: str) -> list[str]:
     """Split a text at `__eou__`, which ends each utterance; utterances are not stripped, the last may lack the mark."""
     utterances = text.split(END_OF_UTTERANCE)
     return utterances if utterances[-1].strip() else utterances[:-1]
-
-
-def _original(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    for name in names_of(split):
-        for place in (folder, folder / name):
-            texts, acts, emotions = (
-                first_file(place, f"dialogues_{kind}{name}.txt") for kind in ("", "act_", "emotion_")
-            )
-            if texts and acts and emotions:
-                return _side_by_side(texts, acts, emotions)
-    return None
 
 
 def _side_by_side(texts: Path, acts: Path, emotions: Path) -> Iterator[LocatedRow]:
@@ -75,10 +62,6 @@ def _numbers(line: str, where: str) -> list[int]:
         return [int(number) for number in line.split()]
     except ValueError as error:
         raise DataPoolError(f"{where}: expected whole numbers, got {line.strip()[:60]!r}") from error
-
-
-def _pairs(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    return first_rows(_cut_dialogues, folder, names=[f"{name}.txt" for name in names_of(split)])
 
 
 def _cut_dialogues(file: Path) -> Iterator[LocatedRow]:
@@ -109,13 +92,12 @@ class DailyDialog(PublishedPool):
     """End-of-utterance mark."""
 
     id = "daily_dialog"
-    columns = "dialog, act, emotion (or context, response)"
     hub = HubTable("li2017dailydialog/daily_dialog", "default", CONVERTED)
-    layouts: ClassVar = {
-        "dialogues_train.txt with dialogues_act_train.txt and dialogues_emotion_train.txt, ..._validation.txt, "
-        "..._test.txt; also in folders train/, validation/, test/": _original,
-        "{train,dev,test}.txt with lines `context,response`": _pairs,
-    }
+    layouts = (
+        files_of(_side_by_side, *(f"dialogues_{kind}{{0}}.txt" for kind in ("", "act_", "emotion_"))),
+        files_of(_side_by_side, *(f"{{0}}/dialogues_{kind}{{0}}.txt" for kind in ("", "act_", "emotion_"))),
+        files_of(_cut_dialogues, "{0}.txt"),
+    )
 
     @classmethod
     @flattened

@@ -1,14 +1,108 @@
-"""Pools of local table files: JSON Lines and CSV, plain or gzip-compressed.
+"""Pools of local files: JSON Lines, CSV and plain text, plain or gzip-compressed.
 
-See `columns` for the conversion of rows to samples and `splits` for the assignment of rows to splits.
+    row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
+    sample  prompt from `prompt_column`, references from `reference_column`, meta_data from `meta_columns`
+
+    data_files  {train: a, val: b, test: c}     one file per split
+    path        one file for all                 its rows are shuffled with `seed` and divided by `split_ratios`
+
+A dotted name selects a nested value: `translation.en` is `row["translation"]["en"]`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Count
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import Columns
-from rl4lms_like.data_pools.splits import DataFiles, Splitting
-from rl4lms_like.data_pools.tables import csv_rows, json_line_rows
+from rl4lms_like.data_pools.splits import Splitting, names_of
+from rl4lms_like.data_pools.tables import (
+    LocatedRow,
+    cell,
+    csv_rows,
+    json_line_rows,
+    open_text,
+    text_cell,
+    texts_cell,
+)
+
+_WORD = re.compile(r"\S+")
+_SENTENCE = re.compile(r"\S.*?[.!?][\"'”’)]*(?=\s|$)", re.DOTALL)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Mapping of a table's columns to the fields of a sample.
+
+    Args:
+        reference_column: one or more columns with references: a text, a list of texts or null.
+        meta_columns: columns that are passed to rewards and metrics as `meta_info`.
+        prompt_prefix: text prepended to every prompt.
+        prompt_suffix: text appended to every prompt.
+    """
+
+    reference_column: str | list[str] | None = None
+    meta_columns: list[str] | None = None
+    prompt_prefix: str = ""
+    prompt_suffix: str = ""
+
+    def samples(self, rows: Iterable[tuple[int, LocatedRow]], prompt_column: str, split: str) -> Iterator[Sample]:
+        """Yield the sample of each numbered row.
+
+        Raises:
+            DataPoolError: a column is missing or does not hold text.
+        """
+        names = [self.reference_column] if isinstance(self.reference_column, str) else self.reference_column or []
+        for index, (where, row) in rows:
+            prompt = f"{self.prompt_prefix}{text_cell(row, prompt_column, where)}{self.prompt_suffix}"
+            references = [text for name in names for text in texts_cell(row, name, where)]
+            meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
+            yield Sample(f"{split}_{index}", prompt, references, meta_data or None)
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Files of a pool.
+
+    Args:
+        path: one file for all splits, divided by `split_ratios`.
+        data_files: one file for each split.
+    """
+
+    path: str | None = None
+    data_files: dict[str, str] | None = None
+
+    def file(self, split: str) -> Path:
+        """Return the file of a split.
+
+        Raises:
+            DataPoolError: unknown split, no file for it, or not exactly one of `path` and `data_files` is set.
+        """
+        names_of(split)
+        if self.path is not None and self.data_files is None:
+            return with_home(self.path)
+        if self.path is not None or self.data_files is None:
+            raise DataPoolError("set either `path` (one file for all splits) or `data_files` (one file per split)")
+        if split not in self.data_files:
+            raise DataPoolError(f"data_files has no file for split {split!r}; it has {', '.join(self.data_files)}")
+        return with_home(self.data_files[split])
+
+    def rows(self, rows: Iterable[T], split: str, splitting: Splitting) -> Iterator[tuple[int, T]]:
+        """Return the numbered rows of a split from those of its file; its own file is read only as far as needed."""
+        if self.path is None:
+            return islice(enumerate(rows), splitting.max_size)
+        everything = list(rows)
+        return ((row, everything[row]) for row in splitting.of_all(len(everything), split))
 
 
 class JsonlPool(TextGenPool):
@@ -29,8 +123,7 @@ class JsonlPool(TextGenPool):
         """
         file = files.file(split)
         rows = files.rows(json_line_rows(file), split, splitting)
-        samples = (columns.sample(row, prompt_column, f"{split}_{index}", where) for index, (where, row) in rows)
-        return cls.of(samples, split, str(file))
+        return cls.of(columns.samples(rows, prompt_column, split), split, str(file))
 
 
 class CsvPool(TextGenPool):
@@ -58,5 +151,64 @@ class CsvPool(TextGenPool):
         """
         file = files.file(split)
         rows = files.rows(csv_rows(file, delimiter), split, splitting)
-        samples = (columns.sample(row, prompt_column, f"{split}_{index}", where) for index, (where, row) in rows)
+        return cls.of(columns.samples(rows, prompt_column, split), split, str(file))
+
+
+class TextPool(TextGenPool):
+    """Texts of a plain-text file: one per line, or separated by a given string.
+
+    text       Once upon a time there was a cat. It slept.
+    prompt     Once upon a time                              prompt_words: 4
+    reference  there was a cat. It slept.
+    """
+
+    @classmethod
+    @flattened
+    def prepare(
+        cls,
+        split: str,
+        *,
+        files: DataFiles,
+        separator: str | None = None,
+        prompt_words: Count | None = None,
+        prompt_sentences: Count | None = None,
+        prompt_prefix: str = "",
+        prompt_suffix: str = "",
+        splitting: Splitting,
+    ) -> TextGenPool:
+        """Build the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            separator: separator of texts, such as `<|endoftext|>`; default: the end of a line.
+            prompt_words: number of words of each text in the prompt.
+            prompt_sentences: number of sentences of each text in the prompt, instead of words. Default: the whole text.
+            prompt_prefix: text prepended to every prompt.
+            prompt_suffix: text appended to every prompt.
+        """
+        if prompt_words and prompt_sentences:
+            raise DataPoolError("set prompt_words or prompt_sentences, not both")
+        unit, n_units = (_SENTENCE, prompt_sentences) if prompt_sentences else (_WORD, prompt_words)
+        file = files.file(split)
+        samples = []
+        for index, text in files.rows(_texts(file, separator), split, splitting):
+            opening, rest = _cut(text, unit, n_units)
+            prompt = f"{prompt_prefix}{opening}{prompt_suffix}"
+            samples.append(Sample(f"{split}_{index}", prompt, [rest] if rest else []))
         return cls.of(samples, split, str(file))
+
+
+def _texts(file: Path, separator: str | None) -> Iterator[str]:
+    """Yield the texts of a file, stripped; empty texts are skipped."""
+    with open_text(file, newline=None) as lines:
+        parts = lines if separator is None else lines.read().split(separator)
+        yield from filter(None, (part.strip() for part in parts))
+
+
+def _cut(text: str, unit: re.Pattern[str], n_units: int | None) -> tuple[str, str]:
+    """Split a text after its first `n_units` words or sentences; a shorter text is returned whole."""
+    if n_units is None:
+        return text, ""
+    last = next(islice(unit.finditer(text), n_units - 1, None), None)
+    end = last.end() if last else len(text)
+    return text[:end], text[end:].strip()

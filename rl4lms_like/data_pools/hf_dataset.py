@@ -15,9 +15,10 @@ from typing import Any
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import Columns
-from rl4lms_like.data_pools.published import as_tables, saved_tables
-from rl4lms_like.data_pools.splits import USUAL_NAMES, Splitting, refuse_devices
+from rl4lms_like.data_pools.files import Columns
+from rl4lms_like.data_pools.published import as_tables, fetching, saved_tables
+from rl4lms_like.data_pools.splits import SPLITS, Splitting, names_of
+from rl4lms_like.data_pools.tables import refuse_devices
 
 _NEEDED_BY = "the data pool 'hf_dataset'"
 
@@ -67,33 +68,21 @@ class HfDatasetPool(TextGenPool):
         table = tables[own_name]
         rows = range(len(table))[: splitting.max_size] if owned else splitting.of_all(len(table), split)
         where = f"{path}[{own_name}]"
-        samples = (
-            columns.sample(record, prompt_column, f"{split}_{row}", f"{where}, row {row}")
-            for row, record in zip(rows, table.select(rows), strict=True)
-        )
-        return cls.of(samples, split, where)
+        records = ((row, (f"{where}, row {row}", each)) for row, each in zip(rows, table.select(rows), strict=True))
+        return cls.of(columns.samples(records, prompt_column, split), split, where)
 
 
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:
     """Load the dataset: split name -> table."""
     datasets = import_extra("datasets", extra="data", needed_by=_NEEDED_BY)
-    saved = saved_tables(with_home(path), _NEEDED_BY)
-    if saved is not None:
+    if (saved := saved_tables(with_home(path), _NEEDED_BY)) is not None:
         return saved
-    files = data_files and {split: _home(file) for split, file in data_files.items()}
-    for file in (files or {}).values():
+    files = {split: os.path.expanduser(file) for split, file in (data_files or {}).items()}
+    for file in files.values():
         refuse_devices(Path(file))
-    try:
-        return as_tables(datasets.load_dataset(_home(path), name, data_files=files))
-    except Exception as error:
-        message = f"cannot load the dataset {path!r}: {type(error).__name__}: {str(error).rstrip('.')}"
-        hint = "Without a network, set `path` to a folder written by `save_to_disk`, or set `data_files`"
-        raise DataPoolError(f"{message}. {hint}") from error
-
-
-def _home(name: str) -> str:
-    """Expand a path that starts with `~`; hub ids and other paths are unchanged."""
-    return str(with_home(name)) if name.startswith("~") else name
+    hint = ". Without a network, set `path` to a folder written by `save_to_disk`, or set `data_files`"
+    with fetching(f"cannot load the dataset {path!r}", hint):
+        return as_tables(datasets.load_dataset(os.path.expanduser(path), name, data_files=files or None))
 
 
 def _split_of(
@@ -102,10 +91,10 @@ def _split_of(
     """Return the dataset's name for a split and whether it is used whole; a single split is divided among all three."""
     if len(tables) == 1 and not split_names:
         return next(iter(tables)), False
-    wanted = [split_names[split]] if split_names and split in split_names else list(USUAL_NAMES.get(split, (split,)))
-    for name in wanted:
-        if name in tables:
-            return name, True
+    usual = names_of(split) if split in SPLITS else [split]
+    wanted = [split_names[split]] if split_names and split in split_names else usual
+    if found := next((name for name in wanted if name in tables), None):
+        return found, True
     raise DataPoolError(
         f"the dataset {path!r} has no split {' or '.join(map(repr, wanted))} for {split!r}; it has "
         f"{', '.join(tables)}. Set split_names"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Fraction
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import cell, text_cell
 from rl4lms_like.data_pools.published import HubTable, PublishedPool, Source
-from rl4lms_like.data_pools.splits import names_of, open_text
-from rl4lms_like.data_pools.tables import LocatedRow
+from rl4lms_like.data_pools.splits import names_of
+from rl4lms_like.data_pools.tables import LocatedRow, cell, open_text, text_cell
 
 TRAIN_FRACTION = 0.8
 N_TEST = 5000
@@ -60,9 +59,8 @@ class IMDB(PublishedPool):
     """First halves of film reviews of either sentiment as prompts, with the whole review as reference."""
 
     id = "imdb"
-    columns = "text, label"
     hub = HubTable("stanfordnlp/imdb", "plain_text")
-    layouts: ClassVar = {"train/pos/*.txt, train/neg/*.txt, test/pos/*.txt, test/neg/*.txt (aclImdb)": _acl_imdb}
+    layouts = (_acl_imdb,)
 
     @classmethod
     @flattened
@@ -104,7 +102,8 @@ class IMDBForSeq2Seq(IMDB):
             split: `train`, `val` or `test`.
             positive_ratio: fraction of the positive training reviews to use.
             seed: seed of the shuffle; with the same seed the splits are those of `imdb`.
-            data_dir: same as for `imdb`.
+            data_dir: a local copy, as for `imdb`: `aclImdb` (`train/pos/*.txt`, `train/neg/*.txt`, `test/pos/*.txt`,
+                ...), or tables named `train` and `test` with the columns text, label (see `published`).
             hub_id: another hub repository with the columns text, label.
         """
         samples = []

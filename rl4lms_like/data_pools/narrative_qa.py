@@ -11,25 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import cell, text_cell
-from rl4lms_like.data_pools.published import PublishedPool, Source, downloaded, first_rows
-from rl4lms_like.data_pools.splits import names_of, text_lines
-from rl4lms_like.data_pools.tables import LocatedRow
+from rl4lms_like.data_pools.published import PublishedPool, Source, downloaded, files_of
+from rl4lms_like.data_pools.splits import names_of
+from rl4lms_like.data_pools.tables import LocatedRow, cell, text_cell, text_lines
 
 URL = "https://storage.googleapis.com/unifiedqa/data/narrativeqa/{name}.tsv"
 
 _FILES = {"train": "train", "val": "dev", "test": "test"}
 _SEPARATOR = r" \n "
-
-
-def _unified_qa(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    return first_rows(_pairs, folder, names=[f"{name}.tsv" for name in names_of(split)])
 
 
 def _pairs(file: Path) -> Iterator[LocatedRow]:
@@ -47,8 +42,7 @@ class NarrativeQA(PublishedPool):
     """Questions with the summary of a story as prompts, with their answers as references."""
 
     id = "narrative_qa"
-    columns = "question, answers, document.summary.text"
-    layouts: ClassVar = {"train.tsv, dev.tsv, test.tsv of UnifiedQA: prompt, tab, answer": _unified_qa}
+    layouts = (files_of(_pairs, "{0}.tsv"),)
 
     @classmethod
     @flattened

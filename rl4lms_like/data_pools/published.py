@@ -18,7 +18,8 @@ without a network it cannot reuse what it has loaded from a list of files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,9 +28,10 @@ from typing import Any, ClassVar, TypeAlias
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
 from rl4lms_like.core.numbers import Count
+from rl4lms_like.core.wording import help_of
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import names_of
-from rl4lms_like.data_pools.tables import FORMATS, LocatedRow, parquet_rows, table_rows
+from rl4lms_like.data_pools.tables import READERS, LocatedRow, parquet_rows, table_rows
 
 Find: TypeAlias = "Callable[[Path, str], Iterator[LocatedRow] | None]"
 """Function from folder and split to the rows, or None if the folder has no such files."""
@@ -87,12 +89,10 @@ class HubTable:
             MissingExtraError: `datasets` is not installed.
         """
         datasets = import_extra("datasets", extra="data", needed_by=needed_by)
-        try:
+        with fetching(f"{needed_by}: cannot load {self.path!r} from the hub"):
             if self.revision == CONVERTED:
                 return chain.from_iterable(map(parquet_rows, self._converted_files(names_of(split)[0])))
             tables = as_tables(datasets.load_dataset(self.path, self.config, revision=self.revision))
-        except Exception as error:  # errors of network, hub, library or files; their messages are kept
-            raise _not_fetched(f"{needed_by}: cannot load {self.path!r} from the hub", error) from error
         return _rows_of(split, tables, self.path)
 
     def _converted_files(self, name: str) -> list[Path]:
@@ -110,16 +110,14 @@ class PublishedPool(TextGenPool):
 
     Attributes:
         id: id of the pool, for messages.
-        columns: columns that the pool reads, for messages.
         hub: hub table to use if the user selects no other; None if the dataset is not on the hub.
-        layouts: file layouts in which the dataset was published, besides tables with the hub's columns: the file
-            names, for messages, and the function that reads them.
+        layouts: readers of the files in which the dataset was published, besides tables with the hub's columns.
+            The help of `data_dir` in `prepare` describes all of them, also for messages.
     """
 
     id: ClassVar[str]
-    columns: ClassVar[str]
     hub: ClassVar[HubTable | None] = None
-    layouts: ClassVar[Mapping[str, Find]] = {}
+    layouts: ClassVar[Sequence[Find]] = ()
 
     @classmethod
     def require(cls, needed_by: str, **args: Any) -> None:
@@ -139,7 +137,7 @@ class PublishedPool(TextGenPool):
 
     @classmethod
     def rows(
-        cls, split: str, source: Source, hub: HubTable | None = None, layouts: Mapping[str, Find] | None = None
+        cls, split: str, source: Source, hub: HubTable | None = None, layouts: Sequence[Find] = ()
     ) -> Iterator[LocatedRow]:
         """Return the rows of a split, in the order of its files or table.
 
@@ -147,7 +145,7 @@ class PublishedPool(TextGenPool):
             split: `train`, `val` or `test`.
             source: source of the dataset.
             hub: hub table to use if the user selects no other; default: the pool's.
-            layouts: file layouts; default: the pool's.
+            layouts: readers of published files; default: the pool's.
 
         Raises:
             DataPoolError: unknown split, or it cannot be loaded or found, or has no rows.
@@ -170,24 +168,20 @@ class PublishedPool(TextGenPool):
         return chain([first], rows)
 
     @classmethod
-    def _local_rows(cls, folder: Path, split: str, layouts: Mapping[str, Find]) -> Iterator[LocatedRow]:
+    def _local_rows(cls, folder: Path, split: str, layouts: Sequence[Find]) -> Iterator[LocatedRow]:
         if not folder.is_dir():
             raise DataPoolError(f"{cls.needed_by()}: data_dir {str(folder)!r} is not a folder")
-        for find in layouts.values():
+        for find in layouts:
             if (rows := find(folder, split)) is not None:
                 return rows
         if (tables := saved_tables(folder, cls.needed_by())) is not None:
             return _rows_of(split, tables, str(folder))
         if files := _table_files(folder, split):
             return chain.from_iterable(map(table_rows, files))
-        supported = [
-            *layouts,
-            f"a dataset written by `save_to_disk`, or {' or '.join(names_of(split))} as .{', .'.join(FORMATS)} "
-            f"(also below data/ or default/, also in shards) with the columns {cls.columns}",
-        ]
         raise DataPoolError(
-            f"{cls.needed_by()} finds no files for the split {split!r} in {str(folder)!r}. Supported files:"
-            + "".join(f"\n  - {files}" for files in supported)
+            f"{cls.needed_by()} finds no files for the split {split!r} in {str(folder)!r}. Supported is "
+            f"{help_of(cls.prepare)['data_dir']} Tables are a dataset written by `save_to_disk`, or "
+            f"{' or '.join(names_of(split))} as .{', .'.join(READERS)} (also below data/ or default/, also in shards)."
         )
 
 
@@ -201,10 +195,8 @@ def saved_tables(folder: Path, needed_by: str) -> Mapping[str, Any] | None:
     if not any((folder / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
         return None
     datasets = import_extra("datasets", extra="data", needed_by=needed_by)
-    try:
+    with fetching(f"cannot load the dataset {str(folder)!r}", hint=""):
         return as_tables(datasets.load_from_disk(str(folder)))
-    except Exception as error:
-        raise DataPoolError(f"cannot load the dataset {str(folder)!r}: {type(error).__name__}: {error}") from error
 
 
 def as_tables(loaded: Any) -> Mapping[str, Any]:
@@ -232,23 +224,23 @@ def downloaded(url: str, needed_by: str, *, unpack: bool = False) -> Path:
     datasets = import_extra("datasets", extra="data", needed_by=needed_by)
     settings = datasets.DownloadConfig(use_etag=False)  # an etag needs a server's reply each time
     manager = datasets.DownloadManager(dataset_name=url.rsplit("/", 1)[-1], download_config=settings)
-    try:
+    with fetching(f"{needed_by}: cannot download {url}"):
         return Path(manager.download_and_extract(url) if unpack else manager.download(url))
+
+
+@contextmanager
+def fetching(what: str, hint: str = ". Without a network, set `data_dir` to a local copy") -> Iterator[None]:
+    """Raise errors of network, hub, library or files as a `DataPoolError` with their message and a hint."""
+    try:
+        yield
     except Exception as error:
-        raise _not_fetched(f"{needed_by}: cannot download {url}", error) from error
-
-
-def _not_fetched(what: str, error: Exception) -> DataPoolError:
-    message = str(error).rstrip(".")
-    return DataPoolError(
-        f"{what}: {type(error).__name__}: {message}. Without a network, set `data_dir` to a local copy"
-    )
+        raise DataPoolError(f"{what}: {type(error).__name__}: {str(error).rstrip('.')}{hint}") from error
 
 
 def _table_files(folder: Path, split: str) -> list[Path]:
     """Return the table files of a split, sorted by name; the module docstring lists the supported locations."""
     for name in names_of(split):
-        for ending in FORMATS:
+        for ending in READERS:
             for place in (folder, folder / "data", folder / "default"):
                 for where, stem in ((place, name), (place, rf"{name}-[\w-]+"), (place / name, ".+")):
                     if files := _matching(where, rf"{stem}\.{ending}"):
@@ -268,15 +260,25 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
     return sorted({match[1]: file for match, file in found if match}.values())
 
 
-def first_file(folder: Path, *names: str) -> Path | None:
-    """Return the first of these files that exists, plain or gzip-compressed."""
-    candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz"))
-    return next((file for file in candidates if file.is_file()), None)
+def files_of(read: Callable[..., Iterator[LocatedRow]], *names: str) -> Find:
+    """Return a layout of one or more files per split, plain or gzip-compressed.
+
+        files_of(paired_lines, "{0}.src.txt", "{0}.tgt.txt")         train.src.txt and train.tgt.txt
+
+    Args:
+        read: function from these files to the rows.
+        names: names of the files, all of which must exist, with `{0}` for a common name of the split.
+    """
+
+    def find(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+        for split_name in names_of(split):
+            files = [_plain_or_packed(folder / file.format(split_name)) for file in names]
+            if all(files):
+                return read(*files)
+        return None
+
+    return find
 
 
-def first_rows(
-    read: Callable[[Path], Iterator[LocatedRow]], *folders: Path, names: list[str]
-) -> Iterator[LocatedRow] | None:
-    """Return the rows of the first of these files that exists; None if there is none."""
-    found = (file for folder in folders if (file := first_file(folder, *names)))
-    return next((read(file) for file in found), None)
+def _plain_or_packed(file: Path) -> Path | None:
+    return next((path for path in (file, file.with_name(f"{file.name}.gz")) if path.is_file()), None)

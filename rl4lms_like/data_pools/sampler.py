@@ -75,9 +75,9 @@ def _priorities(weights: list[float], scale: float) -> np.ndarray:
     if not weights:
         raise DataPoolError("there are no samples to draw prompts from")
     given = np.asarray(weights, dtype=np.float64)
-    if not np.isfinite(given).all() or (given < 0).any():
-        first = int(np.flatnonzero(~np.isfinite(given) | (given < 0))[0])
-        raise DataPoolError(f"weights must be finite and at least 0; sample {first} has {weights[first]}")
+    wrong = np.flatnonzero(~np.isfinite(given) | (given < 0))
+    if len(wrong):
+        raise DataPoolError(f"weights must be finite and at least 0; sample {wrong[0]} has {weights[wrong[0]]}")
     priorities = given**scale
     if not 0 < priorities.sum() < np.inf:
         raise DataPoolError(f"no sample can be drawn: all weights to the power {scale} are 0, or their sum overflows")

@@ -1,4 +1,4 @@
-"""Readers of local table files; each row comes with its location, for messages.
+"""Readers of local files: rows of tables with their location, and the cells of a row.
 
     a.jsonl           one JSON object per line                      a.jsonl, line 7
     a.json            a list of objects; or JSON Lines              a.json, entry 7
@@ -12,24 +12,75 @@ object, is an error, because all but one of the values would be lost.
 from __future__ import annotations
 
 import csv
+import difflib
+import gzip
 import json
+import os
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from rl4lms_like.core.errors import DataPoolError, import_extra
-from rl4lms_like.core.wording import excerpt
-from rl4lms_like.data_pools.splits import open_text, text_lines
+from rl4lms_like.core.wording import excerpt, shown
 
 LocatedRow: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """Location of a row (file and line), and the row: column -> value."""
 
 _LONGEST_VALUE = 2**31 - 1  # Python's default limit of 131072 characters is too small for long documents
 
-FORMATS = ("parquet", "jsonl", "json", "csv", "tsv")
-"""File name endings supported by `table_rows`, in order of precedence."""
+
+@contextmanager
+def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
+    """Open a UTF-8 text file, plain or gzip-compressed, as a context manager.
+
+    Args:
+        file: path of the file.
+        newline: line ending, as for Python's `open`; default: any of the usual ones, not translated.
+
+    Raises:
+        DataPoolError: it is a device or a pipe, or cannot be opened, decompressed or decoded. Read errors of other
+            files inside the context are attributed to this file too; to read several files, use `text_lines`.
+    """
+    refuse_devices(file)
+    opened: Any = gzip.open if file.suffix.lower() == ".gz" else open
+    try:
+        with opened(file, "rt", encoding="utf-8-sig", newline=newline) as lines:
+            yield lines
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise DataPoolError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def refuse_devices(file: Path) -> None:
+    """Check a path before it is opened: reading a device such as `/dev/zero` or a pipe may never end.
+
+    Raises:
+        DataPoolError: the path is a device, a pipe or a socket.
+    """
+    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):  # Path's versions can raise
+        raise DataPoolError(f"cannot read {file}: it is a device or a pipe; give a regular file")
+
+
+def text_lines(file: Path, newline: str | None = "\n") -> Iterator[str]:
+    """Yield the lines of a text file with their line ends; arguments and errors are those of `open_text`."""
+    with open_text(file, newline) as lines:
+        yield from lines
+
+
+def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the line pairs of two parallel text files: the location, and both texts without their line ends.
+
+    Raises:
+        DataPoolError: a file cannot be read, or one has fewer lines than the other.
+    """
+    for number, (here, there) in enumerate(zip_longest(text_lines(left), text_lines(right)), start=1):
+        if here is None or there is None:
+            shorter, longer = (left, right) if here is None else (right, left)
+            raise DataPoolError(f"{shorter} has {number - 1} lines, {longer} has more: their lines must be parallel")
+        yield f"{left}, line {number}", here.rstrip("\r\n"), there.rstrip("\r\n")
 
 
 def table_rows(file: Path) -> Iterator[LocatedRow]:
@@ -39,15 +90,11 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
         DataPoolError: it cannot be read; the message names file and line.
         MissingExtraError: it is a parquet file and pyarrow is not installed.
     """
-    name = file.name.lower().removesuffix(".gz")
-    readers: dict[str, Callable[[Path], Iterator[LocatedRow]]] = {
-        ".parquet": parquet_rows,
-        ".jsonl": json_line_rows,
-        ".json": json_rows,
-        ".csv": csv_rows,
-        ".tsv": csv_rows,
-    }
-    return readers[Path(name).suffix](file)
+    return READERS[_ending(file)](file)
+
+
+def _ending(file: Path) -> str:
+    return file.name.lower().removesuffix(".gz").rpartition(".")[2]
 
 
 def json_line_rows(file: Path) -> Iterator[LocatedRow]:
@@ -109,18 +156,16 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
     """
     csv.field_size_limit(_LONGEST_VALUE)
     with open_text(file) as lines:
-        is_tsv = file.name.lower().removesuffix(".gz").endswith(".tsv")
-        table = csv.reader(lines, delimiter=delimiter or ("\t" if is_tsv else ","), strict=True)
+        table = csv.reader(lines, delimiter=delimiter or ("\t" if _ending(file) == "tsv" else ","), strict=True)
         try:
             header = next(table, [])
-            _refuse_repeated(header, f"{file}, line {table.line_num}", "the column")
-            for values in table:
+            _refuse_repeated(header, f"{file}, line {table.line_num}: the column")
+            for values in filter(None, table):
                 where = f"{file}, line {table.line_num}"
-                if values and len(values) != len(header):
+                if len(values) != len(header):
                     counts = f"{len(values)} values for {len(header)} columns"
                     raise DataPoolError(f"{where}: {counts} ({', '.join(header)})")
-                if values:
-                    yield where, dict(zip(header, values, strict=True))
+                yield where, dict(zip(header, values, strict=True))
         except csv.Error as error:
             raise DataPoolError(f"{file}, line {table.line_num}: not CSV: {error}") from error
 
@@ -134,56 +179,105 @@ def parquet_rows(file: Path) -> Iterator[LocatedRow]:
     """
     parquet = import_extra("pyarrow.parquet", extra="data", needed_by=f"reading {file.name}")
     try:
-        number = 0
         table = parquet.ParquetFile(file)
-        _refuse_repeated(table.schema_arrow.names, str(file), "the column")
-        for batch in table.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                yield f"{file}, row {number}", row
-                number += 1
+        _refuse_repeated(table.schema_arrow.names, f"{file}: the column")
+        rows = (row for batch in table.iter_batches(batch_size=1024) for row in batch.to_pylist())
+        yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
     except (OSError, ValueError) as error:  # pyarrow's errors derive from these two classes
         raise DataPoolError(f"cannot read {file}: {error}") from error
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[LocatedRow]]] = {
+    "parquet": parquet_rows,
+    "jsonl": json_line_rows,
+    "json": json_rows,
+    "csv": csv_rows,
+    "tsv": csv_rows,
+}
+"""End of a file's name -> function that reads its rows, in order of precedence."""
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
         return _DECODER.decode(text)
-    except _RepeatedKeyError as error:
-        row = dict(error.pairs)
-        _refuse_repeated([key for key, _ in error.pairs], f"{where}, in {excerpt(row)}", "the key")
-        return row
-
-
-class _RepeatedKeyError(Exception):
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        self.pairs = pairs
+    except DataPoolError as error:  # of `_object`, which has no location
+        raise DataPoolError(f"{where}, {error}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise _RepeatedKeyError(pairs)
+        _refuse_repeated([key for key, _ in pairs], f"in {excerpt(row)}: the key")
     return row
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)  # shared: building a decoder takes longer than decoding a line
 
 
-def _refuse_repeated(names: list[str], where: str, what: str) -> None:
+def _refuse_repeated(names: list[str], what: str) -> None:
     """Raise a `DataPoolError` for repeated names; unnamed columns, which spreadsheets add, may be repeated."""
     repeated = ", ".join(repr(name) for name, count in Counter(names).items() if name and count > 1)
     if repeated:
-        raise DataPoolError(f"{where}: {what} {repeated} occurs more than once; use distinct names")
+        raise DataPoolError(f"{what} {repeated} occurs more than once; use distinct names")
 
 
-def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the line pairs of two parallel text files: the location, and both texts without their line ends.
+def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
+    """Return the value in a column; `a.b` selects a nested value.
 
     Raises:
-        DataPoolError: a file cannot be read, or one has fewer lines than the other.
+        DataPoolError: there is no such column; the message suggests the most similar one.
     """
-    for number, (here, there) in enumerate(zip_longest(text_lines(left), text_lines(right)), start=1):
-        if here is None or there is None:
-            shorter, longer = (left, right) if here is None else (right, left)
-            raise DataPoolError(f"{shorter} has {number - 1} lines, {longer} has more: their lines must be parallel")
-        yield f"{left}, line {number}", here.rstrip("\r\n"), there.rstrip("\r\n")
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            columns = [str(column) for column in row]
+            near = difflib.get_close_matches(name, columns, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise DataPoolError(f"{where}: no column {name!r}{hint}; it has {', '.join(columns)}")
+        value = value[part]
+    return value
+
+
+def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
+    """Return the text in a column.
+
+    Raises:
+        DataPoolError: there is no such column, or it does not hold text.
+    """
+    value = cell(row, name, where)
+    if not _is_text(value):
+        raise DataPoolError(f"{where}, column {name!r}: expected text, got {shown(value)}")
+    return str(value)
+
+
+def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
+    """Return the texts in a column that holds a list of texts, one text, or null (no text).
+
+    Raises:
+        DataPoolError: there is no such column, or it holds something else.
+    """
+    value = cell(row, name, where)
+    if value is None:
+        return []
+    texts = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(_is_text(text) for text in texts):
+        raise DataPoolError(f"{where}, column {name!r}: expected text or a list of texts, got {shown(value)}")
+    return texts
+
+
+def _is_text(value: Any) -> bool:
+    """Return False also for a text with a lone surrogate, which JSON allows but tokenizers cannot encode."""
+    try:
+        return isinstance(value, str) and (value.isascii() or bool(value.encode()))
+    except UnicodeEncodeError:
+        return False
+
+
+def dict_rows(value: Any, names: Sequence[str], where: str) -> Any:
+    """Return a list of dicts that `datasets` may have stored column by column; other values are left unchanged."""
+    if not isinstance(value, Mapping):
+        return value
+    columns = (cell(value, name, where) for name in names)
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

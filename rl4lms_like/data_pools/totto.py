@@ -18,18 +18,15 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import cell
-from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_rows
-from rl4lms_like.data_pools.splits import names_of
-from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
+from rl4lms_like.data_pools.tables import cell, dict_rows, json_line_rows
 
 STAGES = ("original_sentence", "sentence_after_deletion", "sentence_after_ambiguity", "final_sentence")
 """Fields of an annotation: the sentence after each editing step."""
@@ -41,26 +38,18 @@ Table: TypeAlias = Sequence[Sequence[Cell]]
 """Rows of cells."""
 
 
-def _released(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    names = [f"totto_{name}_data.jsonl" for name in names_of(split)]
-    names += [f"unlabeled_{name}" for name in names]
-    return first_rows(json_line_rows, folder, folder / "totto_data", names=names)
-
-
-def _samples(folder: Path, split: str) -> Iterator[LocatedRow] | None:
-    return first_rows(json_line_rows, folder, names=[f"{name}_sample.jsonl" for name in names_of(split)])
-
-
 class ToTTo(PublishedPool):
     """Tables with highlighted cells as prompts, with sentences about these cells as references."""
 
     id = "totto"
-    columns = "table, highlighted_cells, table_page_title, table_section_title, sentence_annotations"
     hub = HubTable("google-research-datasets/totto", "default", CONVERTED)
-    layouts: ClassVar = {
-        "totto_{train,dev,test}_data.jsonl or unlabeled_totto_test_data.jsonl, also in totto_data/": _released,
-        "{train,dev,test}_sample.jsonl": _samples,
-    }
+    layouts = tuple(
+        files_of(json_line_rows, name)
+        for name in (
+            *("totto_{0}_data.jsonl", "unlabeled_totto_{0}_data.jsonl"),
+            *("totto_data/totto_{0}_data.jsonl", "totto_data/unlabeled_totto_{0}_data.jsonl", "{0}_sample.jsonl"),
+        )
+    )
 
     @classmethod
     @flattened
@@ -116,10 +105,7 @@ def raw_table(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         cell(row, name, where)
     annotations = row.get("sentence_annotations") or []
     try:
-        if isinstance(annotations, Mapping):  # `datasets` stores a list of dicts column by column
-            columns = (annotations[stage] for stage in STAGES)
-            annotations = [dict(zip(STAGES, values, strict=True)) for values in zip(*columns, strict=True)]
-        texts = [{stage: annotation[stage] for stage in STAGES} for annotation in annotations]
+        texts = [{stage: each[stage] for stage in STAGES} for each in dict_rows(annotations, STAGES, where)]
     except (KeyError, TypeError, ValueError) as error:
         wanted = f"expected annotations with {', '.join(STAGES)}"
         raise DataPoolError(f"{where}, column 'sentence_annotations': {wanted}: {error!r}") from error

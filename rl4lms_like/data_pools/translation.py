@@ -17,29 +17,30 @@ from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
-from rl4lms_like.data_pools.columns import text_cell
-from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, first_file
-from rl4lms_like.data_pools.splits import names_of
-from rl4lms_like.data_pools.tables import LocatedRow, paired_lines
+from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
+from rl4lms_like.data_pools.tables import LocatedRow, paired_lines, text_cell
 
-_FLICKR_TEST = "test_2016_flickr"  # Multi30k's name of the test split reported in papers
+_FLICKR = "{0}_2016_flickr"  # Multi30k's name of the test split reported in papers
 
 
 class _Translation(PublishedPool):
     """Pool of texts in one language as prompts, with their translations as references."""
-
-    columns = "translation, or one column for each language"
 
     @classmethod
     def _of_pairs(
         cls, split: str, languages: tuple[str, str], prefix: str, suffix: str, source: Source, hub: HubTable
     ) -> TextGenPool:
         here, there = languages
-        files = (
-            f"{{train,val,test}}.{here} with {{train,val,test}}.{there}, also .gz, valid, validation or dev for val, "
-            f"{_FLICKR_TEST} for test, .{here}-{there} before the ending, or .source and .target as endings"
-        )
-        rows = cls.rows(split, source, hub, {files: partial(_parallel, source=here, target=there)})
+        pairs = [
+            (here, there),
+            *((f"{pair}.{here}", f"{pair}.{there}") for pair in (f"{here}-{there}", f"{there}-{here}")),
+        ]
+        layouts = [
+            files_of(partial(_pairs, languages), f"{name}.{left}", f"{name}.{right}")
+            for name in ("{0}", _FLICKR)
+            for left, right in [*pairs, ("source", "target")]
+        ]
+        rows = cls.rows(split, source, hub, layouts)
         samples = (
             Sample(f"{split}_{index}", f"{prefix}{_text(row, here, where)}{suffix}", [_text(row, there, where)])
             for index, (where, row) in enumerate(rows)
@@ -143,17 +144,6 @@ def _text(row: Mapping[str, Any], language: str, where: str) -> str:
     return text_cell(row, f"translation.{language}" if "translation" in row else language, where)
 
 
-def _parallel(folder: Path, split: str, source: str, target: str) -> Iterator[LocatedRow] | None:
-    names = [*names_of(split), *([_FLICKR_TEST] if split == "test" else [])]
-    endings = [
-        (source, target),
-        (f"{source}-{target}.{source}", f"{source}-{target}.{target}"),
-        (f"{target}-{source}.{source}", f"{target}-{source}.{target}"),
-        ("source", "target"),
-    ]
-    for name in names:
-        for here, there in endings:
-            left, right = first_file(folder, f"{name}.{here}"), first_file(folder, f"{name}.{there}")
-            if left and right:
-                return ((where, {source: a, target: b}) for where, a, b in paired_lines(left, right))
-    return None
+def _pairs(languages: tuple[str, str], left: Path, right: Path) -> Iterator[LocatedRow]:
+    for where, *texts in paired_lines(left, right):
+        yield where, dict(zip(languages, texts, strict=True))

@@ -1,4 +1,4 @@
-"""Registry of the functions applied to generated texts before they are scored and saved, by id.
+"""Functions applied to generated texts before they are scored and saved: their registry, and calls of them.
 
 function(text, **args) -> text       `post_processing_fn: {id, args}` in a supervised run's `generation_kwargs`
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
 from rl4lms_like.core.registry import Entry, Registry
 from rl4lms_like.core.secrets import with_values
+from rl4lms_like.core.wording import excerpt, raised
+
+TRIAL = "This is one sentence. This is another. Here comes a third. And this is the last."
+"""Text on which a post-processor is tried before anything is loaded or written."""
 
 
 class PostProcessors(Registry):
@@ -64,4 +69,38 @@ POST_PROCESSORS = PostProcessors(
 PostProcessorRegistry = POST_PROCESSORS
 """Alias with RL4LMs' name."""
 
-__all__ = ["POST_PROCESSORS", "PostProcessorRegistry"]
+
+def post_process(function: Callable[[str], str], texts: Sequence[str]) -> list[str]:
+    """Return the function's result for each text.
+
+    Raises:
+        ComponentError: the function failed or did not return a text; the message has the text it was called with.
+    """
+    return [_processed(function, text) for text in texts]
+
+
+def try_post_processor(function: Callable[[str], str]) -> None:
+    """Call the function once, so that a missing requirement is reported before a model is loaded.
+
+    Raises:
+        RL4LMsLikeError: as in `post_process`; a missing package or word list has its own error.
+    """
+    _processed(function, TRIAL)
+
+
+def _processed(function: Callable[[str], str], text: str) -> str:
+    name = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+    start = text if len(text) <= 60 else f"{text[:60]}..."
+    try:
+        result = function(text)
+    except (RL4LMsLikeError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # users' code may also raise SystemExit
+        message = raised(error)
+        raise ComponentError(f"the post-processor {name} failed on the text {start!r}: {message}") from error
+    if not isinstance(result, str):
+        raise ComponentError(f"the post-processor {name} returned {excerpt(result)} for {start!r}; expected a text")
+    return result
+
+
+__all__ = ["POST_PROCESSORS", "PostProcessorRegistry", "post_process", "try_post_processor"]

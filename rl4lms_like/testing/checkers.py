@@ -30,7 +30,7 @@ from rl4lms_like.data_pools.sampler import PrioritySampler
 from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metric
-from rl4lms_like.post_processors.call import post_process
+from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.rewards.call import AnyReward, is_terminal, score_episodes
 

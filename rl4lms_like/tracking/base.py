@@ -82,7 +82,12 @@ class Tracker:
         from rl4lms_like.tracking.console import ConsoleHandler, ConsoleSink
 
         self._console = ConsoleSink(quiet=quiet)
-        services = _services(wandb_log, tensorboard_log)
+        services: list[Sink] = []
+        if wandb_log or tensorboard_log is not None:
+            from rl4lms_like.tracking.services import TensorBoardSink, WandbSink
+
+            services += [WandbSink()] if wandb_log else []
+            services += [] if tensorboard_log is None else [TensorBoardSink(tensorboard_log)]
         if resume:  # the folder exists under any name; a mount at the root may have no valid project name
             wanted = Path(base_path_to_store_results) / project_name / experiment_name
         else:
@@ -316,12 +321,3 @@ def _listen(level: int, handler: logging.Handler) -> logging.Handler:
     namespace.addHandler(handler)
     namespace.setLevel(min(level, namespace.level or level))
     return handler
-
-
-def _services(wandb_log: bool, tensorboard_log: str | Path | None) -> list[Sink]:
-    if not wandb_log and tensorboard_log is None:
-        return []
-    from rl4lms_like.tracking.services import TensorBoardSink, WandbSink
-
-    services: list[Sink] = [WandbSink()] if wandb_log else []
-    return services if tensorboard_log is None else [*services, TensorBoardSink(tensorboard_log)]

@@ -9,10 +9,10 @@ long series is drawn as its trend (running medians) over a faint line with all p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from statistics import median
 from typing import TypeAlias
@@ -62,6 +62,10 @@ class Frame:
         fraction = min(max((value - low) / (high - low), 0.0), 1.0)
         return HEIGHT - BOTTOM - fraction * (HEIGHT - TOP - BOTTOM)
 
+    def place(self, x: float, y: float) -> str:
+        """Return both canvas positions, for `points` of SVG."""
+        return f"{self.x(x):.1f},{self.y(y):.1f}"
+
 
 def line_chart(
     series: Sequence[Series],
@@ -91,7 +95,7 @@ def line_chart(
     frame = _frame(raw, log=log, target=target, from_zero=from_zero)
     parts = [_grid(frame), _axis(frame, x_name)]
     if target is not None:
-        parts.append(f'<line class="target" x1="{LEFT}" x2="{WIDTH - RIGHT}"{_at(frame.y(target))}/>')
+        parts.append(_rule("target", frame.y(target)))
     for number, line in enumerate(series, start=1):
         noise = f'<g class="raw">{_line(raw[number - 1], frame)}</g>' if is_long else ""
         parts.append(f'<g class="line-{number}">{_band(line, frame)}{noise}{_line(line, frame)}</g>')
@@ -105,11 +109,9 @@ def line_chart(
 
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     """Return about `limit` points with all peaks: the lowest and the highest of each segment."""
-    kept: list[Point] = []
-    for segment in _segments(points, limit // 2):
-        extremes = {min(segment, key=itemgetter(1)), max(segment, key=itemgetter(1))}
-        kept += sorted(extremes, key=itemgetter(0))
-    return kept
+    y = itemgetter(1)
+    pairs = ({min(segment, key=y), max(segment, key=y)} for segment in _segments(points, limit // 2))
+    return [point for pair in pairs for point in sorted(pair, key=itemgetter(0))]
 
 
 def trend(points: Sequence[Point], limit: int = MAX_POINTS // 3) -> list[Point]:
@@ -185,40 +187,40 @@ def _frame(series: Sequence[Series], *, log: bool, target: float | None, from_ze
 
 
 def _grid(frame: Frame) -> str:
-    parts = []
     if frame.log:
         low, high = (round(math.log10(edge)) for edge in frame.y_range)
         powers = range(low, high + 1, max(1, math.ceil((high - low) / 4)))
         ticks = [(10.0**power, f'10<tspan class="power" dy="-4">{power}</tspan>') for power in powers]
     else:
         values = nice_ticks(*frame.y_range)
-        write = _tick_format(values)
-        ticks = [(value, escape(write(value))) for value in values]
+        ticks = [(value, escape(label)) for value, label in zip(values, _tick_labels(values), strict=True)]
+    parts = []
     for value, label in ticks:
         y = frame.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}"{_at(y)}/>')
+        parts.append(_rule("grid", y))
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{label}</text>')
     return "".join(parts)
 
 
-def _tick_format(values: Sequence[float]) -> Callable[[float], str]:
-    """All ticks of an axis with the same number of decimals."""
+def _tick_labels(values: Sequence[float]) -> list[str]:
+    """Return the labels of an axis, with the same number of decimals."""
     step = values[1] - values[0] if len(values) > 1 else abs(values[0]) if values else 1.0
-    largest = max((abs(value) for value in values), default=0.0)
+    largest = max(map(abs, values), default=0.0)
     if largest >= 1e6:
-        return format_number
+        return [format_number(value) for value in values]
     if largest >= 10_000:
-        return lambda value: f"{format_number(value / 1000)}k" if value else "0"
+        return [f"{format_number(value / 1000)}k" if value else "0" for value in values]
     if step and step < 1e-4:
-        return lambda value: format_number(value, 2)
+        return [format_number(value, 2) for value in values]
     decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step else 0
-    return lambda value: f"{value if abs(value) > step * 1e-6 else 0:,.{decimals}f}".replace("-", "−")
+    near = (value if abs(value) > step * 1e-6 else 0 for value in values)
+    return [f"{value:,.{decimals}f}".replace("-", "−") for value in near]
 
 
 def _axis(frame: Frame, x_name: str) -> str:
     low, high = frame.x_range
     ticks = [tick for tick in nice_ticks(low, high, count=5) if tick == round(tick) or high - low < 4]
-    parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}"{_at(HEIGHT - BOTTOM)}/>']
+    parts = [_rule("axis", HEIGHT - BOTTOM)]
     for tick in ticks:
         place = f'x="{frame.x(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle"'
         parts.append(f'<text class="tick" {place}>{format_number(tick)}</text>')
@@ -230,15 +232,15 @@ def _band(line: Series, frame: Frame) -> str:
     inside = [(x, y, std) for x, y, std in line.points if y is not None and std is not None]
     if len(inside) < 2:
         return ""
-    upper = [f"{frame.x(x):.1f},{frame.y(y + std):.1f}" for x, y, std in inside]
-    lower = [f"{frame.x(x):.1f},{frame.y(y - std):.1f}" for x, y, std in reversed(inside)]
+    upper = [frame.place(x, y + std) for x, y, std in inside]
+    lower = [frame.place(x, y - std) for x, y, std in reversed(inside)]
     return f'<polygon class="band" points="{" ".join(upper + lower)}"/>'
 
 
 def _line(line: Series, frame: Frame) -> str:
     parts = []
     for is_there, run in groupby(line.points, key=lambda point: point[1] is not None):
-        places = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, _ in run if y is not None]
+        places = [frame.place(x, y) for x, y, _ in run if y is not None]
         if is_there and len(places) > 1:
             parts.append(f'<polyline class="line" points="{" ".join(places)}"/>')
     dots = [(x, y) for x, y, _ in line.points if y is not None]
@@ -255,12 +257,10 @@ def _hover(series: Sequence[Series], frame: Frame, x_name: str) -> str:
             if y is not None:
                 columns.setdefault(x, []).append((number, line, y, std))
     places = sorted(columns)
+    borders = [LEFT, *(frame.x((left + right) / 2) for left, right in pairwise(places)), WIDTH - RIGHT]
     parts = []
-    for index, x in enumerate(places):
-        left = frame.x((places[index - 1] + x) / 2) if index else LEFT
-        right = frame.x((x + places[index + 1]) / 2) if index + 1 < len(places) else WIDTH - RIGHT
-        lines = [f"{x_name} {format_number(x)}"]
-        dots = ""
+    for x, (left, right) in zip(places, pairwise(borders), strict=True):
+        lines, dots = [f"{x_name} {format_number(x)}"], ""
         for number, line, y, std in columns[x]:
             spread = "" if std is None else f" ± {format_number(std)}"
             lines.append(f"{line.label}: {format_number(y, 4)}{spread}")
@@ -279,8 +279,8 @@ def _summary(line: Series) -> str:
     return f"{line.label}: {ends}, lowest {format_number(min(values))}, highest {format_number(max(values))}"
 
 
-def _at(y: float) -> str:
-    return f' y1="{y:.1f}" y2="{y:.1f}"'
+def _rule(kind: str, y: float) -> str:
+    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
 # --- charts of the report --------------------------------------------------------------------------------------------
@@ -328,8 +328,7 @@ CURVES = (
           {"coefficient": ("rollout_info/kl_coeff",)}, from_zero=True),
     Curve(LEARNING, "Entropy", "nats per token; falls as the policy becomes more deterministic",
           {"entropy": ("rollout_info/entropy",)}),
-    Curve(LEARNING, "KL penalty", "contribution to an episode's reward",
-          {"penalty": ("rollout_info/ep_kl_rew",)}),
+    Curve(LEARNING, "KL penalty", "contribution to an episode's reward", {"penalty": ("rollout_info/ep_kl_rew",)}),
     Curve(LEARNING, "Response length", "tokens; band: ± one std",
           {"tokens": ("rollout_info/ep_lens", "rollout/ep_len_mean")}, band=True),
     Curve(LEARNING, "Truncated responses", "fraction that reached the length limit without an end token",
@@ -348,8 +347,7 @@ CURVES = (
           {"fraction": ("ppo/clip_fraction", "train/clip_fraction")}, from_zero=True),
     Curve(UPDATE, "Gradient norm", "before clipping, actor and critic together",
           {"norm": ("train/grad_norm",)}, from_zero=True),
-    Curve(UPDATE, "Learning rate", "of the policy",
-          {"learning rate": ("train/learning_rate",)}, from_zero=True),
+    Curve(UPDATE, "Learning rate", "of the policy", {"learning rate": ("train/learning_rate",)}, from_zero=True),
     Curve(COST, "Throughput", "tokens per second, rollout and update together",
           {"tokens/s": ("time/tokens_per_s", "time/fps")}, from_zero=True),
     Curve(COST, "Optimizer steps", "per second, without evaluations",
@@ -365,9 +363,6 @@ PART = "rollout_info/reward/"
 def part_curves(keys: Iterable[str]) -> list[Curve]:
     """Return a chart for each part of a combined reward among the logged keys, in their order."""
     parts = [key for key in dict.fromkeys(keys) if key.startswith(PART)]
+    means = [key for key in parts if not (key.endswith("_std") and key.removesuffix("_std") in parts)]
     note = "contribution to an episode's reward; band: ± one std"
-    return [
-        Curve(PARTS, key.removeprefix(PART), note, {"reward": (key,)}, band=True)
-        for key in parts
-        if not (key.endswith("_std") and key.removesuffix("_std") in parts)
-    ]
+    return [Curve(PARTS, key.removeprefix(PART), note, {"reward": (key,)}, band=True) for key in means]

@@ -223,9 +223,8 @@ class ConsoleSink(Sink):
     def _numbers(self) -> Text:
         numbers = Text("  ", no_wrap=True, overflow="ellipsis")
         room = self.console.width - 76
-        for column in (REWARD, KL, ENTROPY, SPEED) if LOSS.value(self._values) is None else SUPERVISED:
-            if column.value(self._values) is None:
-                continue
+        columns = (REWARD, KL, ENTROPY, SPEED) if LOSS.value(self._values) is None else SUPERVISED
+        for column in (column for column in columns if column.value(self._values) is not None):
             numbers.append(f"{column.label} ", style="dim").append(column.text(self._values), style="bold")
             if column is REWARD and room > 0:
                 numbers.append(f" {sparkline(self._rewards[-min(room, SPARK_WIDTH) :])}", style="cyan")
@@ -236,8 +235,8 @@ class ConsoleSink(Sink):
 
     def _line(self, unit: str, columns: Sequence[Column]) -> None:
         done = f"{self._iteration}/{self._n_iters}" if self._n_iters else str(self._iteration)
-        cells = [(unit, done), *((column.label, column.text(self._values)) for column in columns)]
-        cells.append(("left", self._left()))
+        numbers = ((column.label, column.text(self._values)) for column in columns)
+        cells = [(unit, done), *numbers, ("left", self._left())]
         if self._n_lines % HEADER_EVERY == 0:
             self.print("\n" + "".join(f"{label:>11}" for label, _ in cells))
         self.print("".join(f"{text:>11}" for _, text in cells))

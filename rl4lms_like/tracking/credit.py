@@ -14,11 +14,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.record import RunRecord, number
+from rl4lms_like.tracking.record import RunRecord, number, written_by_a_run
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 
 N_ITERATIONS, N_EPISODES = 12, 10
@@ -39,7 +38,6 @@ _NOT_SHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\
 _WITHOUT_WIDTH = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]+")
 """Joiners, direction marks and variation selectors, which are invisible on their own."""
 
-Item = TypeVar("Item")
 Numbers: TypeAlias = "Mapping[str, float | None]"
 """Numbers of a token, by the names of the episode's lists."""
 
@@ -124,11 +122,9 @@ def classes_of(numbers: Numbers, scales: Iterable[Scale], clip_range: float | No
     words = []
     ratio, cut = numbers.get("ratios"), numbers.get(CLIPPED)
     if cut:
-        words.append("cut")
-        levels["c"] = CUT_LEVEL if cut > 0 else -CUT_LEVEL
+        words, levels["c"] = ["cut"], CUT_LEVEL if cut > 0 else -CUT_LEVEL
     elif ratio is not None and clip_range is not None and abs(ratio - 1) > clip_range:
-        words.append("out")
-        levels["c"] = OUT_LEVEL if ratio > 1 else -OUT_LEVEL
+        words, levels["c"] = ["out"], OUT_LEVEL if ratio > 1 else -OUT_LEVEL
     return " ".join([*words, *(f"{key}{level}" for key, level in levels.items() if level)])
 
 
@@ -151,22 +147,14 @@ def _factor(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if 1e-3 < value < 1e3 else format_number(value)
 
 
-def _product(before: float | None, ratio: float | None) -> str:
-    return format_number(None if before is None or ratio is None else before * ratio)
-
-
-def _gradient(cut: float | None) -> str:
-    return "" if not cut else "cut above" if cut > 0 else "cut below"
-
-
 COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[..., str]], ...] = (
     ("advantage", ("advantages",), signed),
     ("return", ("returns",), signed),
     ("value", ("values",), signed),
     ("probability", ("probs",), format_number),
-    ("after the update", ("probs", "ratios"), _product),
+    ("after the update", ("probs", "ratios"), lambda p, r: format_number(None if p is None or r is None else p * r)),
     ("ratio", ("ratios",), format_number),
-    ("gradient", (CLIPPED,), _gradient),
+    ("gradient", (CLIPPED,), lambda cut: "" if not cut else "cut above" if cut > 0 else "cut below"),
     ("KL", ("kl",), signed),
     ("reward", ("rewards",), signed),
     ("KL penalty", ("kl_rewards",), signed),
@@ -182,11 +170,8 @@ def credit_of(run: RunRecord) -> dict[str, Any] | None:
         RL4LMsLikeError: the file was not written by a run.
     """
     lines = list({line.get("iteration"): line for line in run.credit if line.get("episodes")}.values())
-    try:
+    with written_by_a_run(run.path / CREDIT_FILE):
         return _credit(run, lines) if lines else None
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        file = run.path / CREDIT_FILE
-        raise RL4LMsLikeError(f"{file} was not written by a run: {type(error).__name__}: {error}") from error
 
 
 def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -232,18 +217,13 @@ def _few_episodes(line: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_room(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the first, the last and evenly spaced lines between them, up to N_TOKENS tokens."""
-    for n in range(min(N_ITERATIONS, len(lines)), 2, -1):
-        chosen = _spaced(lines, n)
+    last = len(lines) - 1
+    for n in range(min(N_ITERATIONS, len(lines)), 1, -1):
+        chosen = [lines[step * last // (n - 1)] for step in range(n)]
         tokens = [min(len(episode["tokens"]), LONGEST) for line in chosen for episode in line["episodes"]]
-        if sum(tokens) <= N_TOKENS:
+        if n == 2 or sum(tokens) <= N_TOKENS:
             return chosen
-    return _spaced(lines, min(2, len(lines)))
-
-
-def _spaced(items: Sequence[Item], n: int) -> list[Item]:
-    """Return `n` evenly spaced items, always with the last one."""
-    last = len(items) - 1
-    return [items[last if n == 1 else step * last // (n - 1)] for step in range(n)]
+    return lines
 
 
 def _facts(logged: Mapping[str, Any]) -> str:

@@ -11,28 +11,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.wording import shown
-from rl4lms_like.tracking.run_folder import (
-    ALARMS_FILE,
-    CONFIG_FILE,
-    CREDIT_FILE,
-    LOG_FILE,
-    ROLLOUT_FILE,
-    TRAINING_FILE,
-)
+from rl4lms_like.tracking import run_folder
 from rl4lms_like.tracking.sink import Epoch
 
 TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
 PREDICTIONS = re.compile(r"^epoch_(?P<epoch>\d+(\.\d+)?)_(?P<split>.+)_split_predictions\.json$")
 LARGEST_COUNT, LARGEST = 2**53, 1e300
 """Largest iteration or epoch, and largest other number; keeps the axes of charts finite."""
+Item = TypeVar("Item")
 METRICS = re.compile(r"^(?P<split>.+)_split_metrics\.jsonl$")
 
 
@@ -85,22 +80,23 @@ def read_run(path: str | Path) -> RunRecord:
         RL4LMsLikeError: it is not a run folder, or one of its files was not written by a tracker.
     """
     path = Path(path)
-    if not (path / CONFIG_FILE).is_file():
-        raise RL4LMsLikeError(f"{path} is not a run folder: it has no {CONFIG_FILE}")
+    config = path / run_folder.CONFIG_FILE
+    if not config.is_file():
+        raise RL4LMsLikeError(f"{path} is not a run folder: it has no {config.name}")
     iterations: dict[int, dict[str, Any]] = {}
-    for name in (ROLLOUT_FILE, TRAINING_FILE):
+    for name in (run_folder.ROLLOUT_FILE, run_folder.TRAINING_FILE):
         for position, line in enumerate(_lines(path / name), start=1):
             iteration = _count(line.setdefault("iteration", position), path / name)
             iterations.setdefault(iteration, {}).update(line)
-    began, ended = _times(path / LOG_FILE)
+    began, ended = _times(path / run_folder.LOG_FILE)
     return RunRecord(
         path=path,
-        config=_object(_load(path / CONFIG_FILE), path / CONFIG_FILE),
+        config=_object(_parsed(config.read_bytes(), config), config),
         iterations=[iterations[iteration] for iteration in sorted(iterations)],
         evaluations=_evaluations(path),
         predictions=_predictions(path),
-        credit=_lines(path / CREDIT_FILE),
-        alarms=_lines(path / ALARMS_FILE),
+        credit=_lines(path / run_folder.CREDIT_FILE),
+        alarms=_lines(path / run_folder.ALARMS_FILE),
         began=began,
         ended=ended,
     )
@@ -112,10 +108,19 @@ def read_predictions(file: Path) -> list[dict[str, Any]]:
     Raises:
         RL4LMsLikeError: the file is not a list of objects.
     """
-    content = _load(file)
-    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
-        raise RL4LMsLikeError(f"{file}: expected a list of objects")
-    return content
+    content = _parsed(file.read_bytes(), file)
+    if not isinstance(content, list):
+        raise RL4LMsLikeError(f"{file}: expected a list of objects, got {shown(content)}")
+    return [_object(item, file) for item in content]
+
+
+@contextmanager
+def written_by_a_run(file: Path) -> Iterator[None]:
+    """Raise errors in values of a file as an `RL4LMsLikeError` that names the file."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise RL4LMsLikeError(f"{file} was not written by a run: {type(error).__name__}: {error}") from error
 
 
 def number(value: Any) -> float | None:
@@ -140,11 +145,11 @@ def _object(value: Any, file: Path) -> dict[str, Any]:
 
 def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
     splits: dict[str, dict[Epoch, dict[str, Any]]] = {}
-    for file in sorted(path.iterdir()):
+    for file in path.iterdir():
         if match := METRICS.match(file.name):
-            scores = {_count(line.get("epoch"), file): _object(line.get("metrics"), file) for line in _lines(file)}
-            if scores:  # files may be empty after a full disk
-                splits[match["split"]] = {epoch: scores[epoch] for epoch in sorted(scores)}
+            for line in _lines(file):  # there may be none after a full disk
+                scores = _object(line.get("metrics"), file)
+                splits.setdefault(match["split"], {})[_count(line.get("epoch"), file)] = scores
     return _in_order(splits)
 
 
@@ -154,28 +159,24 @@ def _predictions(path: Path) -> dict[str, dict[Epoch, Path]]:
         if (match := PREDICTIONS.match(file.name)) and file.is_file():
             epoch = _count(float(match["epoch"]), file)
             splits.setdefault(match["split"], {})[int(epoch) if epoch.is_integer() else epoch] = file
-    return _in_order({split: {epoch: files[epoch] for epoch in sorted(files)} for split, files in splits.items()})
+    return _in_order(splits)
 
 
-def _in_order(splits: dict[str, Any]) -> dict[str, Any]:
+def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Item]]:
     usual = {"train": 0, "val": 1, "test": 2}
-    return {split: splits[split] for split in sorted(splits, key=lambda name: (usual.get(name, 3), name))}
+    names = sorted(splits, key=lambda name: (usual.get(name, 3), name))
+    return {name: dict(sorted(splits[name].items())) for name in names}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file, without an incomplete last line."""
-    if not file.is_file():
-        return []
-    try:
-        whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
-        return [_object(json.loads(line), file) for line in whole.split("\n") if line]
-    except (ValueError, RecursionError) as error:
-        raise RL4LMsLikeError(f"{file} has a line that is not JSON: {error}") from error
+    whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
+    return [_object(_parsed(line, file), file) for line in whole.split(b"\n") if line]
 
 
-def _load(file: Path) -> Any:
+def _parsed(content: bytes, file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise RL4LMsLikeError(f"{file} is not JSON: {error}") from error
 

@@ -16,20 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.disk import reason
 from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.tracking.charts import (
-    CURVES,
-    EVALUATIONS,
-    LEARNING,
-    PARTS,
-    Curve,
-    Series,
-    duration,
-    format_number,
-    line_chart,
-    part_curves,
-)
+from rl4lms_like.tracking import charts
+from rl4lms_like.tracking.charts import Curve, Series, format_number
 from rl4lms_like.tracking.credit import credit_of, signed
-from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run
+from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run, written_by_a_run
 from rl4lms_like.tracking.run_folder import ALARMS_FILE, REPORT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
 
@@ -113,7 +103,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         "Data": run.setting("datapool", "id"),
         "Seed": run.setting("seed"),
         "Started": run.began.strftime("%d %B %Y, %H:%M").lstrip("0") if run.began else None,
-        "Wall time": duration(seconds) if seconds is not None else None,
+        "Wall time": charts.duration(seconds) if seconds is not None else None,
         "Tokens": format_number(last["timesteps"]) if last.get("timesteps") else None,
         "Episodes": format_number(sum(episodes)) if episodes else None,
         "Alarms": (str(len(run.alarms)) if run.alarms else "none") if run.setting("doctor", "enabled") else None,
@@ -151,11 +141,8 @@ def alarms_of(run: RunRecord) -> list[dict[str, Any]]:
     Raises:
         RL4LMsLikeError: the file was not written by a run.
     """
-    try:
+    with written_by_a_run(run.path / ALARMS_FILE):
         return [_alarm(run, line) for line in run.alarms]
-    except (AttributeError, KeyError, TypeError, OverflowError) as error:
-        file = run.path / ALARMS_FILE
-        raise RL4LMsLikeError(f"{file} was not written by a run: {type(error).__name__}: {error}") from error
 
 
 def _alarm(run: RunRecord, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,15 +181,15 @@ def _change(name: str, before: Any, after: Any) -> dict[str, str]:
 
 def _groups(run: RunRecord) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the charts by heading, without empty headings."""
-    groups: dict[str, list[dict[str, Any]]] = {LEARNING: [], PARTS: [], EVALUATIONS: []}
+    groups: dict[str, list[dict[str, Any]]] = {charts.LEARNING: [], charts.PARTS: [], charts.EVALUATIONS: []}
     keys = dict.fromkeys(key for epochs in run.evaluations.values() for scores in epochs.values() for key in scores)
     for key in keys:
         series = [
             Series(split, [(float(epoch), number(scores.get(key)), None) for epoch, scores in epochs.items()])
             for split, epochs in run.evaluations.items()
         ]
-        groups[EVALUATIONS] += _panels(key, "", series, x_name="epoch")
-    for curve in [*CURVES, *part_curves(key for line in run.iterations for key in line)]:
+        groups[charts.EVALUATIONS] += _panels(key, "", series, x_name="epoch")
+    for curve in [*charts.CURVES, *charts.part_curves(key for line in run.iterations for key in line)]:
         groups.setdefault(curve.group, []).extend(_curve_panels(run, curve))
     return [(heading, panels) for heading, panels in groups.items() if panels]
 
@@ -224,7 +211,7 @@ def _panels(title: str, note: str, series: list[Series], **options: Any) -> list
     series = [line for line in series if line.last is not None]
     if not series:
         return []
-    svg = line_chart(series, title=title, **options)
+    svg = charts.line_chart(series, title=title, **options)
     legend = [line.label for line in series] if len(series) > 1 else []
     return [{"title": title, "note": note, "last": format_number(series[0].last), "svg": svg, "legend": legend}]
 

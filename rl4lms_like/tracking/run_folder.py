@@ -244,14 +244,13 @@ def claim_folder(
         try:
             with with_filename(file), file.open("x", encoding="utf-8") as stream:
                 stream.write(text)
+            return path, own
         except FileExistsError:
             own.release()
-            continue
         except OSError:
             file.unlink(missing_ok=True)  # the folder is not claimed
             own.release()
             raise
-        return path, own
     raise AssertionError("unreachable: numbered() is infinite")
 
 
@@ -302,8 +301,7 @@ def try_hold(path: Path, name: str = LOCK_FILE) -> FileLock | None:
         return None
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-            message = reason(error) if isinstance(error, OSError) else error
-            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {message}") from error
+            raise RL4LMsLikeError(f"cannot write to the run folder {path}: {reason(error)}") from error
         logger.warning("%s: this file system has no locks; make sure that only one process writes there", path)
     return lock
 

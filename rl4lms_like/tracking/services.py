@@ -6,12 +6,13 @@ algorithm.logger.dump(step=num_timesteps)        once per iteration -> TrackerWr
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 
@@ -46,10 +47,11 @@ class TrackerWriter(KVWriter):
         """Do nothing: the tracker closes its own sinks."""
 
 
-class ConsoleStream:
+class ConsoleStream(io.StringIO):
     """Text stream that prints above the live display."""
 
     def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
         self.tracker = tracker
 
     def write(self, text: str) -> int:
@@ -57,15 +59,12 @@ class ConsoleStream:
         self.tracker.print(text.rstrip("\n"))
         return len(text)
 
-    def flush(self) -> None:
-        """Do nothing: output is not buffered."""
-
 
 def make_logger(tracker: Tracker, *, verbose: int = 0) -> Logger:
     """Return a logger whose dumps go to the tracker; with `verbose` they are also printed as SB3's table."""
     writers: list[KVWriter] = [TrackerWriter(tracker)]
     if verbose:
-        writers.append(HumanOutputFormat(cast(TextIO, ConsoleStream(tracker)), max_length=50))
+        writers.append(HumanOutputFormat(ConsoleStream(tracker), max_length=50))
     return Logger(folder=str(tracker.run_path), output_formats=writers)
 
 
@@ -142,10 +141,8 @@ class WandbSink(Sink):
         Values logged after the checkpoint are sent again with the same steps, so that none is missing. Errors of the
         service (no account, no network) are raised.
         """
-        options: dict[str, Any] = {}
         id, project = _id_of(run)
-        if id is not None:
-            options = {"id": id, "resume": "allow", "allow_val_change": True}
+        options: dict[str, Any] = {} if id is None else {"id": id, "resume": "allow", "allow_val_change": True}
         settings = getattr(self._wandb, "Settings", None)  # wandb's own timeout at the end of a run is unlimited
         if "finish_timeout" in getattr(settings, "model_fields", ()) and "WANDB_FINISH_TIMEOUT" not in os.environ:
             options["settings"] = self._wandb.Settings(finish_timeout=FINISH_S, finish_timeout_raises=True)

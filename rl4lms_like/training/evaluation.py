@@ -21,7 +21,7 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
 from rl4lms_like.policies.generation import TextGenerator
-from rl4lms_like.post_processors.call import post_process
+from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.call import texts_to_score
 
 if TYPE_CHECKING:

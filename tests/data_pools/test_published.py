@@ -20,8 +20,15 @@ from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool,
 
 class MyPool(PublishedPool):
     id = "my_pool"
-    columns = "text"
-    layouts = {"<split>.words": lambda folder, split: None}  # noqa: RUF012
+    layouts = (lambda folder, split: None,)
+
+    @classmethod
+    def prepare(cls, split, data_dir=None):
+        """Build the pool.
+
+        Args:
+            data_dir: a local copy: `<split>.words`.
+        """
 
 
 PUBLISHED = {
@@ -135,7 +142,7 @@ def test_a_saved_set_is_read(tmp_path):
 
 def test_own_files_come_before_tables(lay):
     folder = lay({"train.jsonl": lines("table")})
-    own = {"own": lambda folder, split: iter([("here", {"text": "own"})])}
+    own = [lambda folder, split: iter([("here", {"text": "own"})])]
     assert [row["text"] for _, row in MyPool.rows("train", Source(folder), layouts=own)] == ["own"]
 
 
@@ -144,7 +151,7 @@ def test_an_empty_folder_is_told_what_is_read(tmp_path):
         texts("val", Source(str(tmp_path)))
     message = str(raised.value)
     assert message.startswith(f"the data pool 'my_pool' finds no files for the split 'val' in '{tmp_path}'.")
-    assert "- <split>.words" in message
+    assert "a local copy: `<split>.words`." in message
     assert "validation or val or valid or dev as .parquet, .jsonl, .json, .csv, .tsv" in message
 
 
@@ -184,7 +191,7 @@ def test_every_pool_says_which_extra_the_hub_needs(id, no_datasets):
 @pytest.mark.parametrize("id", PUBLISHED)
 def test_every_pool_lists_its_files_to_whom_has_none(id, tmp_path):
     with pytest.raises(
-        DataPoolError, match=rf"the data pool '{id}' finds no files for the split '(train|val)'.*\n  - "
+        DataPoolError, match=rf"the data pool '{id}' finds no files for the split '(train|val)'.* a local copy"
     ):
         DATA_POOLS.get(id, {"split": "val", "data_dir": str(tmp_path), **PUBLISHED[id]})
 

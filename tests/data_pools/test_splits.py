@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.data_pools.splits import SPLITS, DataFiles, Splitting
+from rl4lms_like.data_pools.files import DataFiles
+from rl4lms_like.data_pools.splits import SPLITS, Splitting
 
 
 def share_of(n_rows, split, ratios, seed):
     return Splitting(split_ratios=ratios, seed=seed).of_all(n_rows, split)
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 200),
     st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda ratios: sum(ratios) > 0.01),

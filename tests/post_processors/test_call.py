@@ -6,8 +6,7 @@ import pytest
 
 from rl4lms_like.core.errors import ComponentError, ConfigError, MissingResourceError
 from rl4lms_like.core.schema import signature_of
-from rl4lms_like.post_processors import POST_PROCESSORS, PostProcessorRegistry
-from rl4lms_like.post_processors.call import post_process, try_post_processor
+from rl4lms_like.post_processors import POST_PROCESSORS, PostProcessorRegistry, post_process, try_post_processor
 
 
 def first_words(text: str, limit: int = 2, *, mark: str = "") -> str:

@@ -34,8 +34,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from rl4lms_like.data_pools import film_grammar
-from rl4lms_like.data_pools.film_opinions import film_opinions, split_opinion
+from rl4lms_like.data_pools.film_opinions import TABLE, film_opinions, split_opinion
 
 SPECIAL_TOKEN = "<|endoftext|>"
 """Begins, ends and pads a text; id 0."""
@@ -346,7 +345,7 @@ def _found(folder: Path, settings: WarmStartSettings) -> WarmStart | None:
 
 def _fingerprint(settings: WarmStartSettings) -> dict[str, int | float | str]:
     """Return the settings, and the hash of the grammar that generates the texts."""
-    return {**asdict(settings), "grammar": hashlib.sha256(film_grammar.TABLE.encode()).hexdigest()}
+    return {**asdict(settings), "grammar": hashlib.sha256(TABLE.encode()).hexdigest()}
 
 
 def _sha256(path: Path) -> str:
