@@ -112,13 +112,9 @@ class BenchmarkSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """Run of the benchmark, for all seeds.
+    """Run of the benchmark, for all seeds: its name, the config's file, the changes to it, and the validated config.
 
-    Args:
-        label: name in tables, plots and folders.
-        config_path: file of the config.
-        changes: changes applied to the config.
-        config: validated config; its seed is a placeholder.
+    The label is the name in tables, plots and folders. The seed of the config is a placeholder.
     """
 
     label: str
@@ -126,23 +122,10 @@ class Cell:
     changes: Mapping[str, Any]
     config: AnyConfig
 
-    def with_seed(self, seed: int) -> AnyConfig:
-        """Return the config of one job."""
-        return dataclasses.replace(self.config, seed=seed)
-
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Validated spec.
-
-    Args:
-        name: name of the benchmark.
-        text: content of the spec file.
-        spec: parsed keys.
-        cells: the runs, in the order of the file.
-        seeds: seeds of each cell.
-        results: results folder.
-    """
+    """Validated spec: name, content of the file, parsed keys, runs in the order of the file, seeds, results folder."""
 
     name: str
     text: str
@@ -239,9 +222,8 @@ def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -
     for (name, run), (suffix, point) in itertools.product(runs.items(), points):
         file = run.config or fields.get("config")
         if file is None:
-            reported.setdefault(ConfigIssue("", "has no config, and the benchmark has no default config"), []).append(
-                name
-            )
+            issue = ConfigIssue("", "has no config, and the benchmark has no default config")
+            reported.setdefault(issue, []).append(name)
             continue
         label, path = name + suffix, _relative_to(spec, file)
         changes = {**fields.get("base", {}), **run.set, **point}
