@@ -84,12 +84,16 @@ def summarize(scores: Sequence[float] | np.ndarray) -> Summary:
 
 def compare_scores(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """Compare two samples of scores. They may have different sizes, and seeds are not paired."""
+
+    def difference(x: Any, y: Any, axis: int) -> Any:
+        return np.mean(x, axis=axis) - np.mean(y, axis=axis)
+
     first, second = summarize(a), summarize(b)
     return Comparison(
         a=first,
         b=second,
         difference=first.mean - second.mean,
-        difference_interval=interval_over_seeds(_difference_of_means, a, b),
+        difference_interval=interval_over_seeds(difference, a, b),
         improvement=float(probability_of_improvement(a, b)),
         improvement_interval=interval_over_seeds(probability_of_improvement, a, b),
     )
@@ -156,7 +160,3 @@ def bootstrap_interval(
 def bootstrap_band(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute both ends of the IQM's interval, `[n_points]` each, from curves `[n_seeds, n_points]` of whole runs."""
     return bootstrap_interval(interquartile_mean, scores, n_resamples=2_000, axis=0)
-
-
-def _difference_of_means(a: Any, b: Any, axis: int = -1) -> Any:
-    return np.mean(a, axis=axis) - np.mean(b, axis=axis)
