@@ -9,7 +9,8 @@ import numpy as np
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.workers import RewardWorkers
-from rl4lms_like.rewards.call import AnyReward, score_episodes, score_transition
+from rl4lms_like.rewards.base import AnyReward
+from rl4lms_like.rewards.call import score_episodes, score_transition
 from rl4lms_like.testing.models import make_tokenizer
 
 

@@ -19,8 +19,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,7 +32,7 @@ from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, R
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.record import LARGEST, LARGEST_COUNT
-from rl4lms_like.tracking.run_folder import FINISHED_FILE, to_json, try_hold, write_whole
+from rl4lms_like.tracking.run_folder import FINISHED_FILE, LOCK_FILE, to_json, try_hold, write_whole
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
 
@@ -58,14 +57,7 @@ Number = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]
 
 @dataclass(frozen=True)
 class Job:
-    """Run of a benchmark.
-
-    Args:
-        label: label of its cell.
-        seed: seed of the run.
-        config: complete config as plain data.
-        folder: run folder.
-    """
+    """Run of a benchmark: the label of its cell, its seed, its complete config as plain data, and its folder."""
 
     label: str
     seed: int
@@ -127,7 +119,7 @@ def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
         raise ConfigError([ConfigIssue("--only", message)], f"the command line, for the benchmark {benchmark.name}")
     runs = benchmark.results / RUNS
     return [
-        Job(cell.label, seed, _plain(cell.with_seed(seed).to_dict()), runs / cell.label / f"seed_{seed}")
+        Job(cell.label, seed, _plain(replace(cell.config, seed=seed).to_dict()), runs / cell.label / f"seed_{seed}")
         for seed in benchmark.seeds
         for cell in benchmark.cells
         if not only or cell.label in only
@@ -185,6 +177,17 @@ def prepare_folder(job: Job) -> None:
 
 
 @contextmanager
+def at_work(folder: Path, name: str = JOB_LOCK) -> Iterator[bool]:
+    """Lock the folder of a run until it ends, in case its benchmark is killed; yield False if it is locked already."""
+    lock = try_hold(folder, name)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
 def claimed(results: Path) -> Iterator[None]:
     """Lock a results folder against other benchmarks.
 
@@ -192,33 +195,19 @@ def claimed(results: Path) -> Iterator[None]:
         RL4LMsLikeError: another process holds the lock.
     """
     results.mkdir(parents=True, exist_ok=True)
-    lock = try_hold(results)
-    if lock is None:
-        raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or choose another --results")
-    try:
+    with at_work(results, LOCK_FILE) as is_free:
+        if not is_free:
+            raise RL4LMsLikeError(f"another benchmark is running in {results}; wait, or choose another --results")
         yield
-    finally:
-        lock.release()
-
-
-@contextmanager
-def at_work(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run until it ends, in case its benchmark is killed and started again."""
-    lock = try_hold(folder, JOB_LOCK)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _wait_for_its_end(folder: Path) -> None:
     """Wait for a run that is still saving its state after its benchmark was killed."""
     deadline = time.monotonic() + GRACE_S
     while folder.is_dir():
-        if lock := try_hold(folder, JOB_LOCK):
-            lock.release()
-            return
+        with at_work(folder) as is_free:
+            if is_free:
+                return
         if time.monotonic() > deadline:
             raise RL4LMsLikeError(f"{folder}: a run of an earlier benchmark is still active there; end its process")
         time.sleep(0.1)
@@ -236,16 +225,11 @@ def read_result(folder: Path) -> Result:
         RL4LMsLikeError: the file was not written by a benchmark.
     """
     try:
-        return _result_adapter().validate_json((folder / RESULT_FILE).read_bytes(), strict=True)
+        return TypeAdapter(Result).validate_json((folder / RESULT_FILE).read_bytes(), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {text}") from error
-
-
-@cache
-def _result_adapter() -> TypeAdapter[Result]:
-    return TypeAdapter(Result)
 
 
 def _object_in(file: Path) -> dict[str, Any] | None:

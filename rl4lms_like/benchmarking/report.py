@@ -1,29 +1,49 @@
 """Report of a benchmark, `report.html`: one file that needs neither network nor scripts.
 
-Results ──► tables, PNGs in figures/ ──report.html.j2──► report.html      the PNGs are embedded in the page
+    Results ──► tables, PNGs in figures/ ──report.html.j2──► report.html      the PNGs are embedded in the page
+
+    run folders ──key──► one polyline per seed ──on common points──► [n_seeds, n_points] ──► IQM, band
+
+Along `iterations`, the points of a learning curve are the iterations that all seeds have. Tokens and seconds differ
+between seeds. There the polylines are interpolated at the points of all seeds, within the range that all of them cover.
 """
 
 from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl4lms_like.benchmarking.curves import LearningCurves
 from rl4lms_like.benchmarking.jobs import STATE_TEXTS, last_lines, state_of
 from rl4lms_like.benchmarking.results import FEW_SEEDS, HEADINGS, Results, interval_text, scores_of
-from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Summary, interval_over_seeds, probability_of_improvement
+from rl4lms_like.benchmarking.spec import Axis, CurveSpec
+from rl4lms_like.benchmarking.statistics import (
+    MIN_SEEDS,
+    Summary,
+    bootstrap_band,
+    interquartile_mean,
+    interval_over_seeds,
+    probability_of_improvement,
+)
 from rl4lms_like.core.disk import remove_path
 from rl4lms_like.core.errors import import_extra
-from rl4lms_like.tracking.charts import format_number
+from rl4lms_like.tracking.charts import CURVES, format_number
+from rl4lms_like.tracking.record import RunRecord, number, read_run
 from rl4lms_like.tracking.report import template_of
 from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
 from rl4lms_like.training.config.yaml_file import dump_yaml
+
+N_POINTS = 400
+"""Largest number of points of a curve along tokens or seconds."""
+
+DEFAULT_KEYS = ("rollout_info/ep_rew", "rollout_info/kl_div_mean")
 
 MAX_COMPARED = 8
 """Largest number of labels for which all pairs are compared."""
@@ -38,35 +58,134 @@ DPI = 180
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
-    "axes.edgecolor": SOFT,
-    "axes.labelcolor": SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), SOFT),
+    **dict.fromkeys(("axes.titlecolor", "text.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 10,
-    "axes.titlecolor": INK,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "legend.frameon": False,
     "legend.fontsize": 9,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "text.color": INK,
 }
+
+
+# --- learning curves --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """Curve of one label: positions on the axis and interquartile means over the seeds, `[n_points]` each.
+
+    The band has the ends of the 95 % bootstrap interval, or of the range below `MIN_SEEDS` seeds; None for one seed.
+    """
+
+    label: str
+    n_seeds: int
+    x: np.ndarray
+    center: np.ndarray
+    band: tuple[np.ndarray, np.ndarray] | None
+
+
+@dataclass(frozen=True)
+class LearningCurves:
+    """Plot of learning curves: its entry in the spec, title, vertical label, axis, and the labels that have values."""
+
+    spec: CurveSpec
+    title: str
+    unit: str
+    axis: Axis
+    lines: tuple[Line, ...]
+
+
+def learning_curves(found: Results) -> list[LearningCurves]:
+    """Return the plots of the spec. A plot whose key no run has logged has no lines."""
+    records = {label: [read_run(folder) for folder in found.folders(label)] for label in found.labels}
+    axis, specs = found.benchmark.spec.x, found.benchmark.spec.curves
+    if not specs:
+        metrics = dict.fromkeys(f"val:{key.partition(':')[2]}" for key in found.metrics)
+        specs = [CurveSpec(key=key) for key in (*DEFAULT_KEYS, *metrics)]
+    curves = []
+    for spec in specs:
+        title, unit = _names_of(spec.key)
+        lines = [_line(label, runs, spec.key, axis) for label, runs in records.items()]
+        curves.append(LearningCurves(spec, spec.title or title, unit, axis, tuple(filter(None, lines))))
+    return curves
+
+
+def _names_of(key: str) -> tuple[str, str]:
+    """Return title and unit of a key, as in the run report if it plots the key."""
+    for curve in CURVES:
+        if any(key in keys for keys in curve.lines.values()):
+            return curve.title, curve.note.partition(";")[0]
+    split, colon, metric = key.partition(":")
+    return (metric, f"mean over the split {split!r}") if colon else (key, key)
+
+
+def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float, float]]:
+    """Return iteration (in supervised runs: optimizer step) -> (position on the axis, value) of finite values."""
+    split, colon, metric = key.partition(":")
+    values: Mapping[float, Any]
+    if colon:
+        logged = [line for line in record.iterations if line.get("supervised/epoch")]
+        per_epoch = logged[-1]["iteration"] / logged[-1]["supervised/epoch"] if logged else 1.0  # RL: 1 iteration
+        evaluations = record.evaluations.get(split, {})
+        values = {round(float(epoch) * per_epoch): scores.get(metric) for epoch, scores in evaluations.items()}
+    else:
+        values = dict(record.curve(key))
+    finite = {iteration: value for iteration, raw in values.items() if (value := number(raw)) is not None}
+    places = _places(record, axis, list(finite))
+    return {iteration: (place, finite[iteration]) for iteration, place in zip(finite, places, strict=True)}
+
+
+def _places(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[float]:
+    """Return the positions of iterations on the axis; 0 is before training."""
+    if axis == "iterations":
+        return [float(iteration) for iteration in iterations]
+    logged = [0, *(line["iteration"] for line in record.iterations)]
+    if axis == "tokens":
+        amounts = [0, *(line.get("timesteps", 0) for line in record.iterations)]
+    else:
+        seconds = [_seconds(line, n) for line, n in zip(record.iterations, np.diff(logged), strict=True)]
+        amounts = [0, *np.cumsum(seconds)]
+    return np.interp(iterations, logged, amounts).tolist()
+
+
+def _seconds(line: Mapping[str, Any], n_steps: int) -> float:
+    """Return the seconds of an iteration, or in a supervised run of the optimizer steps since the previous line."""
+    if rate := number(line.get("time/steps_per_s")):
+        return n_steps / rate
+    return number(line.get("time/iteration_s")) or 0.0
+
+
+def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Line | None:
+    seeds = [points for record in records if (points := polyline(record, key, axis))]
+    if not seeds:
+        return None
+    lines = [np.array([points[i] for i in sorted(points)]) for points in seeds]  # [n, 2] each
+    if axis == "iterations":
+        x = np.array(sorted(set.intersection(*map(set, seeds))), float)
+    else:
+        x = np.unique(np.concatenate([line[:, 0] for line in lines]))
+        x = x[(x >= max(line[0, 0] for line in lines)) & (x <= min(line[-1, 0] for line in lines))]
+        if len(x) > N_POINTS:
+            x = x[np.linspace(0, len(x) - 1, N_POINTS).round().astype(int)]
+    if not len(x):
+        return None
+    values = np.array([np.interp(x, line[:, 0], line[:, 1]) for line in lines])
+    extent = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else None
+    band = bootstrap_band(values) if len(values) >= MIN_SEEDS else extent
+    return Line(label, len(seeds), x, interquartile_mean(values, axis=0), band)
+
+
+# --- page -------------------------------------------------------------------------------------------------------------
 
 
 def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
     """Write the plots and the page, and return the path of the page."""
     benchmark = found.benchmark
-    missing = []
-    for job in found.missing:
-        state = state_of(job)
-        end = last_lines(job.folder, 1) if state in ("unfinished", "stopped") else []
-        missing.append((job.name, STATE_TEXTS[state], str(job.folder), "".join(end)))
     cost_head, costs = found.cost_rows()
     page = template_of("benchmarking").render(
         name=benchmark.name,
@@ -81,9 +200,9 @@ def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
         ],
         cost_head=cost_head,
         costs=costs,
-        missing=missing,
+        missing=list(_missing(found)),
         run_head=["run", "seed", *map(found.heading, found.metrics), "tokens", "seconds", ""],
-        runs=_runs(found),
+        runs=list(_runs(found)),
         changes=[
             (cell.label, str(cell.config_path), dump_yaml(cell.changes).strip() if cell.changes else "")
             for cell in benchmark.cells
@@ -100,7 +219,15 @@ def _status(found: Results) -> str:
     n_jobs, n_done = len(found.jobs), len(found.results)
     n_labels, n_seeds = len(found.labels), len(found.benchmark.seeds)
     runs = f"all {n_jobs} runs done" if n_done == n_jobs else f"{n_done} of {n_jobs} runs done"
-    return f"{n_labels} label{'s' if n_labels != 1 else ''} × {n_seeds} seed{'s' if n_seeds != 1 else ''}, {runs}"
+    return f"{n_labels} label{'s' * (n_labels != 1)} × {n_seeds} seed{'s' * (n_seeds != 1)}, {runs}"
+
+
+def _missing(found: Results) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, state, folder and last line of output of each run without a result."""
+    for job in found.missing:
+        state = state_of(job)
+        end = [] if state == "changed" else last_lines(job.folder, 1)
+        yield job.name, STATE_TEXTS[state], str(job.folder), "".join(end)
 
 
 def _section(found: Results, key: str) -> dict[str, Any]:
@@ -134,30 +261,25 @@ def _picture(found: Results, name: str, title: str, plot: Callable[..., Any], *c
     """Plot into `figures/`, and return the alternative text and the `data:` URL of the image."""
     folder = found.benchmark.results / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / ("".join(character if character.isalnum() else "_" for character in name).strip("_") + ".png")
+    file = folder / (re.sub(r"[\W_]", "_", name).strip("_") + ".png")
     plot(*content, found.labels, file)
     return {"title": title, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
 
 
-def _runs(found: Results) -> list[tuple[list[str], str]]:
-    """Return the table row of each run, and the relative path of its own report."""
-    rows = []
+def _runs(found: Results) -> Iterator[tuple[list[str], str]]:
+    """Yield the table row of each run, and the relative path of its own report."""
     for job in found.jobs:
-        result = found.results.get((job.label, job.seed))
-        if result is not None:
+        if result := found.results.get((job.label, job.seed)):
             scores = [format_number(result.scores.get(key), 4) for key in found.metrics]
             cells = [job.label, str(job.seed), *scores, format_number(result.tokens), format_number(result.seconds)]
-            rows.append((cells, (job.folder / REPORT_FILE).relative_to(found.benchmark.results).as_posix()))
-    return rows
+            yield cells, (job.folder / REPORT_FILE).relative_to(found.benchmark.results).as_posix()
 
 
 def _versions(found: Results) -> list[tuple[str, str]]:
     """Return package -> the versions used by the runs."""
-    versions: dict[str, set[str]] = {}
-    for result in found.results.values():
-        for package, version in result.versions.items():
-            versions.setdefault(package, set()).add(version)
-    return [(package, ", ".join(sorted(there))) for package, there in versions.items()]
+    packages = dict.fromkeys(package for result in found.results.values() for package in result.versions)
+    used = {package: {result.versions.get(package, "") for result in found.results.values()} for package in packages}
+    return [(package, ", ".join(sorted(versions))) for package, versions in used.items()]
 
 
 # --- plots -----------------------------------------------------------------------------------------------------------

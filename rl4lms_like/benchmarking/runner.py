@@ -22,11 +22,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 import rl4lms_like
-from rl4lms_like.benchmarking.curves import LearningCurves, learning_curves
 from rl4lms_like.benchmarking.jobs import (
     GRACE_S,
     OUTPUT_FILE,
@@ -38,7 +36,7 @@ from rl4lms_like.benchmarking.jobs import (
     prepare_folder,
     state_of,
 )
-from rl4lms_like.benchmarking.report import write_report
+from rl4lms_like.benchmarking.report import LearningCurves, learning_curves, write_report
 from rl4lms_like.benchmarking.results import Results, as_markdown, collect, write_tables
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.core.disk import refuse_links
@@ -109,13 +107,13 @@ def benchmark(
 
 def _without_numbers(found: Results, curves: Sequence[LearningCurves]) -> Iterator[str]:
     """Yield warnings about keys of the spec that no run has, most likely because they are misspelled."""
-    if not found.results:
-        return
-    there = dict.fromkeys(key for result in found.results.values() for key in result.scores)
-    for key in [key for key in found.metrics if not any(key in found.summaries[label] for label in found.labels)]:
-        yield f"metrics: no run has a value for {key}; available: {', '.join(there)}"
-    for key in [curve.spec.key for curve in curves if not curve.lines and found.benchmark.spec.curves]:
-        yield f"curves: no run has a value for {key}; available: keys in rollout_info.jsonl, and {', '.join(there)}"
+    there = ", ".join(dict.fromkeys(key for result in found.results.values() for key in result.scores))
+    for key in found.metrics if found.results else ():
+        if not any(key in found.summaries[label] for label in found.labels):
+            yield f"metrics: no run has a value for {key}; available: {there}"
+    for curve in curves if found.results and found.benchmark.spec.curves else ():
+        if not curve.lines:
+            yield f"curves: no run has a value for {curve.spec.key}; available: keys in rollout_info.jsonl, and {there}"
 
 
 def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Display) -> int:
@@ -197,15 +195,14 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
 
 
 class Display:
-    """Shows the progress of a benchmark.
+    """Shows the progress of a benchmark on standard output.
 
     Args:
         name: name of the benchmark.
-        console: console to print to; default: standard output.
     """
 
-    def __init__(self, name: str, console: Console | None = None) -> None:
-        self.console = console or RunConsole(highlight=False)
+    def __init__(self, name: str) -> None:
+        self.console = RunConsole(highlight=False)
         self._name = name
         self._running: dict[str, float] = {}
         self._seconds: list[float] = []

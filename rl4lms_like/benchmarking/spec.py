@@ -112,13 +112,9 @@ class BenchmarkSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """Run of the benchmark, for all seeds.
+    """Run of the benchmark, for all seeds: its name, the config's file, the changes to it, and the validated config.
 
-    Args:
-        label: name in tables, plots and folders.
-        config_path: file of the config.
-        changes: changes applied to the config.
-        config: validated config; its seed is a placeholder.
+    The label is the name in tables, plots and folders. The seed of the config is a placeholder.
     """
 
     label: str
@@ -126,23 +122,10 @@ class Cell:
     changes: Mapping[str, Any]
     config: AnyConfig
 
-    def with_seed(self, seed: int) -> AnyConfig:
-        """Return the config of one job."""
-        return dataclasses.replace(self.config, seed=seed)
-
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Validated spec.
-
-    Args:
-        name: name of the benchmark.
-        text: content of the spec file.
-        spec: parsed keys.
-        cells: the runs, in the order of the file.
-        seeds: seeds of each cell.
-        results: results folder.
-    """
+    """Validated spec: name, content of the file, parsed keys, runs in the order of the file, seeds, results folder."""
 
     name: str
     text: str
@@ -214,21 +197,16 @@ def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Ite
     for place, values in {**changes, **{f"runs.{label}.set": run.set for label, run in runs.items()}}.items():
         if "seed" in values:
             yield ConfigIssue(f"{place}.seed", "set the seeds of the runs with `seeds`")
-    for name in fields.get("metrics") or []:
-        yield from _wrong_split(name, "metrics")
-    for curve in fields.get("curves") or []:
-        yield from _wrong_split(curve.key, "curves")
+    keys = [("metrics", key) for key in fields.get("metrics") or []]
+    for where, key in [*keys, *(("curves", curve.key) for curve in fields.get("curves") or [])]:
+        split, colon, _ = key.partition(":")
+        if colon and split not in SPLITS:
+            yield ConfigIssue(where, f"{key!r}: expected {', '.join(SPLITS)} before the colon, got {split!r}")
 
 
 def _wrong_seeds(seeds: int | list[int] | None, where: str) -> Iterator[ConfigIssue]:
     if isinstance(seeds, list) and (not seeds or len(set(seeds)) < len(seeds)):
         yield ConfigIssue(where, f"expected one or more different numbers, got {shown(seeds)}")
-
-
-def _wrong_split(key: str, where: str) -> Iterator[ConfigIssue]:
-    split, colon, _ = key.partition(":")
-    if colon and split not in SPLITS:
-        yield ConfigIssue(where, f"{key!r}: expected {', '.join(SPLITS)} before the colon, got {split!r}")
 
 
 def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -> tuple[list[Cell], list[ConfigIssue]]:
@@ -239,9 +217,8 @@ def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -
     for (name, run), (suffix, point) in itertools.product(runs.items(), points):
         file = run.config or fields.get("config")
         if file is None:
-            reported.setdefault(ConfigIssue("", "has no config, and the benchmark has no default config"), []).append(
-                name
-            )
+            issue = ConfigIssue("", "has no config, and the benchmark has no default config")
+            reported.setdefault(issue, []).append(name)
             continue
         label, path = name + suffix, _relative_to(spec, file)
         changes = {**fields.get("base", {}), **run.set, **point}
@@ -268,7 +245,8 @@ def grid_points(grid: Mapping[str, list[Any]]) -> list[tuple[str, dict[str, Any]
     names = [_short_name(path, list(grid)) for path in grid]
     points = []
     for values in itertools.product(*grid.values()):
-        parts = [f",{name}={_in_label(value)}" for name, value in zip(names, values, strict=True)]
+        texts = (re.sub(r"[^\w.+-]+", "_", str(shown(value)).strip("'\"")).strip("_") for value in values)
+        parts = [f",{name}={text}" for name, text in zip(names, texts, strict=True)]
         points.append(("".join(parts), dict(zip(grid, values, strict=True))))
     return points
 
@@ -278,10 +256,6 @@ def _short_name(path: str, paths: list[str]) -> str:
     words = path.split(".")
     endings = (words[-n:] for n in range(1, len(words)))
     return ".".join(next((e for e in endings if sum(p.split(".")[-len(e) :] == e for p in paths) == 1), words))
-
-
-def _in_label(value: Any) -> str:
-    return re.sub(r"[^\w.+-]+", "_", str(shown(value)).strip("'\"")).strip("_")
 
 
 def _load(path: Path, changes: Mapping[str, Any], threads: int) -> AnyConfig:

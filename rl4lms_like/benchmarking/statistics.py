@@ -22,9 +22,7 @@ import numpy as np
 
 from rl4lms_like.core.errors import import_extra
 
-CONFIDENCE = 0.95
-N_RESAMPLES, N_BAND_RESAMPLES = 10_000, 2_000
-SEED = 0
+N_RESAMPLES = 10_000
 MIN_SEEDS = 5
 """Number of seeds below which the range of the scores is reported instead of an interval."""
 
@@ -57,15 +55,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of one metric between two labels. Intervals are None if a label has fewer than `MIN_SEEDS`.
+    """Summaries of one metric of two labels, a - b of their means, and P(a > b) + P(a = b) / 2 of their runs.
 
-    Args:
-        a: summary of the first label.
-        b: summary of the second label.
-        difference: difference of the means, a - b.
-        difference_interval: its 95 % bootstrap interval.
-        improvement: probability that a run of a scores higher than a run of b; a tie counts half.
-        improvement_interval: its 95 % bootstrap interval.
+    The 95 % bootstrap intervals of both are None if a label has fewer than `MIN_SEEDS`.
     """
 
     a: Summary
@@ -92,12 +84,16 @@ def summarize(scores: Sequence[float] | np.ndarray) -> Summary:
 
 def compare_scores(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """Compare two samples of scores. They may have different sizes, and seeds are not paired."""
+
+    def difference(x: Any, y: Any, axis: int) -> Any:
+        return np.mean(x, axis=axis) - np.mean(y, axis=axis)
+
     first, second = summarize(a), summarize(b)
     return Comparison(
         a=first,
         b=second,
         difference=first.mean - second.mean,
-        difference_interval=interval_over_seeds(_difference_of_means, a, b),
+        difference_interval=interval_over_seeds(difference, a, b),
         improvement=float(probability_of_improvement(a, b)),
         improvement_interval=interval_over_seeds(probability_of_improvement, a, b),
     )
@@ -129,34 +125,23 @@ def probability_of_improvement(a: Any, b: Any, axis: int = -1) -> Any:
 
 def interval_over_seeds(statistic: Statistic, *samples: Any) -> Interval | None:
     """Compute `bootstrap_interval` of scores over seeds; None if a sample has fewer than `MIN_SEEDS`."""
-    return None if min(map(len, samples)) < MIN_SEEDS else bootstrap_interval(statistic, *samples)
+    if min(map(len, samples)) < MIN_SEEDS:
+        return None
+    low, high = bootstrap_interval(statistic, *samples)
+    return float(low), float(high)
 
 
-def bootstrap_interval(statistic: Statistic, *samples: Any, n_resamples: int = N_RESAMPLES) -> Interval:
+def bootstrap_interval(
+    statistic: Statistic, *samples: Any, n_resamples: int = N_RESAMPLES, axis: int = -1
+) -> tuple[Any, Any]:
     """Compute the 95 % interval of a statistic with the stratified percentile bootstrap.
 
     Args:
         statistic: function of the samples and `axis`.
-        samples: `[n]` each, n > 1; each is resampled separately, with replacement.
+        samples: `[..., n]` each, n > 1; each is resampled separately, with replacement.
         n_resamples: number of resamples.
+        axis: axis that is resampled. With `[n_seeds, n_points]` and 0, whole runs are resampled.
     """
-    low, high = _bootstrap(statistic, samples, n_resamples, axis=-1)
-    return float(low), float(high)
-
-
-def bootstrap_band(scores: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the interval of the IQM at every point of a curve. Whole runs are resampled, with all their points.
-
-    Args:
-        scores: `[n_seeds, n_points]`, of at least two seeds.
-
-    Returns:
-        Lower and upper ends, `[n_points]` each.
-    """
-    return _bootstrap(interquartile_mean, (np.asarray(scores, dtype=float),), N_BAND_RESAMPLES, axis=0)
-
-
-def _bootstrap(statistic: Statistic, samples: Sequence[Any], n_resamples: int, axis: int) -> tuple[Any, Any]:
     stats = import_extra("scipy.stats", extra="benchmark", needed_by="a bootstrap interval")
     interval = stats.bootstrap(
         samples,
@@ -165,12 +150,13 @@ def _bootstrap(statistic: Statistic, samples: Sequence[Any], n_resamples: int, a
         batch=min(1000, 1 + 10**7 // np.size(samples[0])),  # limits the memory
         vectorized=True,
         axis=axis,
-        confidence_level=CONFIDENCE,
+        confidence_level=0.95,
         method="percentile",
-        rng=np.random.default_rng(SEED),
+        rng=np.random.default_rng(0),
     ).confidence_interval
     return interval.low, interval.high
 
 
-def _difference_of_means(a: Any, b: Any, axis: int = -1) -> Any:
-    return np.mean(a, axis=axis) - np.mean(b, axis=axis)
+def bootstrap_band(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute both ends of the IQM's interval, `[n_points]` each, from curves `[n_seeds, n_points]` of whole runs."""
+    return bootstrap_interval(interquartile_mean, scores, n_resamples=2_000, axis=0)

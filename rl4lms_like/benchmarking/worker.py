@@ -16,10 +16,12 @@ import sys
 import threading
 import time
 import traceback
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import rl4lms_like
 from rl4lms_like.benchmarking.jobs import JOB_FILE, JOB_LOCK, OUTPUT_FILE, Result, at_work, write_result
 from rl4lms_like.core.disk import remove_path
 from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeError
@@ -29,7 +31,9 @@ from rl4lms_like.tracking.record import number, read_run
 from rl4lms_like.tracking.run_folder import FINISHED_FILE
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
 
-PACKAGES = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
+PACKAGES = ("torch", "transformers", "stable-baselines3", "numpy")
+"""Packages with the largest effect on results."""
+
 MIB = 2**20
 
 
@@ -70,7 +74,11 @@ def _run(folder: Path) -> int:
         peak_memory_mb=_peak_memory_mb(),
         peak_gpu_memory_mb=torch.cuda.max_memory_allocated() / MIB if torch.cuda.is_available() else None,
         model_mb=sum(sizes) / MIB if sizes else None,
-        versions=_versions(),
+        versions={
+            "python": sys.version.split()[0],
+            "rl4lms-like": rl4lms_like.__version__,
+            **{package: version(package) for package in PACKAGES},
+        },
         resumed=job["resumed"],
     )
     write_result(folder, result)
@@ -87,21 +95,19 @@ def _train(folder: Path, raw: dict[str, Any]) -> None:
     if (folder / FINISHED_FILE).exists():  # only the result was not written before the process ended
         return
     try:
-        _train_in(folder, config)
+        return _train_in(folder, config)
     except CheckpointError as error:
         _say(f"{error}\n")
-        older = older_intact(newest_checkpoint(folder))
-        try:
-            if older is None:
-                raise
-            _say(f"resuming from {older}")
+    if older := older_intact(newest_checkpoint(folder)):
+        _say(f"resuming from {older}")
+        with suppress(CheckpointError):
             resume(older, trust_remote_code=any(trusting(raw)))
-        except CheckpointError:
-            _say("no checkpoint is intact: the run is restarted from the beginning")
-            for path in folder.iterdir():
-                if path.name not in (JOB_FILE, OUTPUT_FILE, JOB_LOCK):
-                    remove_path(path)
-            _train_in(folder, config)
+            return
+    _say("no checkpoint is intact: the run is restarted from the beginning")
+    for path in folder.iterdir():
+        if path.name not in (JOB_FILE, OUTPUT_FILE, JOB_LOCK):
+            remove_path(path)
+    _train_in(folder, config)
 
 
 def _train_in(folder: Path, config: AnyConfig) -> None:
@@ -119,17 +125,6 @@ def _train_in(folder: Path, config: AnyConfig) -> None:
 
 def _say(text: str) -> None:
     print(printable(without_secrets(text)), file=sys.stderr)
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages with the largest effect on results."""
-    found = {"python": sys.version.split()[0]}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # the package is used from source without being installed
-            found[package] = "unknown"
-    return found
 
 
 def _peak_memory_mb() -> float | None:

@@ -15,13 +15,15 @@ import argparse
 import io
 import json
 import os
+import platform
 import select
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,9 @@ from rl4lms_like.core.import_paths import use_code_from
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import accept_any_character, printable
 from rl4lms_like.rewards.time_limit import TimeIsUp
+
+PACKAGE = "rl4lms-like"
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "NLTK_DATA", "OMP_NUM_THREADS", "RL4LMS_LIKE_HOME")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         use_code_from(*getattr(options, "code", ()))
         with _cancelled_as_by_ctrl_c():
-            status = int(COMMANDS[options.command](options))
+            status = COMMANDS[options.command](options) or 0
         sys.stdout.flush()
         return status
     except RL4LMsLikeError as error:
@@ -152,13 +157,13 @@ def _cancelled_as_by_ctrl_c() -> Iterator[None]:
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace) -> None:
     if options.resume is not None:
         from rl4lms_like.training.run import resume
 
         _refuse_another_place(options)
         resume(options.resume, **_given(options, "overrides entity_name log_to_wandb trust_remote_code"))
-        return 0
+        return
     if options.trust_remote_code:
         text = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
         raise ConfigError([ConfigIssue("--trust_remote_code", text)], "the command line")
@@ -166,7 +171,6 @@ def _train(options: argparse.Namespace) -> int:
 
     names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides new"
     train(options.config or options.config_path, **_given(options, names))
-    return 0
 
 
 def _given(options: argparse.Namespace, names: str) -> dict[str, Any]:
@@ -185,25 +189,23 @@ def _refuse_another_place(options: argparse.Namespace) -> None:
         raise ConfigError([ConfigIssue(f"--{name}", text) for name in given], "the command line")
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> None:
     from rl4lms_like.training.config.run_config import load_config
     from rl4lms_like.training.preview import preview
 
     config = load_config(options.config or options.config_path, options.overrides)
     for part in preview(config, full=options.full):
         print(printable(without_secrets(part)), flush=True)
-    return 0
 
 
-def _evaluate(options: argparse.Namespace) -> int:
+def _evaluate(options: argparse.Namespace) -> None:
     from rl4lms_like.training.inference import evaluate_run
 
     names = "split config_path output decoding num_beams max_new_tokens batch_size limit seed trust_remote_code"
     evaluate_run(options.run_or_model, **_given(options, names))
-    return 0
 
 
-def _generate(options: argparse.Namespace) -> int:
+def _generate(options: argparse.Namespace) -> None:
     from rl4lms_like.training.inference import generate_texts
 
     prompts = _prompts(options)
@@ -215,7 +217,6 @@ def _generate(options: argparse.Namespace) -> int:
             print(json.dumps({"prompt": prompt, "texts": responses}, ensure_ascii=escaped))
         else:
             print(*(printable(f"{prompt} | {response}") for response in responses), sep="\n")
-    return 0
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
@@ -238,39 +239,61 @@ def _prompts(options: argparse.Namespace) -> list[str]:
     return [line for line in found if line]
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> None:
     from rl4lms_like.training.catalogue import listing
 
     print(listing(options.kind))
-    return 0
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> None:
     from rl4lms_like.training.catalogue import description
 
     print(description(options.id))
-    return 0
 
 
-def _quickstart(options: argparse.Namespace) -> int:
+def _quickstart(options: argparse.Namespace) -> int | None:
     from rl4lms_like.training.quickstart import main as quickstart
 
-    return int(quickstart(options.rest) or 0)
+    return quickstart(options.rest)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from rl4lms_like.tracking.report import write_report
 
     print(write_report(options.run_folder))
-    return 0
 
 
-def _env(options: argparse.Namespace) -> int:
-    from rl4lms_like.cli.environment import environment
+def _env(options: argparse.Namespace) -> None:
+    """Print versions, devices and settings. Packages that are not installed are named with their extra."""
+    import torch
 
-    for name, value in environment().items():
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    facts = {
+        PACKAGE: version(PACKAGE),
+        "Python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+        "CPU threads of torch": f"{torch.get_num_threads()} of {os.cpu_count()}",
+        "GPUs": ", ".join(devices) or "none",
+    }
+    facts |= {f"${name}": os.environ[name] for name in VARIABLES if name in os.environ}
+    for name, value in (facts | dict(_packages())).items():
         print(f"{name}: {value}")
-    return 0
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """Yield the dependencies of the library, including those of its extras, each with its version, once."""
+    from packaging.requirements import Requirement
+
+    seen = {PACKAGE}
+    for requirement in map(Requirement, requires(PACKAGE) or ()):
+        extra = str(requirement.marker or "").partition('extra == "')[2].rstrip('"')
+        if requirement.name in seen or extra in ("dev", "docs", "all"):
+            continue
+        seen.add(requirement.name)
+        try:
+            yield requirement.name, version(requirement.name)
+        except PackageNotFoundError:
+            yield requirement.name, f"not installed (extra {extra!r})" if extra else "not installed"
 
 
 def _benchmark(options: argparse.Namespace) -> int:
@@ -279,14 +302,13 @@ def _benchmark(options: argparse.Namespace) -> int:
     return benchmark(options.spec, **_given(options, "processes seeds only results report_only"))
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> None:
     from rl4lms_like.benchmarking.results import compare
 
     print(compare(options.a, options.b, metrics=options.metric, split=options.split))
-    return 0
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "train": _train,
     "check": _check,
     "evaluate": _evaluate,
@@ -299,4 +321,4 @@ COMMANDS = {
     "env": _env,
     "compare": _compare,
 }
-"""Name -> function of the parsed options that returns the exit status."""
+"""Name -> function of the parsed options; returns the exit status, or None for success."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -31,7 +31,8 @@ class Entry:
     """One row of a registry.
 
     Args:
-        target: the component, or its import path `package.module:Name`.
+        target: the component, or its import path `package.module:Name`; in a registry's table also `.module:Name`,
+            relative to the package with the name of the registry's group.
         summary: one line for `rl4lms-like list`.
         arguments: import path of the callable whose signature lists the component's `args`; default: the component
             itself. Heavy components describe their arguments in a dataclass that does not import torch.
@@ -68,7 +69,7 @@ class Registry:
     ) -> None:
         self.kind = kind
         self.group = group
-        self._table = dict(table)
+        self._table = {id: _absolute(entry, group) for id, entry in table.items()}
         self._signature_of = signature_of
         self._misfit = misfit
         self._entry_points: dict[str, EntryPoint] | None = None
@@ -184,6 +185,11 @@ def derived_from(*bases: str) -> Callable[[Any], str | None]:
         return None if names & set(bases) else f"its class is not derived from {expected}; {hint}"
 
     return misfit
+
+
+def _absolute(entry: Entry, package: str) -> Entry:
+    is_relative = isinstance(entry.target, str) and entry.target.startswith(".")
+    return replace(entry, target=package + entry.target) if is_relative else entry
 
 
 def _load(target: Any, kind: str) -> Any:

@@ -113,6 +113,11 @@ def excerpt(value: Any) -> str:
     return shortener.repr(value)
 
 
+def beginning(text: str) -> str:
+    """Return the `repr` of the first 60 characters of a text."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
 def help_of(target: Any) -> dict[str, str]:
     """Return help texts by argument, from the `Args:` of Google-style docstrings, including those of base classes."""
     docs = [inspect.getdoc(target) or ""]

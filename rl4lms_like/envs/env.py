@@ -22,7 +22,8 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.sampler import PrioritySampler
-from rl4lms_like.rewards.call import AnyReward, score_transition_in_parts
+from rl4lms_like.rewards.base import AnyReward
+from rl4lms_like.rewards.call import score_transition_in_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

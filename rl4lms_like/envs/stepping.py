@@ -1,4 +1,10 @@
-"""Environments that are stepped token by token, in this process or in one process each.
+"""Environments that are stepped token by token, in this process or in one process each; the choice between all kinds.
+
+make_vec_env        the vectorised environment selected by `env.vec_env` in a config
+
+    text      TextVecEnv             one process, whole episodes; `reward_workers` processes may score them
+    dummy     SB3's DummyVecEnv      one process, token by token
+    subproc   ProcessVecEnv          one process per environment, token by token
 
 play_by_stepping    the rewards of `TextVecEnv.play` from any vectorised `TextGenEnv`
 
@@ -16,19 +22,22 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import tempfile
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import RewardError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RewardError, RL4LMsLikeError
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.core.wording import raised
 from rl4lms_like.envs.env import REWARD_PARTS, TextGenEnv
+from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.call import TokenRewards, texts_to_score
 
 T = TypeVar("T")
@@ -169,3 +178,42 @@ def _check_ends(running: np.ndarray, last: np.ndarray, dones: np.ndarray, n_acti
                 "continue to max_episode_length or EOS, or use the vectorised environment 'text'"
             )
         raise ValueError(f"episode {episode} continues after {n_actions} tokens, but its environment has ended")
+
+
+def make_vec_env(
+    kind: Literal["text", "dummy", "subproc"] = "text",
+    n_envs: int = 1,
+    reward_workers: int = 0,
+    reward_timeout: float | None = None,
+    **env_kwargs: Any,
+) -> VecEnv:
+    """Build a vectorised environment.
+
+    Args:
+        kind: `text`, `dummy` or `subproc`; see the table of this module.
+        n_envs: number of parallel episodes.
+        reward_workers: number of processes that score episodes, for `text` only.
+        reward_timeout: time limit of scoring in seconds, for `text` only; see `TextVecEnv`.
+        env_kwargs: the arguments of `TextGenEnv`.
+
+    Raises:
+        ConfigError: an argument is not supported by `kind`, or the kind is unknown.
+        RL4LMsLikeError: the operating system cannot start the processes.
+    """
+    if kind == "text":
+        return TextVecEnv(n_envs, reward_workers=reward_workers, reward_timeout=reward_timeout, **env_kwargs)
+    of_text = {"reward_workers": reward_workers, "reward_timeout": reward_timeout}
+    message = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
+    if issues := [ConfigIssue(name, message) for name, value in of_text.items() if value]:
+        raise ConfigError(issues, "the environment's arguments")
+    if kind == "dummy":
+        return DummyVecEnv([partial(TextGenEnv, **env_kwargs)] * n_envs)
+    if kind == "subproc":
+        try:
+            return ProcessVecEnv([partial(EnvInProcess, **env_kwargs)] * n_envs)
+        except (OSError, EOFError) as error:
+            raise RL4LMsLikeError(
+                f"the {n_envs} processes of vec_env 'subproc' cannot be started: {raised(error)}. Check the limit on "
+                f"processes and the length of TMPDIR ({tempfile.gettempdir()}), or use vec_env 'text'"
+            ) from error
+    raise ConfigError([ConfigIssue("vec_env", f"expected text, dummy or subproc, got {kind!r}")])

@@ -3,6 +3,7 @@
 BaseMetric     any metric; the class that users derive from
 TextsMetric    from prompts, responses, references and `meta_data`; NaN for texts without the references it needs
 ScoreMetric    adapter that makes a metric from a score (`scoring.score`)
+NamedMetric    metric with a name that is appended to its keys
 """
 
 from __future__ import annotations
@@ -99,3 +100,28 @@ class ScoreMetric(TextsMetric, Score):
     def results(self, texts: Texts) -> MetricResults:
         (key,) = self.keys
         return {key: self.with_overall(texts)}
+
+
+class NamedMetric(BaseMetric):
+    """Metric whose keys end in a name, so that a run can have several instances of one metric.
+
+    {id: learned_reward, args: ..., name: toxicity}   reports `semantic/learned_automodel_metric/toxicity`
+
+    Args:
+        metric: the metric that computes the results.
+        name: name that is appended to each of its keys, after a slash.
+    """
+
+    def __init__(self, metric: BaseMetric, name: str) -> None:
+        self.metric, self.name = metric, name
+        self.needs_references = metric.needs_references
+
+    def compute(self, *args: Any, **kwargs: Any) -> MetricResults:
+        """Compute the metric's results under the longer keys."""
+        results = self.metric.compute(*args, **kwargs)
+        return {named_key(key, self.name): value for key, value in results.items()}
+
+
+def named_key(key: str, name: str) -> str:
+    """Return the key followed by the name, such as `semantic/learned_automodel_metric/toxicity`."""
+    return f"{key}/{name}"

@@ -7,8 +7,7 @@ from typing import Any
 
 from rl4lms_like.core.errors import MetricError
 from rl4lms_like.core.wording import excerpt, raised
-from rl4lms_like.metrics.base import BaseMetric, MetricResults
-from rl4lms_like.metrics.named import NamedMetric
+from rl4lms_like.metrics.base import BaseMetric, MetricResults, NamedMetric
 
 
 def compute_metric(
@@ -42,16 +41,12 @@ def compute_metric(
     return {key: _scores(f"{name}, result {key!r}", value, len(generated_texts)) for key, value in results.items()}
 
 
-def compute_metrics(
-    metrics: Sequence[BaseMetric],
-    prompt_texts: list[str],
-    generated_texts: list[str],
-    reference_texts: list[list[str]],
-    meta_infos: list[dict[str, Any] | None] | None = None,
-    model: Any = None,
-    split_name: str | None = None,
-) -> MetricResults:
+def compute_metrics(metrics: Sequence[BaseMetric], *arguments: Any) -> MetricResults:
     """Return the results of all metrics.
+
+    Args:
+        metrics: the metrics.
+        arguments: the other arguments of `compute_metric`.
 
     Raises:
         MetricError: a metric failed, or two metrics report the same key.
@@ -60,7 +55,7 @@ def compute_metrics(
     owners: dict[str, str] = {}
     for metric in metrics:
         name = _name(metric)
-        found = compute_metric(metric, prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
+        found = compute_metric(metric, *arguments)
         for key in found:
             if key in owners:
                 raise MetricError(f"{owners[key]} and {name} both report {key!r}; give one a `name` in the config")

@@ -62,7 +62,7 @@ class SummaCZSMetric(ScoreMetric):
     def __post_init__(self) -> None:
         if not self.use_ent and not self.use_con:
             raise ValueError("use_ent and use_con are both false: set at least one of them to true")
-        self.imager = _imager(self, self.model_name)
+        self.imager = Imager(self.model_name, self)
 
     def per_text(self, texts: Texts) -> list[float]:
         """Return the score of each text against its prompt.
@@ -117,21 +117,9 @@ class SummaCConvMetric(ScoreMetric):
             n_even_bins(self.bins)
         start_file = require_head(self.start_file, self.needed_by)
         self.head = Head(start_file, len(self.models), self.bins, self.nli_labels, self.agg, self.norm_histo)
-        self.imagers = [_imager(self, name) for name in self.models]
+        self.imagers = [Imager(name, self) for name in self.models]
 
     def per_text(self, texts: Texts) -> list[float]:
         """Return the score of each text against its prompt."""
         images = zip(*(imager.images(texts.prompts, texts.responses) for imager in self.imagers), strict=True)
         return [self.head.score([layer for image in of_pair for layer in image]) for of_pair in images]
-
-
-def _imager(metric: SummaCZSMetric | SummaCConvMetric, model_name: str) -> Imager:
-    return Imager(
-        model_name=model_name,
-        granularity=metric.granularity,
-        use_cache=metric.use_cache,
-        max_doc_sents=metric.max_doc_sents,
-        device=metric.device,
-        batch_size=metric.batch_size,
-        needed_by=metric.needed_by,
-    )

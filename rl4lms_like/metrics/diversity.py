@@ -86,7 +86,7 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
     A text with fewer than `n` tokens counts as one n-gram made of its tokens. If such texts were left out, the ratio
     would depend only on the few texts that are long enough: it would be 1 for a single one of them.
     """
-    grams = [gram for text in texts for gram in _ngrams_or_all(tokens(text), n)]
+    grams = [gram for read in map(tokens, texts) for gram in list(ngrams(read, n)) or [tuple(read)]]
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -97,10 +97,6 @@ def top_sentence_fraction(texts: Sequence[str]) -> float:
     """
     counts = Counter(sentence for text in texts for sentence in set(_sentences(text)))
     return max(counts.values(), default=0) / len(texts)
-
-
-def _ngrams_or_all(tokens: list[str], n: int) -> list[tuple[str, ...]]:
-    return list(ngrams(tokens, n)) or [tuple(tokens)]
 
 
 def _sentences(text: str) -> list[str]:
@@ -119,10 +115,6 @@ def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
     Args:
         texts: at least one.
         window_size: window of the mean segmental type-token ratio, in tokens.
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not installed.
     """
     tokens = [[token.lower() for token in words(text, "the metric 'diversity'")] for text in texts]
     plain = [[token for token in text if token not in _PUNCTUATION] for text in tokens]

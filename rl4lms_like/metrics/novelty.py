@@ -9,13 +9,11 @@ the generated texts are kept in memory.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError
@@ -23,7 +21,7 @@ from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import MetricResults, TextsMetric
 from rl4lms_like.metrics.diversity import tokens
 from rl4lms_like.scoring.bleu import ngrams
-from rl4lms_like.scoring.score import Texts
+from rl4lms_like.scoring.score import Texts, json_texts
 
 
 class NoveltyMetric(TextsMetric):
@@ -76,33 +74,13 @@ class NoveltyMetric(TextsMetric):
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:
-    """Yield the texts of a file, one per line.
-
-    Args:
-        path: in a `.jsonl` file each line is an object with `field`, a text or a list of texts; else it is a text.
-        field: key of the texts.
-
-    Raises:
-        ValueError: a line of a `.jsonl` file has no such texts; the message names the line.
-    """
+    """Yield the texts of a file, one per line; of a `.jsonl` file, those of `field`."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if path.suffix != ".jsonl":
                 yield line.rstrip("\n")
             elif line.strip():
-                yield from _texts_of(line, field, f"{path}, line {number}")
-
-
-def _texts_of(line: str, field: str, where: str) -> list[str]:
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON: {error}") from error
-    value = row.get(field) if isinstance(row, dict) else None
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{where}: {field!r} is neither a text nor a list of texts")
-    return texts
+                yield from json_texts(line, field, f"{path}, line {number}", bare=False)
 
 
 def _fraction_of_new(grams: list[tuple[str, ...]], known: set[tuple[str, ...]]) -> float:

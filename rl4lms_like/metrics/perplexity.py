@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,11 +22,11 @@ from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_weights import cannot_load, place_of, require_folder
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults, ScoreMetric
-from rl4lms_like.scoring.frozen import FrozenModel, n_positions
+from rl4lms_like.scoring.classifier import batches_by_length
+from rl4lms_like.scoring.frozen import FrozenModel, n_positions, padded
 from rl4lms_like.scoring.score import Texts
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LONGEST_WINDOW = 2048
@@ -60,6 +61,7 @@ class ReferencePerplexity(ScoreMetric):
         return scores, perplexity(sum(total for total, _ in surprisals), sum(n_tokens for _, n_tokens in surprisals))
 
 
+@dataclass(eq=False)
 class Perplexity(BaseMetric):
     """Perplexity of the references under the evaluated model, in windows; the responses are ignored.
 
@@ -74,21 +76,15 @@ class Perplexity(BaseMetric):
         max_length: tokens of a window; default: the model's number of positions, at most 2048.
     """
 
-    def __init__(
-        self,
-        stride: Count,
-        tokenizer_id: str,
-        model_type: Literal["causal"] = "causal",
-        use_text_from_meta_data: bool = False,
-        max_length: Count | None = None,
-    ) -> None:
-        require_folder("tokenizer of causal_perplexity", tokenizer_id)
-        self.stride = stride
-        self.tokenizer_id = tokenizer_id
-        self.model_type = model_type
-        self.use_text_from_meta_data = use_text_from_meta_data
-        self.needs_references = not use_text_from_meta_data
-        self.max_length = max_length
+    stride: Count
+    tokenizer_id: str
+    model_type: Literal["causal"] = "causal"
+    use_text_from_meta_data: bool = False
+    max_length: Count | None = None
+
+    def __post_init__(self) -> None:
+        require_folder("tokenizer of causal_perplexity", self.tokenizer_id)
+        self.needs_references = not self.use_text_from_meta_data
 
     def compute(
         self,
@@ -167,14 +163,12 @@ def response_surprisals(
         rows.append((ids, min(len(response_ids), len(ids) - 1)))
     results = [(0.0, 0)] * len(rows)
     scorable = [index for index, (_, n_scored) in enumerate(rows) if n_scored > 0]
-    order = sorted(scorable, key=lambda index: len(rows[index][0]))
     with torch.inference_mode():
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = [torch.tensor(rows[index][0]) for index in chosen]
-            counts = [rows[index][1] for index in chosen]
-            for index, total, n_scored in zip(chosen, _totals(model, batch, counts), counts, strict=True):
-                results[index] = (total, n_scored)
+        for batch in batches_by_length([rows[index][0] for index in scorable], batch_size):
+            chosen = [scorable[place] for place in batch]
+            totals = _totals(model, *zip(*(rows[index] for index in chosen), strict=True))
+            for index, total in zip(chosen, totals, strict=True):
+                results[index] = (total, rows[index][1])
     return results
 
 
@@ -232,14 +226,14 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
             module.training = training
 
 
-def _totals(model: PreTrainedModel, rows: list[torch.Tensor], counts: list[int]) -> list[float]:
-    """Return the summed negative log-probs of the last `counts[i]` tokens of each row, padded on the right."""
+def _totals(model: PreTrainedModel, rows: Sequence[list[int]], counts: Sequence[int]) -> list[float]:
+    """Return the summed negative log-probs of the last `counts[i]` tokens of each row."""
     import torch
 
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
-    lengths = torch.tensor([len(row) for row in rows], device=model.device)
+    inputs = padded(rows, 0, model.device)
+    ids, lengths = inputs["input_ids"], inputs["attention_mask"].sum(dim=1)
     positions = torch.arange(ids.shape[1], device=model.device)
-    logits = model(input_ids=ids, attention_mask=(positions < lengths[:, None]).long()).logits[:, :-1].float()
+    logits = model(**inputs).logits[:, :-1].float()
     surprisals = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
     first = (lengths - torch.tensor(counts, device=model.device))[:, None]
     counted = (positions[1:] >= first) & (positions[1:] < lengths[:, None])

@@ -9,131 +9,104 @@ REWARDS = Registry(
     misfit=derived_from("rl4lms_like.rewards.base:RewardFunction", "rl4lms_like.rewards.base:BatchedRewardFunction"),
     table={
         "increasing_numbers": Entry(
-            "rl4lms_like.rewards.synthetic:RewardIncreasingNumbers",
-            "fraction of the response that is increasing numbers",
+            ".synthetic:RewardIncreasingNumbers", "fraction of the response that is increasing numbers"
         ),
         "sentences_with_dates": Entry(
-            "rl4lms_like.rewards.synthetic:RewardSentencesWithDates",
-            "1 if the response contains a date such as 2022-10-04",
+            ".synthetic:RewardSentencesWithDates", "1 if the response contains a date such as 2022-10-04"
         ),
-        "combine": Entry(
-            "rl4lms_like.rewards.combine:CombinedReward", "weighted sum of other rewards, each logged separately"
-        ),
-        "sentiment": Entry(
-            "rl4lms_like.rewards.sentiment:SentimentReward", "VADER sentiment score of the text, -1 to 1"
-        ),
+        "combine": Entry(".combine:CombinedReward", "weighted sum of other rewards, each logged separately"),
+        "sentiment": Entry(".sentiment:SentimentReward", "VADER sentiment score of the text, -1 to 1"),
         "meteor": Entry(
-            "rl4lms_like.rewards.lexical:MeteorRewardFunction",
+            ".lexical:MeteorRewardFunction",
             "METEOR (matching words, stems and synonyms), best reference, 0 to 1",
             needs="extra 'lexical', NLTK's punkt_tab, WordNet",
         ),
         "rouge": Entry(
-            "rl4lms_like.rewards.lexical:RougeRewardFunction",
+            ".lexical:RougeRewardFunction",
             "ROUGE F-measure with stemming, first or best reference, 0 to 1",
             needs="extra 'lexical'",
         ),
         "rouge_combined": Entry(
-            "rl4lms_like.rewards.lexical:RougeCombined",
-            "mean of ROUGE-1, -2 and -L, first reference, 0 to 1",
-            needs="extra 'lexical'",
+            ".lexical:RougeCombined", "mean of ROUGE-1, -2 and -L, first reference, 0 to 1", needs="extra 'lexical'"
         ),
         "rouge_l_max": Entry(
-            "rl4lms_like.rewards.lexical:RougeLMaxRewardFunction",
+            ".lexical:RougeLMaxRewardFunction",
             "ROUGE-L as py-rouge computes it, best reference, 0 to 1",
             needs="extra 'lexical', WordNet",
         ),
         "bleu": Entry(
-            "rl4lms_like.rewards.lexical:BLEURewardFunction",
-            "BLEU-4 on whitespace tokens, all references, no smoothing, 0 to 1",
+            ".lexical:BLEURewardFunction", "BLEU-4 on whitespace tokens, all references, no smoothing, 0 to 1"
         ),
         "sacre_bleu": Entry(
-            "rl4lms_like.rewards.lexical:SacreBleu",
-            "sacrebleu's BLEU-4, all references, 0 to 1",
-            needs="extra 'lexical'",
+            ".lexical:SacreBleu", "sacrebleu's BLEU-4, all references, 0 to 1", needs="extra 'lexical'"
         ),
         "ter": Entry(
-            "rl4lms_like.rewards.lexical:TER",
+            ".lexical:TER",
             "1 minus the translation edit rate (edits per reference word), at most 1",
             needs="extra 'lexical'",
         ),
         "chrf": Entry(
-            "rl4lms_like.rewards.lexical:chrF",
-            "chrF (character n-gram overlap), best reference, 0 to 1",
-            needs="extra 'lexical'",
+            ".lexical:chrF", "chrF (character n-gram overlap), best reference, 0 to 1", needs="extra 'lexical'"
         ),
         "learned_reward": Entry(
-            "rl4lms_like.rewards.learned:LearnedBatchedRewardFunction",
+            ".learned:LearnedBatchedRewardFunction",
             "probability of one label, from a classifier that reads prompt and response",
             needs="the named model, a sequence classifier",
         ),
         "reward_model": Entry(
-            "rl4lms_like.rewards.learned:RewardModel",
+            ".learned:RewardModel",
             "logit or label probability from any reward model or sequence classifier",
             needs="the named model, a sequence classifier",
         ),
         "bert_score": Entry(
-            "rl4lms_like.rewards.semantic:BERTScoreRewardFunction",
+            ".semantic:BERTScoreRewardFunction",
             "BERTScore F1 against the best reference",
             needs="extra 'semantic', a model from the hub (roberta-large for English) or a local one",
         ),
         "bleurt": Entry(
-            "rl4lms_like.rewards.semantic:BLEURTRewardFunction",
+            ".semantic:BLEURTRewardFunction",
             "BLEURT against the best reference",
             needs="a BLEURT checkpoint in plain BERT format (Elron/bleurt-base-128)",
         ),
         "intent_accuracy": Entry(
-            "rl4lms_like.rewards.dialog:IntentAccuracy",
+            ".dialog:IntentAccuracy",
             "1 if the response has the requested intent, plus METEOR",
             needs="the model rajkumarrrk/roberta-daily-dialog-intent-classifier; for METEOR extra 'lexical', "
             "NLTK's punkt_tab, WordNet",
         ),
         "common_gen_preference_model": Entry(
-            "rl4lms_like.rewards.preference:CommonGenPrefRM",
+            ".preference:CommonGenPrefRM",
             "probability that people prefer a sentence made of concepts, from a fine-tuned T5",
             needs="RL4LMs' T5-11B weights (a file) or your own T5; for METEOR extra 'lexical', "
             "NLTK's punkt_tab, WordNet",
         ),
         "parent": Entry(
-            "rl4lms_like.rewards.tables:PARENTRewardFunction",
+            ".tables:PARENTRewardFunction",
             "PARENT F-score against a ToTTo table and its sentences, 0 to 1",
             needs="extra 'lexical', ToTTo's tables in meta_data (the pool 'totto')",
         ),
         "spider": Entry(
-            "rl4lms_like.rewards.captions:SpiderRewardFunction",
+            ".captions:SpiderRewardFunction",
             "weighted sum of SPICE and CIDEr",
             needs="extra 'captions'; SPICE: Java 8 to 14, CoreNLP 3.6.0",
         ),
         "common_gen_repeat_penalty": Entry(
-            "rl4lms_like.rewards.common_gen:CommonGenPenaltyShapingFunction",
+            ".common_gen:CommonGenPenaltyShapingFunction",
             "-1 for a sentence that only repeats its concepts or its instruction; for reward shaping",
         ),
         "common_gen_repeat_penalty_batched": Entry(
-            "rl4lms_like.rewards.common_gen:BatchedCommonGenPenaltyShapingFunction",
+            ".common_gen:BatchedCommonGenPenaltyShapingFunction",
             "same as common_gen_repeat_penalty (RL4LMs' second name)",
         ),
-        "exact_match": Entry(
-            "rl4lms_like.rewards.answers:ExactMatchReward", "1 if the response, or the answer in it, equals a reference"
-        ),
-        "math_equal": Entry(
-            "rl4lms_like.rewards.answers:MathEqualReward", "1 if the final number of the response equals a reference"
-        ),
-        "regex": Entry("rl4lms_like.rewards.answers:RegexReward", "1 if the response matches a regular expression"),
-        "length_penalty": Entry(
-            "rl4lms_like.rewards.lengths:LengthPenalty", "penalty for every word, character or token above a length"
-        ),
-        "soft_overlong": Entry(
-            "rl4lms_like.rewards.lengths:SoftOverlong", "DAPO's penalty for responses near and above the length limit"
-        ),
-        "repetition_penalty": Entry(
-            "rl4lms_like.rewards.lengths:RepetitionPenalty", "penalty for the fraction of repeated n-grams"
-        ),
-        "python": Entry(
-            "rl4lms_like.rewards.python_function:PythonReward", "return value of a Python function, sync or async"
-        ),
+        "exact_match": Entry(".answers:ExactMatchReward", "1 if the response, or the answer in it, equals a reference"),
+        "math_equal": Entry(".answers:MathEqualReward", "1 if the final number of the response equals a reference"),
+        "regex": Entry(".answers:RegexReward", "1 if the response matches a regular expression"),
+        "length_penalty": Entry(".lengths:LengthPenalty", "penalty for every word, character or token above a length"),
+        "soft_overlong": Entry(".lengths:SoftOverlong", "DAPO's penalty for responses near and above the length limit"),
+        "repetition_penalty": Entry(".lengths:RepetitionPenalty", "penalty for the fraction of repeated n-grams"),
+        "python": Entry(".python_function:PythonReward", "return value of a Python function, sync or async"),
         "http": Entry(
-            "rl4lms_like.rewards.remote:HttpReward",
-            "rewards returned by a server to a POST of the texts",
-            needs="a scoring server",
+            ".remote:HttpReward", "rewards returned by a server to a POST of the texts", needs="a scoring server"
         ),
     },
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rl4lms_like.core.numbers import Finite
-from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.answers import ExactMatch, Regex
 from rl4lms_like.scoring.math_answers import MathEqual
+from rl4lms_like.scoring.score import Texts
 
 
 class AnswerReward(ScoreReward):
@@ -23,15 +23,8 @@ class AnswerReward(ScoreReward):
     reward: float
     penalty: float
 
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> Sequence[float]:
-        right = super().scores(prompt_texts, gen_texts, ref_texts, meta_infos)
-        return [self.reward if is_right else self.penalty for is_right in right]
+    def scores(self, texts: Texts) -> Sequence[float]:
+        return [self.reward if is_right else self.penalty for is_right in super().scores(texts)]
 
 
 @dataclass(eq=False)

@@ -15,23 +15,17 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import excerpt, raised
-from rl4lms_like.rewards import base
-from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardOfParts
-
-AnyReward: TypeAlias = base.AnyReward
+from rl4lms_like.core.wording import beginning, excerpt, raised
+from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction, RewardFunction, RewardOfParts
 
 _LARGEST = float(np.finfo(np.float32).max)
-
-_EXCERPT = 60
 
 
 class TransitionRewards(NamedTuple):
@@ -67,11 +61,7 @@ def score_transition(
 def score_transition_in_parts(
     reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
 ) -> TransitionRewards:
-    """Return the reward of one token and the contribution of each part.
-
-    Raises:
-        RewardError: as for `score_transition`; the message names the failing part.
-    """
+    """Return the reward of one token and the contribution of each part; a `RewardError` names the failing part."""
     parts = _parts(reward_fn, lambda own: np.asarray([_score_of_transition(own, previous, action, current, done)]))
     total = float(_total(reward_fn, parts)[0])
     return TransitionRewards(total, {name: float(paid[0]) for name, paid in parts.items() if name})
@@ -94,11 +84,7 @@ def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.
 
 
 def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation]) -> TokenRewards:
-    """Return the rewards of all tokens of finished episodes and the contribution of each part.
-
-    Raises:
-        RewardError: as for `score_episodes`; the message names the failing part.
-    """
+    """Return what `score_episodes` does and the contribution of each part; a `RewardError` names the failing part."""
     parts = _parts(reward_fn, lambda own: _scores_of_episodes(own, episodes))
     total = _total(reward_fn, parts).astype(np.float32)
     return TokenRewards(total, {name: paid for name, paid in parts.items() if name})
@@ -110,8 +96,10 @@ def _parts(reward_fn: AnyReward, score: Callable[[AnyReward], np.ndarray]) -> di
         return {"": score(reward_fn)}
     parts: dict[str, np.ndarray] = {}
     for leaf in leaves(reward_fn):
-        with _attributed(leaf.name):
+        try:
             paid = leaf.weight * score(leaf.reward)
+        except RewardError as error:
+            raise RewardError(f"part {leaf.name!r}: {error}") from error
         parts[leaf.name] = parts.get(leaf.name, 0.0) + paid
     return parts
 
@@ -124,15 +112,6 @@ def _total(reward_fn: AnyReward, parts: Mapping[str, np.ndarray]) -> np.ndarray:
             f"the parts of {_name(reward_fn)} add up to {total[invalid][0]:g}; expected one finite number"
         )
     return total
-
-
-@contextmanager
-def _attributed(part: str) -> Iterator[None]:
-    """Add the name of the part to a `RewardError`."""
-    try:
-        yield
-    except RewardError as error:
-        raise RewardError(f"part {part!r}: {error}") from error
 
 
 class Leaf(NamedTuple):
@@ -208,13 +187,16 @@ def _score_of_token(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        where = f"token {current.n_actions} of {named(current)}"
-        raise RewardError(f"{_name(reward_fn)} failed on {where}: {raised(error)}") from error
+        raise RewardError(f"{_name(reward_fn)} failed on {_token(current)}: {raised(error)}") from error
     number = _finite(score)
     if number is None:
-        where = f"token {current.n_actions} of {named(current)}"
+        where = _token(current)
         raise RewardError(f"{_name(reward_fn)} returned {excerpt(score)} for {where}; expected one finite number")
     return number
+
+
+def _token(state: Observation) -> str:
+    return f"token {state.n_actions} of {named(state)}"
 
 
 def _sample_in_frames(error: BaseException, states: Sequence[Observation]) -> int | None:
@@ -267,9 +249,7 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
 
 def named(state: Observation) -> str:
     """Return the description of a sample for error messages: its id and the beginning of its prompt."""
-    text = state.prompt_or_input_text
-    shown = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 3]}..."
-    return f"sample {state.sample.id!r} (prompt {shown!r})"
+    return f"sample {state.sample.id!r} (prompt {beginning(state.prompt_or_input_text)})"
 
 
 def texts_to_score(samples: Sequence[Sample], responses: Sequence[str]) -> list[dict[str, Any]]:

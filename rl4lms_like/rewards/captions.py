@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl4lms_like.core.numbers import Finite, Positive
-from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.cider import cider, existing_file, frequencies_of_file, require_cider
 from rl4lms_like.scoring.score import Texts
 from rl4lms_like.scoring.spice import require_spice, spice

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.score import Texts
 
 PREFIX = "generate a sentence with: "

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count, Finite
-from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.intent import DEFAULT_CLASSIFIER, IntentMatch
 from rl4lms_like.scoring.meteor import meteor, require_meteor
 from rl4lms_like.scoring.score import Texts
 
 
+@dataclass(eq=False)
 class IntentAccuracy(ScoreReward):
     """Match of the response's intent with the requested intent, plus METEOR of the response.
 
@@ -27,25 +30,23 @@ class IntentAccuracy(ScoreReward):
 
     id = "intent_accuracy"
 
-    def __init__(
-        self,
-        shape: bool = True,
-        intent_coeff: Finite = 1.0,
-        auto_coeff: Finite = 1.0,
-        model_name: str = DEFAULT_CLASSIFIER,
-        batch_size: Count = 32,
-        device: Device = "auto",
-        dtype: Dtype = "float32",
-    ) -> None:
-        self.needs_references = shape
-        self.intent_coeff, self.auto_coeff = intent_coeff, auto_coeff
-        self.intent = IntentMatch(model_name, batch_size, device, dtype)
-        if shape:
+    shape: bool = True
+    intent_coeff: Finite = 1.0
+    auto_coeff: Finite = 1.0
+    model_name: str = DEFAULT_CLASSIFIER
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        self.needs_references = self.shape
+        self.intent = IntentMatch(self.model_name, self.batch_size, self.device, self.dtype)
+        if self.shape:
             require_meteor(self.needed_by)
 
     def per_text(self, texts: Texts) -> list[float]:
         rewards = [self.intent_coeff * match for match in self.intent.per_text(texts)]
-        if not self.needs_references:
+        if not self.shape:
             return rewards
         shaping = meteor(texts.responses, texts.references)
         return [reward + self.auto_coeff * score for reward, score in zip(rewards, shaping, strict=True)]

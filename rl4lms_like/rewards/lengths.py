@@ -9,7 +9,7 @@ from annotated_types import Le
 
 from rl4lms_like.core.numbers import Count, NonNegative, Whole
 from rl4lms_like.core.observation import Observation
-from rl4lms_like.rewards.scored import LastTokenReward, ScoreReward
+from rl4lms_like.rewards.text import LastTokenReward, ScoreReward
 from rl4lms_like.scoring.bleu import ngrams
 from rl4lms_like.scoring.score import Texts
 

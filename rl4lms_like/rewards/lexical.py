@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.bleu import Bleu
 from rl4lms_like.scoring.meteor import Meteor
 from rl4lms_like.scoring.rouge import RougeType, require_rouge, rouge

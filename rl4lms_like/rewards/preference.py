@@ -7,6 +7,7 @@ logits of the two words at the first step of the decoder.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rl4lms_like.core.devices import Device, Dtype
@@ -14,9 +15,9 @@ from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.core.model_weights import load_complete, place_of
 from rl4lms_like.core.numbers import Count, Finite, NonNegative
-from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input, padded, require_finite
 from rl4lms_like.scoring.meteor import meteor, require_meteor
 from rl4lms_like.scoring.score import Texts
 
@@ -27,6 +28,7 @@ WEIGHTS_FILE = "t5-11b~commongen_prefs.pt"
 _WEIGHTS_URL = f"https://storage.googleapis.com/ai2-jack-public/rl4lms_preference_models/{WEIGHTS_FILE}"
 
 
+@dataclass(eq=False)
 class CommonGenPrefRM(ScoreReward):
     """Probability that people prefer the response, from RL4LMs' T5 that outputs `good` or `bad`.
 
@@ -47,24 +49,22 @@ class CommonGenPrefRM(ScoreReward):
 
     id = "common_gen_preference_model"
 
-    def __init__(
-        self,
-        model_type: Literal["11b"] = "11b",
-        device: Device = "auto",
-        batch_size: Count = 8,
-        concept_penalty_coeff: NonNegative = 0.0,
-        meteor_coeff: Finite = 0.0,
-        model_name: str | None = None,
-        weights: str | None = None,
-        dtype: Dtype = "float32",
-    ) -> None:
-        self.batch_size = batch_size
-        self.concept_penalty_coeff = concept_penalty_coeff
-        self.meteor_coeff = meteor_coeff
-        self.needs_references = bool(meteor_coeff)
-        if meteor_coeff:
+    model_type: Literal["11b"] = "11b"
+    device: Device = "auto"
+    batch_size: Count = 8
+    concept_penalty_coeff: NonNegative = 0.0
+    meteor_coeff: Finite = 0.0
+    model_name: str | None = None
+    weights: str | None = None
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        self.needs_references = bool(self.meteor_coeff)
+        if self.meteor_coeff:
             require_meteor(self.needed_by)
-        self.model = PreferenceT5(model_name, weights, device=device, dtype=dtype, needed_by=self.needed_by)
+        self.model = PreferenceT5(
+            self.model_name, self.weights, device=self.device, dtype=self.dtype, needed_by=self.needed_by
+        )
 
     def per_text(self, texts: Texts) -> list[float]:
         rewards = self.probabilities(texts.responses)
@@ -176,12 +176,9 @@ def _first_step(model: Any, rows: list[list[int]]) -> Any:
     import torch
 
     device = next(model.parameters()).device
-    ids = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, model.config.pad_token_id or 0)
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-    start = torch.full((len(rows), 1), model.config.decoder_start_token_id)
-    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": start}
-    return model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits[:, 0].float()
+    start = torch.full((len(rows), 1), model.config.decoder_start_token_id, device=device)
+    inputs = padded(rows, model.config.pad_token_id or 0, device)
+    return model(**inputs, decoder_input_ids=start).logits[:, 0].float()
 
 
 def _concepts(meta_info: Mapping[str, Any] | None, prompt: str) -> list[str]:

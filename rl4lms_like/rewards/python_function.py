@@ -13,24 +13,26 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from rl4lms_like.core.import_paths import ImportPath, RefusedImportError, imported
 from rl4lms_like.core.numbers import Count, Positive
-from rl4lms_like.core.wording import raised
+from rl4lms_like.core.wording import beginning, raised
 from rl4lms_like.rewards.event_loop import EventLoop, gathered
 from rl4lms_like.rewards.text import TextReward
+from rl4lms_like.scoring.score import Texts
 
 T = TypeVar("T")
 
-_EXCERPT = 60
 _OF_ALL = ("prompts", "responses", "references", "meta_infos")
 _OF_ONE = ("prompt", "response", "references", "meta_info")
 """Names of the keyword arguments passed to a function."""
 
 
+@dataclass(eq=False)
 class PythonReward(TextReward):
     """Return value of a Python function, given by its import path.
 
@@ -47,52 +49,41 @@ class PythonReward(TextReward):
             after the timeout; its result is discarded.
     """
 
-    def __init__(
-        self,
-        function: ImportPath,
-        batched: bool = True,
-        kwargs: dict[str, Any] | None = None,
-        max_concurrency: Count = 16,
-        timeout_s: Positive | None = None,
-    ) -> None:
-        self.function = function
-        self.batched = batched
-        self.kwargs = dict(kwargs or {})
-        self.max_concurrency = max_concurrency
-        self.timeout_s = timeout_s
+    function: ImportPath
+    batched: bool = True
+    kwargs: dict[str, Any] | None = None
+    max_concurrency: Count = 16
+    timeout_s: Positive | None = None
+
+    def __post_init__(self) -> None:
+        self._kwargs = self.kwargs or {}
         self._loop = EventLoop(self.__name__)
-        found = imported_function(function)
-        _check_signature(found, function, _OF_ALL if batched else _OF_ONE, self.kwargs)
+        found = imported_function(self.function)
+        _check_signature(found, self.function, _OF_ALL if self.batched else _OF_ONE, self._kwargs)
 
     @property
     def __name__(self) -> str:
         """Name in error messages."""
         return f"the function {self.function!r}"
 
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> Sequence[float]:
+    def scores(self, texts: Texts) -> Sequence[float]:
         """Return the results of the function."""
         function = _loaded(self.function)
         if self.batched:
-            named = dict(zip(_OF_ALL, (prompt_texts, gen_texts, ref_texts, meta_infos), strict=True))
-            found: Sequence[float] = self._one(partial(function, **named, **self.kwargs))
+            named = dict(zip(_OF_ALL, texts, strict=True))
+            found: Sequence[float] = self._one(partial(function, **named, **self._kwargs))
             return found
-        rows = zip(prompt_texts, gen_texts, ref_texts, meta_infos, strict=True)
-        calls = [partial(function, **dict(zip(_OF_ONE, row, strict=True)), **self.kwargs) for row in rows]
+        rows = [dict(zip(_OF_ONE, row, strict=True)) for row in zip(*texts, strict=True)]
+        calls = [partial(function, **row, **self._kwargs) for row in rows]
         if inspect.iscoroutinefunction(_unwrapped(function)):
-            waits = [partial(self._named, call, place, gen_texts[place]) for place, call in enumerate(calls)]
+            waits = [partial(self._named, call, place, texts.responses[place]) for place, call in enumerate(calls)]
             return self._loop.run(gathered(waits, self.max_concurrency))
         found = []
         for place, call in enumerate(calls):
             try:
                 found.append(self._one(call))
             except Exception as error:
-                raise _failed_on(error, place, gen_texts[place]) from error
+                raise _failed_on(error, place, texts.responses[place]) from error
         return found
 
     def _one(self, call: Callable[[], Any]) -> Any:
@@ -189,5 +180,4 @@ def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _failed_on(error: Exception, place: int, text: str) -> Exception:
-    excerpt = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 3]}..."
-    return ValueError(f"on text {place}, {excerpt!r}: {type(error).__name__}: {error}")
+    return ValueError(f"on text {place}, {beginning(text)}: {type(error).__name__}: {error}")

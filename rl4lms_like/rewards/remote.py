@@ -18,6 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
 from rl4lms_like.rewards.event_loop import EventLoop, gathered
 from rl4lms_like.rewards.text import TextReward
+from rl4lms_like.scoring.score import Texts
 
 if TYPE_CHECKING:
     import httpx2
@@ -47,6 +49,7 @@ class _Passing(Exception):  # noqa: N818  (internal: leads to a retry)
         self.wait_s = wait_s
 
 
+@dataclass(eq=False, repr=False)
 class HttpReward(TextReward):
     """Rewards of finished responses from a server: `POST {prompts, responses, references, meta_infos}`.
 
@@ -65,44 +68,29 @@ class HttpReward(TextReward):
         max_connections: maximum number of concurrent requests.
     """
 
-    def __init__(
-        self,
-        url: str,
-        batch_size: Count = 64,
-        timeout_s: Positive = 30.0,
-        retries: Whole = 3,
-        backoff_s: NonNegative = 1.0,
-        max_wait_s: NonNegative = 60.0,
-        headers_from_env: dict[str, str] | None = None,
-        max_response_bytes: Count = 10_000_000,
-        max_connections: Count = 4,
-    ) -> None:
-        self.url = _checked_url(url)
-        self.batch_size, self.timeout_s = batch_size, timeout_s
-        self.retries, self.backoff_s, self.max_wait_s = retries, backoff_s, max_wait_s
-        self.headers_from_env = dict(headers_from_env or {})
-        self.max_response_bytes, self.max_connections = max_response_bytes, max_connections
+    url: str
+    batch_size: Count = 64
+    timeout_s: Positive = 30.0
+    retries: Whole = 3
+    backoff_s: NonNegative = 1.0
+    max_wait_s: NonNegative = 60.0
+    headers_from_env: dict[str, str] | None = None
+    max_response_bytes: Count = 10_000_000
+    max_connections: Count = 4
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
         self._loop = EventLoop("http reward")
         self._client: httpx2.AsyncClient | None = None
         self._client_loop: asyncio.AbstractEventLoop | None = None
         secret_headers(self.headers_from_env)
 
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> list[float]:
+    def scores(self, texts: Texts) -> list[float]:
         """Return the server's rewards, in the order of the texts."""
-        texts: dict[str, list[Any]] = {
-            "prompts": prompt_texts,
-            "responses": gen_texts,
-            "references": ref_texts,
-            "meta_infos": meta_infos,
-        }
-        parts = [slice(start, start + self.batch_size) for start in range(0, len(gen_texts), self.batch_size)]
-        batches = [{name: values[part] for name, values in texts.items()} for part in parts]
+        columns = zip(("prompts", "responses", "references", "meta_infos"), texts, strict=True)
+        named: dict[str, list[Any]] = dict(columns)  # type: ignore[arg-type]
+        parts = [slice(start, start + self.batch_size) for start in range(0, len(texts.responses), self.batch_size)]
+        batches = [{name: values[part] for name, values in named.items()} for part in parts]
         waits = [partial(self._rewards, batch) for batch in batches]
         return [reward for rewards in self._loop.run(gathered(waits, self.max_connections)) for reward in rewards]
 
@@ -207,7 +195,7 @@ class HttpReward(TextReward):
 
     def _error(self, what: str, content: bytes | None = None) -> RemoteError:
         """Return an error that names the server; secrets are masked, also in text quoted from the server."""
-        detail = self._without_secrets(f"{self._shown} {what}")
+        detail = self._without_secrets(f"{_without_query(self.url)} {what}")
         return RemoteError(detail if content is None else f"{detail}: {self._excerpt(content)}")
 
     def _excerpt(self, content: bytes) -> str:
@@ -221,10 +209,6 @@ class HttpReward(TextReward):
                 text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE) if len(secret) > 3 else text
         return text
 
-    @property
-    def _shown(self) -> str:
-        return _without_query(self.url)
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the connections, which cannot be pickled."""
         return self.__dict__ | {"_client": None, "_client_loop": None}
@@ -234,14 +218,14 @@ async def _pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def secret_headers(headers_from_env: Mapping[str, str]) -> dict[str, str]:
+def secret_headers(headers_from_env: Mapping[str, str] | None) -> dict[str, str]:
     """Return the headers with their values from the environment.
 
     Raises:
         ValueError: a variable is not set, or its value is not valid in a header. The message does not show the value.
     """
     headers = {}
-    for header, variable in headers_from_env.items():
+    for header, variable in (headers_from_env or {}).items():
         value = os.environ.get(variable, "").strip()
         if not value:
             raise ValueError(f"headers_from_env: {variable}, for the header {header}, is not set in the environment")
@@ -251,7 +235,7 @@ def secret_headers(headers_from_env: Mapping[str, str]) -> dict[str, str]:
     return headers
 
 
-def _checked_url(url: str) -> str:
+def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"url: expected http://... or https://..., got {_without_query(url)!r}")
@@ -260,7 +244,6 @@ def _checked_url(url: str) -> str:
         raise ValueError(
             "url: contains a name or password; use a header instead, headers_from_env: {Authorization: MY_VARIABLE}"
         )
-    return url
 
 
 def _without_query(url: str) -> str:

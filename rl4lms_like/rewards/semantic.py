@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl4lms_like.rewards.scored import ScoreReward
+from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.bert_score import BERTScore
 from rl4lms_like.scoring.bleurt import Bleurt
 

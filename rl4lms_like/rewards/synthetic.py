@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl4lms_like.core.observation import Observation
-from rl4lms_like.rewards.scored import LastTokenReward
+from rl4lms_like.rewards.text import LastTokenReward
 from rl4lms_like.scoring.synthetic import has_date, increasing_numbers
 
 

@@ -1,9 +1,8 @@
-"""Base class of rewards that score the finished text, which are most rewards of the library.
+"""Base classes of rewards that score the finished response, which are most rewards of the library.
 
-    scores(prompts, responses, references, meta_infos)  ->  [n]      one number per text; implemented by subclasses
-    __call__(..., dones)                                ->  [n]      the same where `dones` is True, 0 elsewhere
-
-The metric of the same name calls the same function of `scoring`.
+TextReward        from prompts, responses, references and `meta_data`, all of a batch in one call
+ScoreReward       adapter that makes a reward from a score (`scoring.score`); the metric of the same name uses it too
+LastTokenReward   from the last observation of an episode
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from rl4lms_like.rewards.base import BatchedRewardFunction
+from rl4lms_like.core.observation import Observation
+from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.call import as_list
+from rl4lms_like.scoring.score import Score, Texts, require_references
 
 
 class TextReward(BatchedRewardFunction):
@@ -22,14 +23,8 @@ class TextReward(BatchedRewardFunction):
     terminal = True
 
     @abstractmethod
-    def scores(
-        self,
-        prompt_texts: list[str],
-        gen_texts: list[str],
-        ref_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None],
-    ) -> Sequence[float]:
-        """Return one finite number for each of the `n` finished responses; all arguments have length `n`."""
+    def scores(self, texts: Texts) -> Sequence[float]:
+        """Return one finite number for each of the `n` finished responses."""
 
     def __call__(
         self,
@@ -40,16 +35,11 @@ class TextReward(BatchedRewardFunction):
         meta_infos: list[dict[str, Any] | None] | None = None,
     ) -> list[float]:
         """Return the scores of finished responses and 0 for unfinished ones, which are not passed to `scores`."""
-        metas = meta_infos if meta_infos is not None else [None] * len(gen_texts)
+        columns = prompt_texts, gen_texts, ref_texts, meta_infos or [None] * len(gen_texts)
         finished = [index for index, done in enumerate(dones) if done]
         rewards = [0.0] * len(gen_texts)
         if finished:
-            found = self.scores(
-                [prompt_texts[index] for index in finished],
-                [gen_texts[index] for index in finished],
-                [ref_texts[index] for index in finished],
-                [metas[index] for index in finished],
-            )
+            found = self.scores(Texts(*columns).chosen(finished))
             scores = as_list(found)
             if scores is None:
                 raise ValueError(f"expected a list of {len(finished)} scores, got {found!r:.60}")
@@ -58,3 +48,35 @@ class TextReward(BatchedRewardFunction):
             for index, score in zip(finished, scores, strict=True):
                 rewards[index] = score
         return rewards
+
+
+class ScoreReward(TextReward, Score):
+    """Reward that is the score of each finished response; a sample without the references it needs is an error."""
+
+    kind = "reward"
+
+    def scores(self, texts: Texts) -> Sequence[float]:
+        if self.needs_references:
+            require_references(texts.prompts, texts.references)
+        return self.per_text(texts)
+
+
+class LastTokenReward(RewardFunction):
+    """Reward of the last token of an episode; 0 for all others."""
+
+    terminal = True
+
+    @abstractmethod
+    def score(self, observation: Observation) -> float:
+        """Return the reward of an episode, given its last observation."""
+
+    def __call__(
+        self,
+        prev_observation: Observation,
+        action: int,
+        current_observation: Observation,
+        done: bool,
+        meta_info: dict[str, Any] | None = None,
+    ) -> float:
+        """Return the score at the last token, 0 before."""
+        return self.score(current_observation) if done else 0.0

@@ -11,6 +11,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from rl4lms_like.scoring.score import Score, Texts
@@ -99,13 +100,10 @@ class ExactMatch(Score):
         self._extract = None if self.extract is None else compiled(self.extract)
 
     def per_text(self, texts: Texts) -> list[float]:
-        known: dict[str, str] = {}
-
+        @cache  # samples of one prompt share their references
         def expected(reference: str) -> str:
-            if reference not in known:
-                answer = None if self._extract is None else extracted(reference, self._extract)
-                known[reference] = self.normalised(reference if answer is None else answer)
-            return known[reference]
+            answer = None if self._extract is None else extracted(reference, self._extract)
+            return self.normalised(reference if answer is None else answer)
 
         found = []
         for response, references in zip(texts.responses, texts.references, strict=True):

@@ -68,11 +68,6 @@ class BERTScore(Score):
         self._require_weights(check_complete)
 
     def per_text(self, texts: Texts) -> list[float]:
-        """Return the best F1 of each text over its references.
-
-        Raises:
-            ModelError: the model cannot be loaded, or its hidden states are NaN.
-        """
         pairs = texts.pairs()
         comparable = [(text, reference) for text, reference in pairs if text.strip() and reference.strip()]
         if self.idf and comparable:

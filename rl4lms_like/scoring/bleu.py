@@ -10,8 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import TypeVar
 
 from rl4lms_like.scoring.score import Score, Texts, readings
+
+T = TypeVar("T")
 
 ORDER = 4
 """Number of tokens of the longest n-grams."""
@@ -31,7 +34,7 @@ class Bleu(Score):
         return [_score(each) for each in counts], _score([sum(column) for column in zip(*counts, strict=True)])
 
 
-def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+def ngrams(tokens: Sequence[T], n: int) -> Iterator[tuple[T, ...]]:
     """Return all n-grams in order; none for fewer than `n` tokens."""
     return zip(*(tokens[start:] for start in range(n)), strict=False)
 
@@ -46,16 +49,16 @@ class ReferenceGrams:
     def __init__(self, references: Sequence[list[str]]) -> None:
         first, *others = references
         self.lengths = list(map(len, references))
-        self._most = Counter(_grams(first))
+        self._most = Counter(ngrams_to_4(first))
         for other in others:
-            for gram, count in Counter(_grams(other)).items():
+            for gram, count in Counter(ngrams_to_4(other)).items():
                 if count > self._most[gram]:
                     self._most[gram] = count
 
     def matches(self, tokens: list[str]) -> list[int]:
         """Return the number of a text's n-grams that are in the references, for n = 1 to 4."""
         matches, of_references = [0] * ORDER, self._most.get
-        for gram, count in Counter(_grams(tokens)).items():
+        for gram, count in Counter(ngrams_to_4(tokens)).items():
             if most := of_references(gram):
                 matches[len(gram) - 1] += count if count < most else most
         return matches
@@ -66,7 +69,8 @@ def n_grams_of(length: int) -> list[int]:
     return [max(length - shorter, 0) for shorter in range(ORDER)]
 
 
-def _grams(tokens: list[str]) -> Iterator[tuple[str, ...]]:
+def ngrams_to_4(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Return the n-grams for n = 1 to 4, by n."""
     return chain.from_iterable(ngrams(tokens, order) for order in range(1, ORDER + 1))
 
 

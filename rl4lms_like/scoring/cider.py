@@ -10,7 +10,6 @@ texts of the batch, and a single text always gets 0: log(1 / 1).
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +20,10 @@ from typing import Any, TypeAlias
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import import_extra
+from rl4lms_like.scoring.bleu import ORDER, ngrams_to_4
+from rl4lms_like.scoring.score import json_texts
 
 NEEDS = "extra 'captions'"
-MAX_ORDER = 4
 SIGMA = 6.0
 """Standard deviation of the Gaussian penalty for a difference in length, in bigrams."""
 
@@ -93,11 +93,7 @@ def existing_file(path: str) -> Path:
 
 
 def require_cider(needed_by: str) -> None:
-    """Raise an error if the tokenizer is missing, for constructors of components.
-
-    Raises:
-        MissingExtraError: spaCy is not installed.
-    """
+    """Raise a `MissingExtraError` if spaCy is not installed, for constructors of components."""
     import_extra("spacy", extra="captions", needed_by=needed_by)
 
 
@@ -111,7 +107,7 @@ class _Vector:
     """A text's n-grams by order with their weights, the norm of each vector, and the number of bigrams."""
 
     def __init__(self, counts: Counter[Ngram], frequencies: Frequencies) -> None:
-        self.weights: list[dict[Ngram, float]] = [{} for _ in range(MAX_ORDER)]
+        self.weights: list[dict[Ngram, float]] = [{} for _ in range(ORDER)]
         self.n_bigrams = 0
         for ngram, count in counts.items():
             self.weights[len(ngram) - 1][ngram] = count * frequencies.weights.get(ngram, frequencies.largest)
@@ -129,14 +125,11 @@ def _similarity(text: _Vector, reference: _Vector) -> float:
             shared = mine.keys() & theirs.keys()
             product = math.fsum(min(mine[ngram], theirs[ngram]) * theirs[ngram] for ngram in shared)
             total += product / (my_norm * their_norm)
-    return total / MAX_ORDER * math.exp(-((text.n_bigrams - reference.n_bigrams) ** 2) / (2 * SIGMA**2))
+    return total / ORDER * math.exp(-((text.n_bigrams - reference.n_bigrams) ** 2) / (2 * SIGMA**2))
 
 
 def _counts(text: str) -> Counter[Ngram]:
-    words = tokens(text)
-    return Counter(
-        words[start : start + order] for order in range(1, MAX_ORDER + 1) for start in range(len(words) - order + 1)
-    )
+    return Counter(ngrams_to_4(tokens(text)))
 
 
 @lru_cache(maxsize=4)
@@ -145,7 +138,8 @@ def _frequencies_of_file(file: Path, changed: int) -> Frequencies:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                documents.append(_document(line, file, number) if file.suffix == ".jsonl" else [line.strip()])
+                is_json, where = file.suffix == ".jsonl", f"{file}, line {number}"
+                documents.append(json_texts(line, "references", where, bare=True) if is_json else [line.strip()])
     if not documents:
         raise ValueError(f"{file} has no references")
     return _frequencies([_counts(text) for text in texts] for texts in documents)
@@ -160,18 +154,6 @@ def _frequencies(documents: Iterable[Sequence[Counter[Ngram]]]) -> Frequencies:
         n_documents += 1
     largest = math.log(max(1, n_documents))
     return Frequencies({ngram: largest - math.log(count) for ngram, count in n_with.items()}, largest)
-
-
-def _document(line: str, file: Path, number: int) -> list[str]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}, line {number}: not JSON: {error}") from error
-    found = row.get("references") if isinstance(row, dict) else row
-    texts = [found] if isinstance(found, str) else found
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{file}, line {number}: expected text, a list of texts, or an object with 'references'")
-    return texts
 
 
 @cache

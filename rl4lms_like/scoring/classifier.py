@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, require_finite
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input, padded, require_finite
 from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ class Classifier(FrozenModel):
         model, tokenizer = self.model, self.tokenizer
         if not texts:
             return torch.zeros(0, self.n_labels)
-        limit = self._limit()
-        if append_eos and limit is not None:
-            limit -= 1
+        limits = (longest_input(model, tokenizer), self.max_length)
+        limit = min((limit - append_eos for limit in limits if limit is not None), default=None)
         encoded = tokenizer(
             list(texts),
             None if second_texts is None else list(second_texts),
@@ -112,16 +111,19 @@ class Classifier(FrozenModel):
         rows = {"input_ids": encoded["input_ids"]}
         if second_texts is not None and "token_type_ids" in encoded:
             rows["token_type_ids"] = encoded["token_type_ids"]
+        if append_eos and tokenizer.eos_token_id is None:
+            raise ModelError(f"append_eos: the tokenizer of {self.model_name!r} has no end-of-text token")
         if append_eos:
             for ids, *others in zip(*rows.values(), strict=True):
-                if _end_of_text(tokenizer, self.model_name) not in ids[-1:]:
+                if tokenizer.eos_token_id not in ids[-1:]:
                     ids.append(tokenizer.eos_token_id)
                     for values in others:  # the token belongs to the second text
                         values.append(values[-1] if values else 0)
+        special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
         for index, ids in enumerate(rows["input_ids"]):
             if not ids:  # an empty text and a tokenizer without special tokens
                 for name, values in rows.items():
-                    values[index] = [_some_token(tokenizer) if name == "input_ids" else 0]
+                    values[index] = [next(id for id in special if id is not None) if name == "input_ids" else 0]
         results = torch.zeros(len(texts), self.n_labels)
         with torch.inference_mode():
             for chosen in _batches(rows["input_ids"], self.batch_size, model.config):
@@ -131,32 +133,42 @@ class Classifier(FrozenModel):
         require_finite(results, self.role, self.model_name)
         return results
 
-    def _limit(self) -> int | None:
-        own = longest_input(self.model, self.tokenizer)
-        return min((limit for limit in (own, self.max_length) if limit is not None), default=None)
+    def label_index(self, label: int | str | None, *, single: bool = True, config: Any = None) -> int:
+        """Return the index of a label's logit.
 
-    def label_index(self, label: int | str | None, *, single: bool = True) -> int:
-        """Return the index of a label's logit; None selects the only logit of a reward model.
+        Args:
+            label: index or name; None: the only logit of a reward model.
+            single: accept a model with one logit.
+            config: the model's config; default: that of the loaded model.
 
         Raises:
             ModelError: the checkpoint has no such label, and the message lists its labels; or it has only one logit
                 and `single` is False.
         """
-        return _index_of(label, self.model.config, self.model_name, single=single)
+        config = config or self.model.config
+        n_labels = int(config.num_labels)
+        if n_labels == 1 and not single:
+            raise ModelError(f"{self.model_name!r} has one logit, whose probability is always 1: use 'reward_model'")
+        if label is None and n_labels == 1:
+            return 0
+        names = [str(config.id2label.get(index, index)) for index in range(n_labels)]
+        index = names.index(label) if label in names else label
+        if isinstance(index, int) and 0 <= index < n_labels:
+            return index
+        known = ", ".join(f"{index} ({name!r})" for index, name in enumerate(names))
+        asked = "no label is selected" if label is None else f"there is no label {label!r}"
+        raise ModelError(f"{self.model_name!r}: {asked}; its labels are {known}")
 
     def check_label(self, label: int | str | None, *, single: bool = True) -> None:
-        """Raise an error for an unknown label of a local checkpoint, without loading weights.
+        """Call `label_index` for a local checkpoint, without loading weights."""
+        if (config := self.local_config()) is not None:
+            self.label_index(label, single=single, config=config)
 
-        Args:
-            label: index or name; None: the only logit of a reward model.
-            single: accept a model with one logit.
 
-        Raises:
-            ModelError: as in `label_index`.
-        """
-        config = self.local_config()
-        if config is not None:
-            _index_of(label, config, self.model_name, single=single)
+def classifier_of(score: Any, **settings: Any) -> Classifier:
+    """Return the classifier of a score that has `model_name`, `batch_size`, `device` and `dtype` as arguments."""
+    shared = {"batch_size": score.batch_size, "device": score.device, "dtype": score.dtype}
+    return Classifier(score.model_name, **shared, **settings)
 
 
 @dataclass(eq=False)
@@ -182,13 +194,7 @@ class LabelProbability(Score):
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        self.classifier = Classifier(
-            self.model_name,
-            batch_size=self.batch_size,
-            device=self.device,
-            dtype=self.dtype,
-            trust_remote_code=self.trust_remote_code,
-        )
+        self.classifier = classifier_of(self, trust_remote_code=self.trust_remote_code)
         self.classifier.check_label(self.label_ix, single=False)
 
     def per_text(self, texts: Texts) -> list[float]:
@@ -230,14 +236,7 @@ class RewardModelScore(Score):
     append_eos: bool | None = None
 
     def __post_init__(self) -> None:
-        self.classifier = Classifier(
-            self.model_name,
-            role="reward model",
-            batch_size=self.batch_size,
-            device=self.device,
-            dtype=self.dtype,
-            trust_remote_code=self.trust_remote_code,
-        )
+        self.classifier = classifier_of(self, role="reward model", trust_remote_code=self.trust_remote_code)
         self.classifier.check_label(self.label)
 
     @cached_property
@@ -265,11 +264,6 @@ class RewardModelScore(Score):
         return False
 
     def per_text(self, texts: Texts) -> list[float]:
-        """Return one score per response.
-
-        Raises:
-            ModelError: the model cannot be loaded or has no such label, or its tokenizer has no chat template.
-        """
         index = self.classifier.label_index(self.label)
         logits = self._logits(texts)
         values = logits[:, index]
@@ -316,21 +310,6 @@ def _batches(rows: Sequence[list[int]], batch_size: int, config: Any) -> Iterato
             yield [indices[place] for place in chosen]
 
 
-def _index_of(label: int | str | None, config: Any, model_name: str, *, single: bool) -> int:
-    n_labels = int(config.num_labels)
-    if n_labels == 1 and not single:
-        raise ModelError(f"{model_name!r} has one logit, whose probability is always 1: use 'reward_model'")
-    if label is None and n_labels == 1:
-        return 0
-    names = [str(config.id2label.get(index, index)) for index in range(n_labels)]
-    index = names.index(label) if label in names else label
-    if isinstance(index, int) and 0 <= index < n_labels:
-        return index
-    known = ", ".join(f"{index} ({name!r})" for index, name in enumerate(names))
-    asked = "no label is selected" if label is None else f"there is no label {label!r}"
-    raise ModelError(f"{model_name!r}: {asked}; its labels are {known}")
-
-
 def _forward(model: Any, batch: dict[str, list[list[int]]]) -> torch.Tensor:
     """Return the logits of a batch, padded on the right.
 
@@ -349,24 +328,7 @@ def _forward(model: Any, batch: dict[str, list[list[int]]]) -> torch.Tensor:
 
 
 def _tensors(batch: dict[str, list[list[int]]], pad_token_id: int, device: Any) -> dict[str, torch.Tensor]:
-    import torch
-
-    padding = {"input_ids": pad_token_id, "token_type_ids": 0}
-    inputs = {
-        name: torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, padding[name])
-        for name, rows in batch.items()
-    }
-    lengths = torch.tensor([len(row) for row in batch["input_ids"]])
-    inputs["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-    return {name: tensor.to(device) for name, tensor in inputs.items()}
-
-
-def _end_of_text(tokenizer: Any, model_name: str) -> int:
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"append_eos: the tokenizer of {model_name!r} has no end-of-text token")
-    return int(tokenizer.eos_token_id)
-
-
-def _some_token(tokenizer: Any) -> int:
-    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    return next((token for token in candidates if token is not None), 0)
+    inputs = padded(batch["input_ids"], pad_token_id, device)
+    if "token_type_ids" in batch:
+        inputs["token_type_ids"] = padded(batch["token_type_ids"], 0, device)["input_ids"]
+    return inputs

@@ -9,8 +9,8 @@ Two frozen models of one checkpoint, for example a reward's and a metric's, shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ class Loaded:
     tokenizer: Any
 
 
+@dataclass(eq=False)
 class FrozenModel:
     """Checkpoint that scores texts.
 
@@ -56,26 +57,17 @@ class FrozenModel:
         ValueError: there is no such device.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        auto_class: str,
-        *,
-        role: str = "model",
-        device: str = "auto",
-        dtype: str = "float32",
-        truncation_side: str = "left",
-        trust_remote_code: bool = False,
-    ) -> None:
-        self.model_name = model_name
-        self.auto_class = auto_class
-        self.role = role
-        self.device = device
-        self.dtype = dtype
-        self.truncation_side = truncation_side
-        self.trust_remote_code = trust_remote_code
-        require_folder(role, model_name)
-        existing_device(device)
+    model_name: str
+    auto_class: str
+    role: str = field(default="model", kw_only=True)
+    device: str = field(default="auto", kw_only=True)
+    dtype: str = field(default="float32", kw_only=True)
+    truncation_side: str = field(default="left", kw_only=True)
+    trust_remote_code: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        require_folder(self.role, self.model_name)
+        existing_device(self.device)
         self._check_weights()
 
     @property
@@ -220,3 +212,13 @@ def n_positions(model: Any) -> int | None:
     config = model.config.get_text_config()
     found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
     return next((n for n in found if isinstance(n, int) and n > 0), None)
+
+
+def padded(rows: Sequence[Sequence[int]], padding: int, device: Any) -> dict[str, Any]:
+    """Return `input_ids` and `attention_mask` of rows of token ids, `[n, longest]` each, padded on the right."""
+    import torch
+
+    ids = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, padding)
+    lengths = torch.tensor(list(map(len, rows)))
+    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.scoring.classifier import Classifier
+from rl4lms_like.scoring.classifier import classifier_of
 from rl4lms_like.scoring.score import Score, Texts
 
 END_OF_UTTERANCE = "<EOU>"
@@ -38,21 +38,9 @@ class IntentMatch(Score):
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        self.classifier = Classifier(
-            self.model_name,
-            role="classifier of intents",
-            batch_size=self.batch_size,
-            device=self.device,
-            dtype=self.dtype,
-        )
+        self.classifier = classifier_of(self, role="classifier of intents")
 
     def per_text(self, texts: Texts) -> list[float]:
-        """Return 1 for each match, else 0.
-
-        Raises:
-            ModelError: the classifier cannot be loaded.
-            ValueError: a sample has no intent, or one that the classifier does not have.
-        """
         targets = [_intent(meta, prompt) for meta, prompt in zip(texts.metas, texts.prompts, strict=True)]
         n_labels = self.classifier.n_labels
         for target, prompt in zip(targets, texts.prompts, strict=True):

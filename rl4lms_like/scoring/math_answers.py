@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 from rl4lms_like.core.numbers import NonNegative
@@ -110,13 +110,11 @@ class MathEqual(Score):
     def per_text(self, texts: Texts) -> list[float]:
         tolerance = (Fraction(self.rel_tol), Fraction(self.abs_tol))
         readings: tuple[Percent, ...] = ("hundredth", "ignored") if self.percent == "either" else (self.percent,)
-        known: dict[str, tuple[str, bool]] = {}
 
+        @cache  # samples of one prompt share their references
         def wanted(reference: str) -> tuple[str, bool]:
-            if reference not in known:
-                answer = answer_of_reference(reference, self._extract)
-                known[reference] = (answer, _is_number(answer, readings[0]))
-            return known[reference]
+            answer = answer_of_reference(reference, self._extract)
+            return answer, _is_number(answer, readings[0])
 
         def is_right(response: str, reference: str) -> bool:
             answer, numeric = wanted(reference)

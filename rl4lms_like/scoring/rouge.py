@@ -26,11 +26,7 @@ ROUGE_TYPES: tuple[RougeType, ...] = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def require_rouge(needed_by: str) -> None:
-    """Raise an error if rouge-score is not installed.
-
-    Raises:
-        MissingExtraError: rouge-score is not installed.
-    """
+    """Raise a `MissingExtraError` if rouge-score is not installed."""
     import_extra("rouge_score.rouge_scorer", extra=EXTRA, needed_by=needed_by)
 
 
@@ -48,9 +44,6 @@ def rouge(
         references: at least one reference per text.
         rouge_types: types to compute.
         use_single_ref: compare with the first reference; False: with the best reference for each type.
-
-    Raises:
-        MissingExtraError: rouge-score is not installed.
     """
     require_rouge("ROUGE")
     chosen = [texts[:1] for texts in references] if use_single_ref else references

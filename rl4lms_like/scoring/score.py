@@ -10,6 +10,7 @@ corpus scores.
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -17,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-T = TypeVar("T")
+from rl4lms_like.core.wording import beginning
 
-_EXCERPT = 60
+T = TypeVar("T")
 
 
 class Texts(NamedTuple):
@@ -87,10 +88,8 @@ def require_references(prompt_texts: Sequence[str], references: Sequence[Sequenc
     """
     for index, (prompt, texts) in enumerate(zip(prompt_texts, references, strict=True)):
         if not texts:
-            excerpt = prompt if len(prompt) <= _EXCERPT else f"{prompt[: _EXCERPT - 3]}..."
-            raise ValueError(
-                f"text {index} of {len(references)} has no references to compare with (prompt {excerpt!r})"
-            )
+            where = f"text {index} of {len(references)}"
+            raise ValueError(f"{where} has no references to compare with (prompt {beginning(prompt)})")
 
 
 def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...]], T]) -> Iterator[T]:
@@ -114,3 +113,26 @@ def mean(scores: Sequence[float]) -> float:
     """Return the mean of the scores that are not NaN, or NaN if there are none."""
     known = [score for score in scores if not math.isnan(score)]
     return fmean(known) if known else math.nan
+
+
+def json_texts(line: str, field: str, where: str, *, bare: bool) -> list[str]:
+    """Return the texts of a line of JSON: an object with a text or a list of texts.
+
+    Args:
+        line: the line.
+        field: key of the texts in the object.
+        where: file and number of the line, for error messages.
+        bare: accept also texts without an object around them.
+
+    Raises:
+        ValueError: the line has another form.
+    """
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
+    value = found.get(field) if isinstance(found, dict) else found if bare else None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{where}: expected {'text, a list of texts, or ' * bare}an object with these as {field!r}")
+    return texts

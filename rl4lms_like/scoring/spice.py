@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import cache
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from rl4lms_like.core.errors import MissingResourceError, import_extra
 from rl4lms_like.scoring.cider import tokens
@@ -34,12 +34,8 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _DOWNLOAD = "python -c 'from pycocoevalcap.spice.get_stanford_models import get_stanford_models as get; get()'"
 _CORENLP = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
 _SHOWN = 2000
-
-
-class _Lack(NamedTuple):
-    resource: str
-    command: str
-    offline: str
+_Lack: TypeAlias = tuple[str, str, str]
+"""Missing resource, command that installs it, what to do offline."""
 
 
 def spice(
@@ -87,11 +83,9 @@ def require_spice(needed_by: str) -> None:
     folder = _folder(needed_by)
     lacks = [lack for lack in (_java_lack(), _corenlp_lack(folder)) if lack is not None]
     if lacks:
+        resources, commands, offline = zip(*lacks, strict=True)
         raise MissingResourceError(
-            " and ".join(lack.resource for lack in lacks),
-            needed_by=needed_by,
-            command="; ".join(lack.command for lack in lacks),
-            offline="; ".join(lack.offline for lack in lacks),
+            " and ".join(resources), needed_by=needed_by, command="; ".join(commands), offline="; ".join(offline)
         )
 
 
@@ -138,7 +132,7 @@ def _java_lack() -> _Lack | None:
     if version is not None and OLDEST_JAVA <= version <= NEWEST_JAVA:
         return None
     found = f"{java} is Java {version}" if version is not None else f"{java} does not run" if java else "none is found"
-    return _Lack(
+    return (
         f"Java {OLDEST_JAVA} to {NEWEST_JAVA} ({found})",
         "conda install -c conda-forge openjdk=11 (or install it any other way and set JAVA_HOME)",
         f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and set JAVA_HOME to its folder",
@@ -161,7 +155,7 @@ def _corenlp_lack(folder: Path) -> _Lack | None:
     missing = [name for name in CORENLP_JARS if not (folder / "lib" / name).is_file()]
     if not missing:
         return None
-    return _Lack(
+    return (
         f"CoreNLP 3.6.0 ({', '.join(missing)})",
         _DOWNLOAD,
         f"copy {' and '.join(missing)} of {_CORENLP} to {folder / 'lib'}",

@@ -11,7 +11,7 @@ head       a linear layer on each row, the mean (or min, max, all three) over ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,9 +150,12 @@ def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
     return Labels(entailment[0], contradiction[0], neutral)
 
 
-@dataclass(kw_only=True, eq=False)
 class Imager:
-    """NLI model that computes the images of document-summary pairs; the arguments are those of `SummaCZSMetric`.
+    """NLI model that computes the images of document-summary pairs.
+
+    Args:
+        model_name: a key of `CARDS`, a hub id, or a local folder.
+        settings: the metric, of which `granularity`, `use_cache`, `max_doc_sents`, `device` and `batch_size` are used.
 
     Raises:
         ValueError: unknown granularity or device.
@@ -160,24 +163,17 @@ class Imager:
         ModelError: the name can only be a local folder, which does not exist.
     """
 
-    model_name: str
-    granularity: str
-    use_cache: bool
-    max_doc_sents: int
-    device: str
-    batch_size: int
-    needed_by: str
-
-    def __post_init__(self) -> None:
-        units = self.granularity.split("-")
+    def __init__(self, model_name: str, settings: Any) -> None:
+        units = settings.granularity.split("-")
         if len(units) > 2 or not set(units) <= set(UNITS):
             raise ValueError(
-                f"granularity: expected one or two (document-summary) of {UNITS}, got {self.granularity!r}"
+                f"granularity: expected one or two (document-summary) of {UNITS}, got {settings.granularity!r}"
             )
         self.document_unit, self.summary_unit = units[0], units[-1]
+        self.use_cache, self.max_doc_sents = settings.use_cache, settings.max_doc_sents
         if set(units) & {"sentence", "2sents", "mixed"}:
-            require_sentences(self.needed_by)
-        self.nli = NliModel(self.model_name, device=self.device, batch_size=self.batch_size)
+            require_sentences(settings.needed_by)
+        self.nli = NliModel(model_name, device=settings.device, batch_size=settings.batch_size)
         self._cache: dict[tuple[str, str], np.ndarray] = {}
 
     def images(self, documents: Sequence[str], summaries: Sequence[str]) -> list[np.ndarray]:
@@ -229,15 +225,12 @@ def chunks(text: str, unit: str) -> list[str]:
     if unit == "document":
         return [text]
     if unit == "paragraph":
-        return _long_enough(part.strip() for part in text.split("\n\n" if "\n\n" in text else "\n"))
-    split = _long_enough(sentences(text))
+        parts = [part.strip() for part in text.split("\n\n" if "\n\n" in text else "\n")]
+        return [part for part in parts if len(part) >= SHORTEST_CHUNK]
+    split = [part for part in sentences(text) if len(part) >= SHORTEST_CHUNK]
     if unit == "2sents":
         return [" ".join(split[index : index + 2]) for index in range(len(split))]
     return split + chunks(text, "paragraph") if unit == "mixed" else split
-
-
-def _long_enough(parts: Iterable[str]) -> list[str]:
-    return [part for part in parts if len(part) >= SHORTEST_CHUNK]
 
 
 @dataclass(frozen=True)

@@ -26,19 +26,11 @@ SUBSETS: Mapping[str, bool | None] = {"overall": None, "overlap": True, "non_ove
 """Subsets of ToTTo's development set -> the value of `overlap_subset` in their samples; None: any."""
 
 _MARKUP = re.compile(r"<.+>")
-_ENTITY = re.compile(r"&(?:bar|#124|lt|gt|bra|ket|quot|apos|#91|#93);")
 _ENTITIES = {
-    "&bar;": "|",
-    "&#124;": "|",
-    "&lt;": "<",
-    "&gt;": ">",
-    "&bra;": "[",
-    "&ket;": "]",
-    "&quot;": '"',
-    "&apos;": "'",
-    "&#91;": "[",
-    "&#93;": "]",
-}
+    "&bar;": "|", "&#124;": "|", "&lt;": "<", "&gt;": ">", "&bra;": "[", "&ket;": "]", "&quot;": '"', "&apos;": "'",
+    "&#91;": "[", "&#93;": "]",
+}  # fmt: skip
+_ENTITY = re.compile("|".join(_ENTITIES))
 _SPACES = re.compile(" +")
 _CLOSING = frozenset(",.?!:;\\%}])")
 _OPENING = frozenset("([{¿¡")

@@ -28,11 +28,11 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.sampler import PrioritySampler
 from rl4lms_like.data_pools.splits import SPLITS
-from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.metrics.base import BaseMetric, MetricResults
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.post_processors import post_process
-from rl4lms_like.rewards.base import BatchedRewardFunction
-from rl4lms_like.rewards.call import AnyReward, is_terminal, score_episodes
+from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction
+from rl4lms_like.rewards.call import is_terminal, score_episodes
 
 if TYPE_CHECKING:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -128,21 +128,11 @@ def check_metric(
         AssertionError: a check failed.
     """
     name = type(metric).__name__
-    prompts = [sample.prompt_or_input_text for sample in samples]
-    references = [list(sample.references) for sample in samples]
-    metas = [copy.deepcopy(sample.meta_data) for sample in samples]
-    given = copy.deepcopy((prompts, references, metas))
-    generated = list(itertools.islice(itertools.cycle(_GENERATED_TEXTS), len(samples)))
-    if generated_texts is not None:
-        assert len(generated_texts) == len(samples), f"{len(generated_texts)} texts for {len(samples)} samples"
-        generated = list(generated_texts)
-    as_given = list(generated)
-    with _failing_as_assertion():
-        first = compute_metric(metric, prompts, generated, references, metas, model, "val")
-        second = compute_metric(metric, prompts, generated, references, metas, model, "val")
-        alone = compute_metric(metric, prompts[:1], generated[:1], references[:1], metas[:1], model, "val")
-    unchanged = given == (prompts, references, metas) and generated == as_given
-    assert unchanged, f"{name} changes the lists it is given"
+    if generated_texts is None:
+        generated_texts = list(itertools.islice(itertools.cycle(_GENERATED_TEXTS), len(samples)))
+    assert len(generated_texts) == len(samples), f"{len(generated_texts)} texts for {len(samples)} samples"
+    first, second = (_computed(metric, samples, generated_texts, model) for _ in range(2))
+    alone = _computed(metric, samples[:1], generated_texts[:1], model)
     assert first.keys() == second.keys() == alone.keys(), f"{name} does not always report the same names"
     _check_edges(metric, samples, model, first.keys())
     if keys is not None:
@@ -253,17 +243,22 @@ def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys
     for pairs in (identical, at_the_edges):
         if not pairs:
             continue
-        with _failing_as_assertion():
-            results = compute_metric(
-                metric,
-                [sample.prompt_or_input_text for sample, _ in pairs],
-                [text for _, text in pairs],
-                [list(sample.references) for sample, _ in pairs],
-                [copy.deepcopy(sample.meta_data) for sample, _ in pairs],
-                model,
-                "val",
-            )
+        chosen, texts = zip(*pairs, strict=True)
+        results = _computed(metric, chosen, texts, model)
         assert results.keys() == keys, f"{type(metric).__name__} does not always report the same names"
+
+
+def _computed(metric: BaseMetric, samples: Sequence[Sample], generated: Sequence[str], model: Any) -> MetricResults:
+    prompts = [sample.prompt_or_input_text for sample in samples]
+    references = [list(sample.references) for sample in samples]
+    metas = [copy.deepcopy(sample.meta_data) for sample in samples]
+    given = copy.deepcopy((prompts, references, metas))
+    texts = list(generated)
+    with _failing_as_assertion():
+        results = compute_metric(metric, prompts, texts, references, metas, model, "val")
+    unchanged = given == (prompts, references, metas) and texts == list(generated)
+    assert unchanged, f"{type(metric).__name__} changes the lists it is given"
+    return results
 
 
 def _check_keys(name: str, reported: Collection[str], declared: Sequence[str]) -> None:

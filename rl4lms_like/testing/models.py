@@ -176,15 +176,6 @@ def _dimensions(
     """Return arguments of `AutoConfig.for_model`, without vocabulary and special tokens.
 
     Transformers maps the common names to those of the family (`hidden_size` to GPT-2's `n_embd`).
-
-    Args:
-        known: families of the kind.
-        family: the model's family.
-        size: hidden size, a multiple of `heads`.
-        layers: number of blocks, in each of encoder and decoder.
-        heads: number of attention heads.
-        positions: maximum length.
-        scale: multiplies the family's initial weight scale.
     """
     if family not in known:
         raise ValueError(f"unknown family {family!r}; known: {', '.join(known)}")

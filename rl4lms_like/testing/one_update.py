@@ -94,8 +94,9 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
     classes = _attributes_of_classes(built.policy)
     eyes = _Eyes(built)
     built.learn(1)
-    after = _weights(built.policy)
-    return Update(eyes.before, after, eyes.ratio_gap(), _differences(classes, _attributes_of_classes(built.policy)))
+    now = _attributes_of_classes(built.policy)
+    changed = sorted(name for name in classes.keys() | now.keys() if classes.get(name) is not now.get(name))
+    return Update(eyes.before, _weights(built.policy), eyes.ratio_gap(), changed)
 
 
 def _environment(tokenizer: Any, config: Any, family: str, seed: int) -> TextVecEnv:
@@ -159,7 +160,3 @@ def _attributes_of_classes(policy: Any) -> dict[str, Any]:
         for name, value in vars(owner).items()
         if callable(value) or isinstance(value, property | classmethod | staticmethod)
     }
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) is not after.get(name))

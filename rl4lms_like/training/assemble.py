@@ -22,7 +22,7 @@ from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.envs.make import make_vec_env
+from rl4lms_like.envs.stepping import make_vec_env
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES, loading
 from rl4lms_like.policies.arguments import PolicyArguments

@@ -23,8 +23,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.metrics.named import NamedMetric
+from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.config.binding import build_component

@@ -12,9 +12,8 @@ import struct
 import numpy as np
 import pytest
 
-from rl4lms_like.benchmarking.curves import learning_curves, polyline
 from rl4lms_like.benchmarking.jobs import jobs_of, read_result, state_of, write_result
-from rl4lms_like.benchmarking.report import COLOURS, comparisons, plot_curves
+from rl4lms_like.benchmarking.report import COLOURS, comparisons, learning_curves, plot_curves, polyline
 from rl4lms_like.benchmarking.results import collect, compare, summary_texts
 from rl4lms_like.benchmarking.runner import benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark

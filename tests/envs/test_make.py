@@ -11,8 +11,7 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from rl4lms_like.core.errors import ConfigError, RewardError, RL4LMsLikeError
-from rl4lms_like.envs.make import make_vec_env
-from rl4lms_like.envs.stepping import play_by_stepping
+from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
@@ -67,7 +66,7 @@ def test_processes_that_the_system_does_not_start_are_named_with_the_key(env_kwa
     def refused(*_, **__):
         raise OSError("AF_UNIX path too long")
 
-    monkeypatch.setattr("rl4lms_like.envs.make.ProcessVecEnv", refused)
+    monkeypatch.setattr("rl4lms_like.envs.stepping.ProcessVecEnv", refused)
     with pytest.raises(RL4LMsLikeError, match=r"2 processes of vec_env 'subproc' cannot be started.*too long.*TMPDIR"):
         make_vec_env("subproc", 2, **env_kwargs)
 

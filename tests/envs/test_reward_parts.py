@@ -10,8 +10,7 @@ import pytest
 
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
-from rl4lms_like.envs.make import make_vec_env
-from rl4lms_like.envs.stepping import play_by_stepping
+from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.base import RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward

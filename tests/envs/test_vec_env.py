@@ -15,8 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.data_pools.dummy import DummyPool
 from rl4lms_like.envs.env import TextGenEnv
-from rl4lms_like.envs.make import make_vec_env
-from rl4lms_like.envs.stepping import play_by_stepping
+from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.sentiment import SentimentReward

@@ -12,6 +12,7 @@ from rl4lms_like.metrics import captions as metrics
 from rl4lms_like.metrics.captions import CIDERMetric, SpiceMetric
 from rl4lms_like.rewards import captions as rewards
 from rl4lms_like.rewards.captions import SpiderRewardFunction
+from rl4lms_like.scoring.score import Texts
 from rl4lms_like.testing.checkers import SAMPLES, check_metric, check_reward_function
 
 TEXTS = ["A dog runs across the field.", "A cat sits.", "Birds fly over the sea."]
@@ -69,12 +70,13 @@ def test_one_text_without_a_file_is_an_error_that_names_the_way_out():
 
 
 def test_spice_is_only_run_where_it_counts(counted_spice):
-    plain = SpiderRewardFunction(0.0, 1.0).scores(TEXTS, TEXTS, REFERENCES, [None] * 3)
+    texts = Texts(TEXTS, TEXTS, REFERENCES, [None] * 3)
+    plain = SpiderRewardFunction(0.0, 1.0).scores(texts)
     assert counted_spice == []
-    both = SpiderRewardFunction(2.0, 1.0, java_memory="1G", timeout=5).scores(TEXTS, TEXTS, REFERENCES, [None] * 3)
+    both = SpiderRewardFunction(2.0, 1.0, java_memory="1G", timeout=5).scores(texts)
     assert counted_spice == [{"java_memory": "1G", "timeout": 5}]
     assert [total - part for total, part in zip(both, plain, strict=True)] == pytest.approx([0.6, 0.2, 0.1])
-    assert SpiderRewardFunction(2.0, 0.0).scores(TEXTS[:1], TEXTS[:1], REFERENCES[:1], [None]) == pytest.approx([0.6])
+    assert SpiderRewardFunction(2.0, 0.0).scores(texts.chosen([0])) == pytest.approx([0.6])
 
 
 def test_a_sample_without_references_is_an_error_of_the_reward():

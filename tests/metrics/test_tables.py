@@ -10,6 +10,7 @@ from rl4lms_like.core.errors import MissingExtraError, RewardError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.metrics.tables import BLEUToTTo, ParentToTTo
 from rl4lms_like.rewards.tables import PARENTRewardFunction
+from rl4lms_like.scoring.score import Texts
 from rl4lms_like.testing.checkers import check_metric, check_reward_function
 from tests.scoring.test_totto import raw_table
 
@@ -30,7 +31,7 @@ def test_reward_and_metrics_pass_their_checkers():
 
 
 def test_an_empty_text_is_scored_and_the_others_are_not_shifted():
-    rewards = PARENTRewardFunction().scores([""] * 3, TEXTS, [[]] * 3, INFOS)
+    rewards = PARENTRewardFunction().scores(Texts([""] * 3, TEXTS, [[]] * 3, INFOS))
     assert rewards[0] > 0.9
     assert rewards[1] == pytest.approx(0, abs=1e-3)
     assert rewards[1] < rewards[2] < rewards[0]
@@ -54,7 +55,7 @@ def test_a_table_without_sentences_is_nan_in_the_metric_and_an_error_in_the_rewa
     assert math.isnan(scores[1])
     assert mean == scores[0]
     with pytest.raises(ValueError, match="text 1 has no final sentence"):
-        PARENTRewardFunction().scores(["", ""], TEXTS[:2], [[], []], infos)
+        PARENTRewardFunction().scores(Texts(["", ""], TEXTS[:2], [[], []], infos))
 
 
 def test_a_sample_of_another_pool_is_an_error_that_names_totto():

@@ -10,6 +10,7 @@ import pytest
 from rl4lms_like.metrics.captions import CIDERMetric
 from rl4lms_like.rewards.captions import SpiderRewardFunction
 from rl4lms_like.scoring.cider import cider, tokens
+from rl4lms_like.scoring.score import Texts
 
 ODD = ["", " ", "日本語の文章。", "The", "!!! ???", "Собака бежит по полю.", "a " * 2000, "a dog\n\n runs\tfast"]
 
@@ -51,7 +52,8 @@ def test_scores_are_the_packages_on_real_captions_and_odd_texts(shared_dir):
 
 def test_the_reward_is_the_packages_score_times_its_coefficient(shared_dir):
     texts, references = cases(shared_dir, 40)
-    rewards = SpiderRewardFunction(spice_coeff=0.0, cider_coeff=0.5).scores(texts, texts, references, [None] * 40)
+    samples = Texts(texts, texts, references, [None] * 40)
+    rewards = SpiderRewardFunction(spice_coeff=0.0, cider_coeff=0.5).scores(samples)
     assert rewards == pytest.approx([0.5 * score for score in of_the_package(texts, references)[1]], abs=1e-9)
 
 
@@ -60,5 +62,6 @@ def test_a_batch_alone_with_the_frequencies_of_its_split_scores_as_within_it(sha
     file = tmp_path / "references.jsonl"
     file.write_text("".join(json.dumps({"references": group}) + "\n" for group in references), encoding="utf-8")
     reward = SpiderRewardFunction(0.0, 1.0, references_file=str(file))
-    alone = [reward.scores([""], [text], [group], [None])[0] for text, group in zip(texts, references, strict=True)]
+    pairs = zip(texts, references, strict=True)
+    alone = [reward.scores(Texts([""], [text], [group], [None]))[0] for text, group in pairs]
     assert alone == pytest.approx(of_the_package(texts, references)[1], abs=1e-9)

@@ -202,8 +202,8 @@ class OneAfterTheOther(TextReward):
     def __init__(self, rewards):
         self.rewards = rewards
 
-    def scores(self, *texts):
-        columns = [reward.scores(*texts) for reward in self.rewards]
+    def scores(self, texts):
+        columns = [reward.scores(texts) for reward in self.rewards]
         return [sum(score * 2**place for place, score in enumerate(row)) for row in zip(*columns, strict=True)]
 
 

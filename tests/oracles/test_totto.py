@@ -23,6 +23,7 @@ import pytest
 
 from rl4lms_like.metrics.tables import BLEUToTTo, ParentToTTo
 from rl4lms_like.rewards.tables import PARENTRewardFunction
+from rl4lms_like.scoring.score import Texts
 
 GOLDEN = Path(__file__).with_name("totto_golden.json")
 SPECIAL = (
@@ -68,7 +69,7 @@ def test_parent_of_each_pair_is_that_of_the_script(shared_dir, golden):
     generated, raw = zip(*pairs(shared_dir), strict=True)
     infos = [{"raw_table": table} for table in raw]
     assert len(generated) == len(golden["parent"]) > 200
-    rewards = PARENTRewardFunction().scores([""] * len(raw), list(generated), [[]] * len(raw), infos)
+    rewards = PARENTRewardFunction().scores(Texts([""] * len(raw), list(generated), [[]] * len(raw), infos))
     assert rewards == pytest.approx([f_score for _, _, f_score in golden["parent"]], abs=1e-9)
     results = ParentToTTo().compute([""] * len(raw), list(generated), [[]] * len(raw), infos)
     assert results["table_to_text/parent_overall_f_score"][0] == pytest.approx(rewards, abs=1e-12)

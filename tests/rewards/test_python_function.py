@@ -19,6 +19,7 @@ from rl4lms_like.rewards.base import RewardPart
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.combine import CombinedReward
 from rl4lms_like.rewards.python_function import PythonReward
+from rl4lms_like.scoring.score import Texts
 from rl4lms_like.testing.checkers import check_reward_function
 from tests.builders import episodes_of_lengths
 
@@ -146,7 +147,8 @@ def test_it_gets_further_arguments_by_name(mine, episodes):
 
 def test_async_calls_wait_together_up_to_the_limit(mine, tiny_tokenizer):
     reward = PythonReward(f"{mine}:length_later", batched=False, max_concurrency=4)
-    assert reward.scores(["p"] * 12, ["x" * i for i in range(12)], [[]] * 12, [None] * 12) == list(range(12))
+    texts = Texts(["p"] * 12, ["x" * i for i in range(12)], [[]] * 12, [None] * 12)
+    assert reward.scores(texts) == list(range(12))
     assert sys.modules[mine].MOST == 4
 
 

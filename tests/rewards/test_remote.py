@@ -20,6 +20,7 @@ from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.remote import HttpReward, RemoteError, secret_headers
+from rl4lms_like.scoring.score import Texts
 from rl4lms_like.testing.checkers import SAMPLES, check_reward_function
 from tests.builders import episodes_of_lengths
 
@@ -153,7 +154,7 @@ def reward(scorer):
 
 def scores(reward, texts=("a", "bc", "def"), references=None, metas=None):
     n = len(texts)
-    return reward.scores(["Say"] * n, list(texts), references or [["x"]] * n, metas or [None] * n)
+    return reward.scores(Texts(["Say"] * n, list(texts), references or [["x"]] * n, metas or [None] * n))
 
 
 def failure(reward, **kwargs) -> str:

@@ -9,7 +9,7 @@ import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from rl4lms_like.core.errors import ModelError, RewardError
-from rl4lms_like.envs.make import make_vec_env
+from rl4lms_like.envs.stepping import make_vec_env
 from rl4lms_like.rewards.base import RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward
 from rl4lms_like.rollouts.buffer import EpisodeBuffer

@@ -52,7 +52,7 @@ def test_texts_are_read_from_lines_and_from_objects(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("{", "line 1: not JSON"), ('{"text": 3}', "line 1: 'text' is neither"), ("[]", "neither")]
+    ("line", "message"), [("{", "line 1: not JSON"), ('{"text": 3}', "line 1: .*'text'"), ("[]", "line 1: .*'text'")]
 )
 def test_lines_that_are_no_texts_are_named(tmp_path, line, message):
     path = tmp_path / "bad.jsonl"

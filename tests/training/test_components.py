@@ -10,9 +10,8 @@ import pytest
 from rl4lms_like.cli import main
 from rl4lms_like.core.errors import ConfigError, MetricError, MissingExtraError, MissingResourceError, NotReadyError
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.metrics.call import compute_metrics
-from rl4lms_like.metrics.named import NamedMetric
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.components import build_components

@@ -32,7 +32,7 @@ from rl4lms_like.core.secrets import names_variable
 from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.metrics.named import named_key
+from rl4lms_like.metrics.base import named_key
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_issues, mask_issues
 from rl4lms_like.training.config.places import GENERATION, POST_PROCESSING, targets

@@ -22,7 +22,7 @@ from typing import Any
 from rl4lms_like.algorithms.base import RATIO_TOLERANCE
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.metrics.named import named_key
+from rl4lms_like.metrics.base import named_key
 from rl4lms_like.rollouts.kl import HorizonKLController
 from rl4lms_like.tracking.base import IN_SHORT, Tracker
 from rl4lms_like.tracking.run_folder import ALARMS_FILE
