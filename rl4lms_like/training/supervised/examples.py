@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.observation import TextLayout
@@ -31,19 +32,12 @@ Example: TypeAlias = "dict[str, list[int]]"
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of a split, and the numbers of samples that were truncated or not used.
-
-    Args:
-        rows: the examples, in the order of the samples.
-        n_without_reference: number of samples without a reference, which give no examples.
-        n_shorter_prompts: number of examples whose prompt was truncated further to make room for the reference.
-        n_cut_references: number of examples whose reference was truncated; these have no end token.
-    """
+    """Examples of a split, in the order of the samples, and the numbers of those truncated or not used."""
 
     rows: list[Example] = field(default_factory=list)
-    n_without_reference: int = 0
-    n_shorter_prompts: int = 0
-    n_cut_references: int = 0
+    n_without_reference: int = 0  # samples without a reference, which give no examples
+    n_shorter_prompts: int = 0  # examples whose prompt was truncated further to make room for the reference
+    n_cut_references: int = 0  # examples whose reference was truncated; these have no end token
 
     @property
     def n_learned(self) -> int:
@@ -91,17 +85,16 @@ class ExampleEncoder:
         references = self._references([(prompts[i], reference) for i, reference in pairs])
         rows, n_shorter, n_cut = [], 0, 0
         for (i, _), reference in zip(pairs, references, strict=True):
+            prompt, kept = prompt_ids[i], reference[: self.max_length]
             if self.is_encoder_decoder:
-                prompt, kept = prompt_ids[i], reference[: self.max_length]
                 rows.append({"input_ids": prompt, "labels": kept})
             else:
-                prompt, kept = self._fitting(prompts[i], prompt_ids[i], reference)
+                prompt, kept = self._fitting(prompts[i], prompt, reference)
                 learned = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
                 rows.append({"input_ids": [*prompt, *kept], "labels": [NOT_LEARNED, *[*learned, *kept][1:]]})
             n_shorter += len(prompt) < len(prompt_ids[i])
             n_cut += len(kept) < len(reference)
-        n_without = sum(not sample.references for sample in samples)
-        return Examples(rows, n_without, n_shorter, n_cut)
+        return Examples(rows, sum(not sample.references for sample in samples), n_shorter, n_cut)
 
     def _layout(self, max_prompt_length: int) -> TextLayout:
         side: Literal["left", "right"] = "right" if self.tokenizer.truncation_side == "right" else "left"
@@ -118,13 +111,14 @@ class ExampleEncoder:
             return [list(ids) if set(end) & set(ids[-2:]) else [*ids, *end] for ids in rows]
         repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
         spaces = " " in str(self.tokenizer.decode(repeated)).strip()  # adds a space by itself, as SentencePiece does
-        texts = []
-        for prompt, reference in pairs:
-            between = self.separator
-            if between is None:
-                is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
-                between = "" if spaces or is_apart else " "
-            texts.append(between + reference)
+
+        def between(prompt: str, reference: str) -> str:
+            if self.separator is not None:
+                return self.separator
+            is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
+            return "" if spaces or is_apart else " "
+
+        texts = [between(prompt, reference) + reference for prompt, reference in pairs]
         rows = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [[*ids, *end] for ids in rows]
 
@@ -174,5 +168,4 @@ def n_learned(labels: Tensor) -> Tensor:
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
-    width = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.long)
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=fill)
