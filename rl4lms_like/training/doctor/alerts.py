@@ -17,24 +17,12 @@ from rl4lms_like.rollouts.collector import EQUAL
 from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
-MANY_ALIKE = 0.5
-"""Fraction of the most frequent response above which responses are assumed to ignore their prompts."""
-
-MUST_GROW = 0.25
-"""Increase of the duplicate fraction since the first iteration needed for an alert. Less is attributed to the task."""
-
-PLATEAU_RATIO = 3.0
-"""Ratio of largest to smallest value loss below which the critic is too slow. Too large steps vary the loss more."""
-
-GETS_BETTER = 0.25
-"""Relative decrease of 1 - explained variance within a window from which the critic is considered to be learning."""
-
-SMALL_KL = 0.005
-"""Small KL of an update, nats per token. At 0.01 and above, half of the tokens leave a clip range of 0.2."""
-
-CLEARLY = 3.0
-"""Standard errors by which two means must differ."""
-
+MANY_ALIKE = 0.5  # fraction of the most frequent response above which responses are assumed to ignore their prompts
+MUST_GROW = 0.25  # increase of the duplicate fraction since the first iteration; less is attributed to the task
+PLATEAU_RATIO = 3.0  # largest to smallest value loss of a critic that is too slow; too large steps vary the loss more
+GETS_BETTER = 0.25  # relative decrease of 1 - explained variance within a window of a critic that is learning
+SMALL_KL = 0.005  # of an update, nats per token; from 0.01, half of the tokens leave a clip range of 0.2
+CLEARLY = 3.0  # standard errors by which two means must differ
 SCALE = "use alg.policy.args.value_head_init: zero, or scale the reward (alg.kl_div.norm_reward: true)"
 
 
@@ -476,26 +464,18 @@ def _with_reward(score: HeldOutScore, first: Diagnostics) -> HeldOutScore:
     return replace(score, reward=first.get("reward"), reward_error=deviation / math.sqrt(n))
 
 
-DIRECTIONS = {
-    "answers": "max",
-    "consistency": "max",
-    "fluency_metrics": "min",
-    "intent": "max",
-    "lexical": "max",
-    "lexical/ter": "min",
-    "semantic": "max",
-    "synthetic": "max",
-    "table_to_text": "max",
-}
-"""First parts of a metric's key -> whether larger or smaller is better; the longest match counts.
-
-Lengths and diversity have no better direction."""
+LARGER_IS_BETTER = ("answers", "consistency", "intent", "lexical", "semantic", "synthetic", "table_to_text")
+SMALLER_IS_BETTER = ("fluency_metrics", "lexical/ter")
+"""First parts of the keys of metrics. Lengths and diversity have no better direction."""
 
 
 def direction_of(key: str) -> str | None:
     """Return `max`, `min`, or None if a metric has no better direction."""
-    fitting = [start for start in DIRECTIONS if f"{key}/".startswith(f"{start}/")]
-    return DIRECTIONS[max(fitting, key=len)] if fitting else None
+
+    def begins_with(*starts: str) -> bool:
+        return f"{key}/".startswith(tuple(f"{start}/" for start in starts))
+
+    return "min" if begins_with(*SMALLER_IS_BETTER) else "max" if begins_with(*LARGER_IS_BETTER) else None
 
 
 _CHECKED = (

@@ -28,9 +28,6 @@ from rl4lms_like.core.episodes import EpisodeBatch
 Diagnostics = dict[str, float | None]
 """Diagnostics of one iteration, and its number as `iteration`."""
 
-N_MARKS = 2
-"""Number of consecutive evaluations that must agree."""
-
 LOGGED: dict[str, tuple[str, ...]] = {
     "reward": ("rollout_info/ep_rew",),
     "reward_std": ("rollout_info/ep_rew_std",),
@@ -54,14 +51,11 @@ LOGGED: dict[str, tuple[str, ...]] = {
 }
 """Diagnostic -> logged keys, by priority: exact before estimated, ours before those of Stable-Baselines3."""
 
-N_COMPARED = 64
-"""Largest number of episodes that are compared pairwise; of more, an evenly spaced subset is used."""
-NEARLY = 0.8
-"""Jaccard similarity of the token bigrams of two responses from which they are near duplicates."""
-FEWEST_EPISODES = 8
-"""Smallest number of episodes for conclusions from one rollout. Fewer have equal or ordered rewards by chance."""
-LONGEST = 400
-"""Largest number of characters of an example text."""
+N_COMPARED = 64  # largest number of episodes that are compared pairwise; of more, an evenly spaced subset is used
+NEARLY = 0.8  # Jaccard similarity of the token bigrams of two responses from which they are near duplicates
+FEWEST_EPISODES = 8  # for conclusions from one rollout; fewer have equal or ordered rewards by chance
+N_MARKS = 2  # number of consecutive evaluations that must agree
+LONGEST = 400  # largest number of characters of an example text
 
 
 def diagnostics_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: Sequence[float]) -> Diagnostics:
@@ -147,22 +141,13 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """Held-out metric and training reward at one evaluation.
+    """Held-out metric and training reward at one evaluation."""
 
-    Args:
-        epoch: number of iterations before the evaluation.
-        score: score of the metric.
-        error: standard error of the score; 0 if the metric has no scores of single texts.
-        reward: mean episode reward of the rollouts since the previous evaluation that are in the history; None if there
-            are none.
-        reward_error: standard error of the reward.
-    """
-
-    epoch: int
+    epoch: int  # number of iterations before the evaluation
     score: float
-    error: float
-    reward: float | None
-    reward_error: float
+    error: float  # standard error of the score; 0 if the metric has no scores of single texts
+    reward: float | None  # mean of the rollouts since the previous evaluation; None if the history has none of them
+    reward_error: float  # standard error of the reward
 
 
 @dataclass

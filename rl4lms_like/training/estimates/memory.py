@@ -229,12 +229,12 @@ class NetworkShapes:
             model: Any = auto_class.from_config(self.config, dtype=torch.float32, **options).eval()
         if self.arguments.peft is not None:
             add_lora(model, self.arguments.peft, dropout=False, empty=True)
-            for module in model.modules():  # adapters are on the `meta` device; replace them by fake tensors
-                for name, weight in list(module.named_parameters(recurse=False)):
-                    if weight.is_meta:
-                        with self._mode:
-                            fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
-                        module.register_parameter(name, fake)
+            adapters = [(name, weight) for name, weight in model.named_parameters() if weight.is_meta]
+            for name, weight in adapters:  # these are on the `meta` device; replace them by fake tensors
+                module, _, own_name = name.rpartition(".")
+                with self._mode:
+                    fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
+                model.get_submodule(module).register_parameter(own_name, fake)
         return model
 
     def activations(self, plan: BatchPlan) -> int:

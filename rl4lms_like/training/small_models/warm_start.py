@@ -55,35 +55,20 @@ Example = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStartSettings:
-    """All settings that determine the weights of a warm start.
+    """All settings that determine the weights of a warm start."""
 
-    Args:
-        family: `gpt2` or `t5` (`n_layer` encoder and as many decoder layers).
-        seed: of texts, weights and batches.
-        n_texts: number of film opinions to train on.
-        n_held_out: number of opinions with other openings, for the perplexity.
-        vocab_size: maximum size of the vocabulary.
-        n_layer: transformer layers.
-        n_embd: width.
-        n_head: attention heads.
-        n_positions: maximum text length of `gpt2` in tokens.
-        steps: optimizer steps.
-        lr: maximum learning rate.
-        batch_size: texts per step.
-    """
-
-    family: Family = "gpt2"
-    seed: int = 0
-    n_texts: int = 20_000
-    n_held_out: int = 400
-    vocab_size: int = 1024
+    family: Family = "gpt2"  # or `t5`, with `n_layer` encoder and as many decoder layers
+    seed: int = 0  # of texts, weights and batches
+    n_texts: int = 20_000  # film opinions to train on
+    n_held_out: int = 400  # opinions with other openings, for the perplexity
+    vocab_size: int = 1024  # at most
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
-    n_positions: int = 96
+    n_positions: int = 96  # maximum text length of `gpt2` in tokens
     steps: int = 1600
-    lr: float = 1e-2
-    batch_size: int = 16
+    lr: float = 1e-2  # maximum
+    batch_size: int = 16  # texts per step
 
 
 @dataclass(frozen=True)

@@ -56,25 +56,15 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleEncoder:
-    """Encodes samples as training examples.
-
-    Args:
-        tokenizer: tokenizer of prompts and references.
-        is_encoder_decoder: whether the model is an encoder-decoder.
-        max_prompt_length: tokens; longer prompts are truncated on the tokenizer's `truncation_side`.
-        max_length: largest number of tokens of a causal example, or of a seq2seq model's reference.
-        end_token_id: token appended to each reference; None: none.
-        separator: text between prompt and reference of a causal model; None: a space if there is no white space.
-        loss_on_prompt: whether a causal model also learns the tokens of the prompt.
-    """
+    """Encodes samples as training examples."""
 
     tokenizer: PreTrainedTokenizerBase
     is_encoder_decoder: bool
-    max_prompt_length: int
-    max_length: int
-    end_token_id: int | None
-    separator: str | None = None
-    loss_on_prompt: bool = False
+    max_prompt_length: int  # tokens; longer prompts are truncated on the tokenizer's `truncation_side`
+    max_length: int  # tokens of a causal example, or of a seq2seq model's reference
+    end_token_id: int | None  # appended to each reference, if any
+    separator: str | None = None  # between prompt and reference of a causal model; None: a space if there is none
+    loss_on_prompt: bool = False  # a causal model also learns the tokens of the prompt
 
     def encode(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples, one example for each of their references."""

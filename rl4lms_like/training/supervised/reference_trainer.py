@@ -43,18 +43,8 @@ from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
 from rl4lms_like.tracking.run_folder import to_json
-from rl4lms_like.training.resuming import states
-from rl4lms_like.training.resuming.checkpoints import (
-    INTERRUPTED,
-    STEP,
-    TrainingState,
-    checkpoints_in,
-    read_checkpoint,
-    remove,
-    remove_older,
-    write_checkpoint,
-    write_folder,
-)
+from rl4lms_like.training.resuming import checkpoints, states
+from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
 from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
@@ -147,12 +137,7 @@ class ReferenceTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, dataloader: Any, description: str, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         metrics: dict[str, float] = {}
         if n := len(dataloader.dataset):
@@ -160,8 +145,7 @@ class ReferenceTrainer(Trainer):
                 metrics[f"{metric_key_prefix}_loss"] = self._mean_loss(dataloader)
         for key, score in self.owner.evaluate(("val",))["val"].scores.items():
             metrics[f"{metric_key_prefix}_{key}"] = self._comparable(score)
-        nothing: Any = None
-        return EvalLoopOutput(predictions=nothing, label_ids=None, metrics=metrics, num_samples=n)
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=n)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def _mean_loss(self, dataloader: Any) -> float:
@@ -208,9 +192,10 @@ class ReferenceTrainer(Trainer):
 
         with saving(f"a checkpoint in {base}"):
             if self.args.save_only_model:
-                write_folder(base / name.format(step), save)
-            else:
-                write_checkpoint(base, step, self._training_state(before_step=name == INTERRUPTED), save, name=name)
+                checkpoints.write_folder(base / name.format(step), save)
+                return
+            state = self._training_state(before_step=name == checkpoints.INTERRUPTED)
+            checkpoints.write_checkpoint(base, step, state, save, name=name)
 
     def _training_state(self, *, before_step: bool) -> TrainingState:
         """Capture the state of the run between two steps.
@@ -275,10 +260,10 @@ class ReferenceTrainer(Trainer):
         best, limit = self.state.best_model_checkpoint, self.save_total_limit
         spare = [] if best is None else [Path(best)]
         if limit:
-            remove_older(self.output_dir, self.state.global_step, limit, spare)
-        for path in checkpoints_in(self.output_dir) if has_ended and limit == 1 and spare else ():
+            checkpoints.remove_older(self.output_dir, self.state.global_step, limit, spare)
+        for path in checkpoints.checkpoints_in(self.output_dir) if has_ended and limit == 1 and spare else ():
             if path not in spare:
-                remove(path)
+                checkpoints.remove(path)
 
     # --- resuming ---------------------------------------------------------------------------------------------------
 
@@ -331,24 +316,22 @@ class ReferenceTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if (found := self.resume_state) is None:
             return
-        optimizer, scheduler, scaler = (self.optimizer, self.lr_scheduler, self.accelerator.scaler)
+        optimizer, scheduler, numbers = self.optimizer, self.lr_scheduler, found.state.numbers
         assert optimizer is not None and scheduler is not None
-        numbers = found.state.numbers
         with states.restoring(found.folder):
             states.load_optimizer(optimizer, numbers["optimizer"], found.state.part("optimizer."), factored=True)
             scheduler.load_state_dict(numbers["scheduler"])
-            if scaler is not None:
-                scaler.load_state_dict(numbers["scaler"])
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(numbers["scaler"])
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if self.resume_state is not None:
             self.resume_state.load_random("random")
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Do nothing: the weights were restored before the Trainer was created."""
+    def _read_nothing(self, *args: Any) -> None:
+        """Do nothing: the weights are restored before the Trainer is created, the scaler with the optimizer."""
 
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """Do nothing: the scaler is restored with the optimizer."""
+    _load_from_checkpoint = _load_scaler = _read_nothing  # type: ignore[assignment]
 
     def _load_best_model(self) -> None:
         model: Any = self.owner.run.model
@@ -451,7 +434,7 @@ class ResumeState:
     """
 
     def __init__(self, folder: Path, owner: SupervisedTrainer) -> None:
-        self.folder, self.state = folder, read_checkpoint(folder)
+        self.folder, self.state = folder, checkpoints.read_checkpoint(folder)
         numbers = self.state.numbers
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
