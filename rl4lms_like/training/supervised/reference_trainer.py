@@ -46,7 +46,6 @@ from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming import checkpoints, states
 from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
-from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
 from rl4lms_like.training.supervised.training_arguments import PATH
 
@@ -211,7 +210,7 @@ class ReferenceTrainer(Trainer):
         began, began_numbers = self.epoch_began
         is_drawn = before_step and not math.fmod(passes, 1)
         generators, random_numbers = self.epoch_began if is_drawn else states.random_state()
-        tensors = {f"model.{name}": tensor for name, tensor in trained(owner.run).items()}
+        tensors = {f"model.{name}": tensor for name, tensor in trained(owner.run.model).items()}
         tensors |= moments | generators | {f"epoch_began.{name}": tensor for name, tensor in began.items()}
         tensors["loss"] = self._tr_loss
         scaler = self.accelerator.scaler
@@ -414,9 +413,8 @@ class Reporter(TrainerCallback):
         self.tracker.log_values(values, timesteps=int(self.owner.trainer.n_learned))
 
 
-def trained(run: SupervisedRun) -> dict[str, Tensor]:
+def trained(model: Any) -> dict[str, Tensor]:
     """Return name -> tensor for trained weights, each once, and for buffers that are saved."""
-    model: Any = run.model
     saved = model.state_dict()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     return weights | {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -439,7 +437,7 @@ class ResumeState:
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
             states.check_frozen(owner.frozen, numbers["frozen"])
-            states.load_weights(trained(owner.run), self.state.part("model."))
+            states.load_weights(trained(owner.run.model), self.state.part("model."))
             for metric, metric_state in zip(owner.run.metrics, numbers["metrics"], strict=True):
                 load_state(metric, metric_state)
             done = numbers["trainer"]

@@ -59,7 +59,7 @@ class SupervisedTrainer:
         self._is_saved = False
         self.interruption = Interruption()
         self.reporter = Reporter(self)
-        self.frozen = frozen_digests(run.model, trained(run), run.samples)
+        self.frozen = frozen_digests(run.model, trained(run.model), run.samples)
         self.trainer = self._make_trainer(None if resume_from is None else ResumeState(resume_from, self))
 
     def train_and_eval(self) -> None:
