@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config
 from rl4lms_like.training.determinism import deterministic_operations, environment
-from rl4lms_like.training.estimates.advice import explaining
+from rl4lms_like.training.estimates.memory import explaining
 
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker

@@ -343,7 +343,7 @@ def alarms(**signs: Any) -> Sight:
     def seen(made: Made) -> Any:
         from rl4lms_like.training.doctor.alerts import ALERTS, reward_hacking
         from rl4lms_like.training.doctor.callback import context_of
-        from rl4lms_like.training.doctor.history import Evaluations, HeldOutScore
+        from rl4lms_like.training.doctor.diagnostics import Evaluations, HeldOutScore
 
         case = context_of(made.run)
         past = history(**{**SICK, **signs})

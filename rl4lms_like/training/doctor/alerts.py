@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
 from rl4lms_like.rollouts.collector import EQUAL
-from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES
-from rl4lms_like.training.doctor.history import N_MARKS, Diagnostics, HeldOutScore, History
+from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
-MANY_ALIKE = 0.5
-"""Fraction of the most frequent response above which responses are assumed to ignore their prompts."""
-
-MUST_GROW = 0.25
-"""Increase of the duplicate fraction since the first iteration needed for an alert. Less is attributed to the task."""
-
-PLATEAU_RATIO = 3.0
-"""Ratio of largest to smallest value loss below which the critic is too slow. Too large steps vary the loss more."""
-
-GETS_BETTER = 0.25
-"""Relative decrease of 1 - explained variance within a window from which the critic is considered to be learning."""
-
-SMALL_KL = 0.005
-"""Small KL of an update, nats per token. At 0.01 and above, half of the tokens leave a clip range of 0.2."""
-
-CLEARLY = 3.0
-"""Standard errors by which two means must differ."""
-
+MANY_ALIKE = 0.5  # fraction of the most frequent response above which responses are assumed to ignore their prompts
+MUST_GROW = 0.25  # increase of the duplicate fraction since the first iteration; less is attributed to the task
+PLATEAU_RATIO = 3.0  # largest to smallest value loss of a critic that is too slow; too large steps vary the loss more
+GETS_BETTER = 0.25  # relative decrease of 1 - explained variance within a window of a critic that is learning
+SMALL_KL = 0.005  # of an update, nats per token; from 0.01, half of the tokens leave a clip range of 0.2
+CLEARLY = 3.0  # standard errors by which two means must differ
 SCALE = "use alg.policy.args.value_head_init: zero, or scale the reward (alg.kl_div.norm_reward: true)"
 
 
@@ -71,6 +58,10 @@ class Alert:
 
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in values)
+
+
+def _lasting(values: Sequence[float]) -> str:
+    return f"for {len(values)} iterations: {_listed(values)}"
 
 
 def _all_above(values: Sequence[float], limit: float | None) -> bool:
@@ -138,9 +129,9 @@ def kl_above_budget(history: History, context: Context) -> Alert | None:
             kls = [kl * length for kl, length in zip(kls, lengths, strict=False)]
     if not _all_above(kls, budget):
         return None
-    message = f"doctor.max_kl, {budget:g}" if target is None else f"{factor:g} times the target of {target:g}"
+    name = f"doctor.max_kl, {budget:g}" if target is None else f"{factor:g} times the target of {target:g}"
     return Alert(
-        f"the KL to the reference has been above {message} {unit} for {len(kls)} iterations: {_listed(kls)}",
+        f"the KL to the reference has been above {name} {unit} {_lasting(kls)}",
         f"Raise alg.kl_div.coeff (or gain, of an adaptive controller), or lower {context.step_keys}",
         {"kl": kls, "budget": budget},
     )
@@ -156,17 +147,17 @@ def kl_negative(history: History, context: Context) -> Alert | None:
     limit, kls = context.limits.max_negative_kl, history.last("kl", context.limits.patience)
     if limit is None or not context.estimates_kl or not _all_below(kls, -limit):
         return None
-    mask = (
-        "The mask restricts sampling: raise alg.policy.args.top_mask, or update the mask model more often "
-        "(alg.policy.args.target_update_iterations). "
+    advice = (
+        "Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no min_length in "
+        "alg.policy.args.generation_kwargs; or use alg.kl_div.estimator: k3, which is never negative"
     )
-    return Alert(
-        f"the estimated KL to the reference has been below -{limit:g} nats per token for {len(kls)} iterations: "
-        f"{_listed(kls)}",
-        f"{mask if context.is_masked else ''}Sample from the policy itself: top_k: 0, top_p: 1, temperature: 1 and no "
-        "min_length in alg.policy.args.generation_kwargs; or use alg.kl_div.estimator: k3, which is never negative",
-        {"kl": kls, "limit": -limit},
-    )
+    if context.is_masked:
+        advice = (
+            "The mask restricts sampling: raise alg.policy.args.top_mask, or update the mask model more often "
+            f"(alg.policy.args.target_update_iterations). {advice}"
+        )
+    message = f"the estimated KL to the reference has been below -{limit:g} nats per token {_lasting(kls)}"
+    return Alert(message, advice, {"kl": kls, "limit": -limit})
 
 
 def entropy_collapse(history: History, context: Context) -> Alert | None:
@@ -177,19 +168,14 @@ def entropy_collapse(history: History, context: Context) -> Alert | None:
     prompts, has solved its task and gives no alert.
     """
     limits, start = context.limits, history.first.get("entropy")
-    values = history.last("entropy", limits.patience)
-    bounds = [] if limits.min_entropy is None else [limits.min_entropy]
-    if limits.min_entropy_share is not None and start is not None:
-        bounds.append(limits.min_entropy_share * start)
-    limit = max(bounds, default=None)
-    if start is None or not _all_below(values, limit):
-        return None
-    alike = history.last("duplicates", limits.patience)
-    if alike and max(alike) <= MANY_ALIKE and _is_solved(history, context):
+    values, alike = (history.last(name, limits.patience) for name in ("entropy", "duplicates"))
+    shares = [None if limits.min_entropy_share is None or start is None else limits.min_entropy_share * start]
+    limit = max((bound for bound in (limits.min_entropy, *shares) if bound is not None), default=None)
+    if not _all_below(values, limit) or (alike and max(alike) <= MANY_ALIKE and _is_solved(history, context)):
         return None
     return Alert(
-        f"the entropy has been below {limit:.3g} nats per token for {len(values)} iterations: {_listed(values)}; "
-        f"in the first iteration it was {start:.3g}",
+        f"the entropy has been below {limit:.3g} nats per token {_lasting(values)}; in the first iteration it was "
+        f"{start:.3g}",
         f"Raise alg.kl_div.coeff or alg.args.ent_coef (for example from 0 to 0.01), or lower {context.step_keys}",
         {"entropy": values, "limit": limit, "first": start},
     )
@@ -206,21 +192,19 @@ def value_error(history: History, context: Context) -> Alert | None:
 
 
 def _exploded(history: History, context: Context) -> Alert | None:
-    limits = context.limits
-    losses = history.last("value_loss", limits.patience)
-    before = history.known("value_loss", limits.patience + limits.window)[: -limits.patience]
-    if limits.max_value_loss_growth is None or not losses or not before:
+    patience, growth = context.limits.patience, context.limits.max_value_loss_growth
+    losses = history.last("value_loss", patience)
+    before = history.known("value_loss", patience + context.limits.window)[:-patience]
+    if growth is None or not before or not _all_above(losses, growth * (usual := median(before))):
         return None
-    usual = median(before)
-    squares = [_mean_square(each, context) for each in history.recent[-limits.patience :]]
-    exceeds = all(square is not None and loss > square for loss, square in zip(losses, squares, strict=True))
-    if not exceeds or not _all_above(losses, limits.max_value_loss_growth * usual):
+    squares = [_mean_square(each, context) for each in history.recent[-patience:]]
+    if not all(square is not None and loss > square for loss, square in zip(losses, squares, strict=True)):
         return None
     return Alert(
-        f"the value loss has been above {limits.max_value_loss_growth:g} times its median before, {usual:.3g}, for "
-        f"{len(losses)} iterations: {_listed(losses)}; a critic that always predicts 0 would be better",
+        f"the value loss has been above {growth:g} times its median before, {usual:.3g}, {_lasting(losses)}; "
+        f"a critic that always predicts 0 would be better",
         f"Lower {context.critic_keys}, {SCALE}",
-        {"value_loss": losses, "before": usual, "explained_variance": history.last("explained_variance", len(losses))},
+        {"value_loss": losses, "before": usual, "explained_variance": history.last("explained_variance", patience)},
     )
 
 
@@ -229,27 +213,27 @@ def _mean_square(diagnostics: Diagnostics, context: Context) -> float | None:
     reward, deviation = diagnostics.get("reward"), diagnostics.get("reward_std")
     if reward is None or deviation is None:
         return None
-    kl = [diagnostics.get(name) or 0.0 for name in ("kl_reward", "kl_reward_std")]
     unit = deviation if context.norm_reward and deviation > EQUAL * abs(reward) else 1.0
+    kl = [diagnostics.get(name) or 0.0 for name in ("kl_reward", "kl_reward_std")]
     return math.fsum(part**2 for part in (reward / unit, deviation / unit, *kl))
 
 
 def _unexplained(history: History, context: Context) -> Alert | None:
     limit, window = context.limits.min_explained_variance, context.limits.window
-    explained = history.last("explained_variance", window)
+    explained, losses = history.last("explained_variance", window), history.last("value_loss", window)
+    has_variance = _all_above(history.last("reward_spread", window), context.limits.min_reward_spread or 0.0)
+    if not has_variance or any(n < FEWEST_EPISODES for n in history.last("n_episodes", window)):
+        return None
     if not _all_below(explained, limit) or 1 - explained[-1] < (1 - GETS_BETTER) * (1 - explained[0]):
         return None
-    if not _all_above(history.last("reward_spread", window), context.limits.min_reward_spread or 0.0):
-        return None
-    if any(n < FEWEST_EPISODES for n in history.last("n_episodes", window)):
-        return None
-    losses = history.last("value_loss", window)
-    rate = f"alg.args.{'critic_learning_rate' if 'critic_learning_rate' in context.critic_keys else 'learning_rate'}"
-    is_plateau = bool(losses) and max(losses) <= PLATEAU_RATIO * min(losses)
+    advice = f"Lower {context.critic_keys}, {SCALE}"
+    if losses and max(losses) <= PLATEAU_RATIO * min(losses):
+        rate = "critic_learning_rate" if "critic_learning_rate" in context.critic_keys else "learning_rate"
+        advice = f"Its loss hardly changes: raise alg.args.{rate}, {SCALE}"
     return Alert(
         f"the explained variance of the returns has been below {limit:g} for {len(explained)} iterations, now "
         f"{explained[-1]:.3g}: a constant would fit better than the critic",
-        f"{f'Its loss hardly changes: raise {rate}' if is_plateau else f'Lower {context.critic_keys}'}, {SCALE}",
+        advice,
         {"explained_variance": explained, "limit": limit},
     )
 
@@ -259,40 +243,37 @@ def large_updates(history: History, context: Context) -> Alert | None:
 
     Tokens outside the clip range have no gradient, and the variance of the ratios grows, so later epochs learn little.
     """
-    limits = context.limits
-    clipped, kls = (history.last(name, limits.patience) for name in ("clip_fraction", "approx_kl"))
-    name, what, values, limit = "clip_fraction", "fraction of clipped tokens", clipped, limits.max_clip_fraction
-    advice = f"Lower {context.step_keys}"
-    advice += ", or stop large updates early: alg.args.target_kl (0.02)" if "n_epochs" in context.step_keys else ""
-    if not _all_above(clipped, limit):
-        name, what, values, limit = "approx_kl", "KL of an update to the rollout's policy", kls, limits.max_approx_kl
-    elif _all_below(kls[-1:], SMALL_KL):
-        advice = f"The updates are small, their KL is {_listed(kls[-1:])}: raise alg.args.clip_range (0.2)"
-    if not _all_above(values, limit):
-        return None
-    return Alert(
-        f"the {what} has been above {limit:g} for {len(values)} iterations: {_listed(values)}",
-        advice,
-        {name: values, "limit": limit},
-    )
+    limits, patience = context.limits, context.limits.patience
+    for name, what, limit in (
+        ("clip_fraction", "fraction of clipped tokens", limits.max_clip_fraction),
+        ("approx_kl", "KL of an update to the rollout's policy", limits.max_approx_kl),
+    ):
+        if not _all_above(values := history.last(name, patience), limit):
+            continue
+        advice, kl = f"Lower {context.step_keys}", history.last("approx_kl", 1)
+        if name == "clip_fraction" and _all_below(kl, SMALL_KL):
+            advice = f"The updates are small, their KL is {_listed(kl)}: raise alg.args.clip_range (0.2)"
+        elif "n_epochs" in context.step_keys:
+            advice += ", or stop large updates early: alg.args.target_kl (0.02)"
+        return Alert(f"the {what} has been above {limit:g} {_lasting(values)}", advice, {name: values, "limit": limit})
+    return None
 
 
 def no_learning(history: History, context: Context) -> Alert | None:
     """Detect updates without effect: the gradient is 0, or TRPO's line search accepts no step."""
     patience = context.limits.patience
     norms, steps = history.last("grad_norm", patience), history.last("step_taken", patience)
-    still = bool(norms) and not any(norms)
     skipped = history.last("skipped_steps", patience)  # these are reported by `non_finite`
-    refused = bool(steps) and not any(steps) and len(set(skipped)) < 2
-    if not context.limits.no_learning or not (still or refused):
+    if norms and not any(norms):
+        found, advice = "the gradient has been 0", "Check whether rewards differ between episodes, and whether "
+        advice += "alg.args.vf_coef or a schedule removes the gradient"
+    elif steps and not any(steps) and len(set(skipped)) < 2:
+        found = "no step of the line search was accepted"
+        advice = "Raise alg.args.cg_damping, or lower alg.args.target_kl"
+    else:
         return None
-    found = "the gradient has been 0" if still else "no step of the line search was accepted"
-    advice = (
-        "Check whether rewards differ between episodes, and whether alg.args.vf_coef or a schedule removes the gradient"
-        if still
-        else "Raise alg.args.cg_damping, or lower alg.args.target_kl"
-    )
-    return Alert(f"{found} for {patience} iterations: the policy does not change", advice, {"iterations": patience})
+    message = f"{found} for {patience} iterations: the policy does not change"
+    return Alert(message, advice, {"iterations": patience}) if context.limits.no_learning else None
 
 
 def small_minibatches(history: History, context: Context) -> Alert | None:
@@ -305,18 +286,15 @@ def small_minibatches(history: History, context: Context) -> Alert | None:
     lengths = history.last("length", context.limits.patience)
     if least is None or not _all_below(sizes, least) or not lengths:
         return None
-    wanted, n_steps = math.ceil(least * max(lengths)), history.last("optimizer_steps", 1)
-    steps = f"; an update has {n_steps[0]:g} optimizer steps" if n_steps else ""
-    steps += (
-        f", in RL4LMs with the same values {context.rl4lms_steps}" if steps and context.rl4lms_steps is not None else ""
-    )
-    return Alert(
-        f"minibatches had {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}{steps}",
-        f"Raise alg.args.batch_size (counted in tokens) to {wanted} or more"
-        if context.has_batch_size
-        else "Raise env.n_envs or alg.args.n_steps",
-        {"minibatch_episodes": sizes, "limit": float(least)},
-    )
+    message = f"minibatches had {sizes[-1]:.3g} episodes on average for {len(sizes)} iterations, fewer than {least}"
+    if n_steps := history.last("optimizer_steps", 1):
+        message += f"; an update has {n_steps[0]:g} optimizer steps"
+        if context.rl4lms_steps is not None:
+            message += f", in RL4LMs with the same values {context.rl4lms_steps}"
+    advice = "Raise env.n_envs or alg.args.n_steps"
+    if context.has_batch_size:
+        advice = f"Raise alg.args.batch_size (counted in tokens) to {math.ceil(least * max(lengths))} or more"
+    return Alert(message, advice, {"minibatch_episodes": sizes, "limit": float(least)})
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -330,13 +308,12 @@ def reward_constant(history: History, context: Context) -> Alert | None:
     """
     limit, patience = context.limits.min_reward_spread, context.limits.patience
     few = any(n < FEWEST_EPISODES for n in history.last("n_episodes", patience))
-    n_looked_at = max(context.limits.window, patience) if few else patience
-    spreads, rewards = history.last("reward_spread", n_looked_at), history.last("reward", n_looked_at)
+    n = max(context.limits.window, patience) if few else patience
+    spreads, rewards = history.last("reward_spread", n), history.last("reward", n)
     if limit is None or not spreads or (any(spreads) and not _all_below(spreads, limit)):
         return None
-    if few and rewards and max(rewards) - min(rewards) > limit * max(map(abs, rewards)):
-        return None
-    if _is_solved(history, context):
+    is_by_chance = few and rewards and max(rewards) - min(rewards) > limit * max(map(abs, rewards))
+    if is_by_chance or _is_solved(history, context):
         return None
     return Alert(
         f"all episodes of a rollout got the same reward for {len(spreads)} iterations: {_listed(rewards)}",
@@ -424,14 +401,13 @@ def reward_follows_length(history: History, context: Context) -> Alert | None:
     rhos, lengths = history.known("length_correlation", window), history.last("length", 1)
     if limit is None or not rhos or 2 * len(rhos) < window or abs(rho := fmean(rhos)) <= limit:
         return None
-    advice = (
-        "divide the reward by it, or add reward_fn.args.shaping_fn: {id: length_penalty, args: {max_length: ...}}"
-        if rho > 0
-        else "check which part of the reward decreases with each token (a penalty, a mean over tokens)"
-    )
+    paid, advice = "lower", "check which part of the reward decreases with each token (a penalty, a mean over tokens)"
+    if rho > 0:
+        paid, advice = "higher", "divide the reward by it, or add reward_fn.args.shaping_fn: "
+        advice += "{id: length_penalty, args: {max_length: ...}}"
     return Alert(
-        f"longer responses get {'higher' if rho > 0 else 'lower'} rewards: rank correlation {rho:.2f}, mean over "
-        f"{len(rhos)} of the last {window} iterations; mean response length {_listed(lengths)} tokens",
+        f"longer responses get {paid} rewards: rank correlation {rho:.2f}, mean over {len(rhos)} of the last {window} "
+        f"iterations; mean response length {_listed(lengths)} tokens",
         f"If length is not the objective, {advice}",
         {"correlation": rho, "rollouts": float(len(rhos))},
     )
@@ -453,86 +429,58 @@ def reward_hacking(history: History, context: Context) -> Alert | None:
         if evaluations is None or len(evaluations.last) < N_MARKS or evaluations.best in evaluations.last:
             continue
         best, last = _with_reward(evaluations.best, history.first), evaluations.last[-1]
-        if all(
-            _has_fallen(held_out_score, best, mode, limit or 0.0) and _is_better_paid(held_out_score, best)
-            for held_out_score in evaluations.last
-        ):
-            return Alert(
-                f"the reward rose from {best.reward:.3g} to {last.reward:.3g}, and {key} on val went from "
-                f"{best.score:.3g} (epoch {best.epoch}) to {last.score:.3g} (epoch {last.epoch})",
-                f"Read texts of both epochs (in report.html); raise alg.kl_div.coeff, stop earlier, or make {key} part "
-                f"of the reward (reward_fn: combine). If the fall is acceptable, list the metrics that matter in "
-                f"doctor.held_out",
-                {
-                    "reward": [best.reward, last.reward],
-                    "score": [best.score, last.score],
-                    "epoch": [float(best.epoch), float(last.epoch)],
-                },
-                key,
-            )
+        if not all(_is_hacked(score, best, mode, limit or 0.0) for score in evaluations.last):
+            continue
+        return Alert(
+            f"the reward rose from {best.reward:.3g} to {last.reward:.3g}, and {key} on val went from "
+            f"{best.score:.3g} (epoch {best.epoch}) to {last.score:.3g} (epoch {last.epoch})",
+            f"Read texts of both epochs (in report.html); raise alg.kl_div.coeff, stop earlier, or make {key} part of "
+            f"the reward (reward_fn: combine). If the fall is acceptable, list the metrics that matter in "
+            f"doctor.held_out",
+            {
+                "reward": [best.reward, last.reward],
+                "score": [best.score, last.score],
+                "epoch": [float(best.epoch), float(last.epoch)],
+            },
+            key,
+        )
     return None
 
 
-def _has_fallen(held_out_score: HeldOutScore, best: HeldOutScore, mode: str, limit: float) -> bool:
-    fall = best.score - held_out_score.score if mode == "max" else held_out_score.score - best.score
-    return fall > max(limit * abs(best.score), CLEARLY * math.hypot(held_out_score.error, best.error))
-
-
-def _is_better_paid(held_out_score: HeldOutScore, best: HeldOutScore) -> bool:
-    if held_out_score.reward is None or best.reward is None:
+def _is_hacked(now: HeldOutScore, best: HeldOutScore, mode: str, limit: float) -> bool:
+    """Return True if the score is clearly worse than the best one, by more than `limit`, and the reward is higher."""
+    if now.reward is None or best.reward is None:
         return False
-    return held_out_score.reward - best.reward > CLEARLY * math.hypot(held_out_score.reward_error, best.reward_error)
+    fall = best.score - now.score if mode == "max" else now.score - best.score
+    has_fallen = fall > max(limit * abs(best.score), CLEARLY * math.hypot(now.error, best.error))
+    return has_fallen and now.reward - best.reward > CLEARLY * math.hypot(now.reward_error, best.reward_error)
 
 
-def _with_reward(held_out_score: HeldOutScore, first: Diagnostics) -> HeldOutScore:
+def _with_reward(score: HeldOutScore, first: Diagnostics) -> HeldOutScore:
     """Complete an evaluation before training with the reward of the first rollout, which is of the same policy."""
-    if held_out_score.reward is not None:
-        return held_out_score
+    if score.reward is not None:
+        return score
     n, deviation = first.get("n_episodes") or 1.0, first.get("reward_std") or 0.0
-    return HeldOutScore(
-        held_out_score.epoch, held_out_score.score, held_out_score.error, first.get("reward"), deviation / math.sqrt(n)
-    )
+    return replace(score, reward=first.get("reward"), reward_error=deviation / math.sqrt(n))
 
 
-DIRECTIONS = {
-    "answers": "max",
-    "consistency": "max",
-    "fluency_metrics": "min",
-    "intent": "max",
-    "lexical": "max",
-    "lexical/ter": "min",
-    "semantic": "max",
-    "synthetic": "max",
-    "table_to_text": "max",
-}
-"""First parts of a metric's key -> whether larger or smaller is better; the longest match counts.
-
-Lengths and diversity have no better direction."""
+LARGER_IS_BETTER = ("answers", "consistency", "intent", "lexical", "semantic", "synthetic", "table_to_text")
+SMALLER_IS_BETTER = ("fluency_metrics", "lexical/ter")
+"""First parts of the keys of metrics. Lengths and diversity have no better direction."""
 
 
 def direction_of(key: str) -> str | None:
     """Return `max`, `min`, or None if a metric has no better direction."""
-    fitting = [start for start in DIRECTIONS if f"{key}/".startswith(f"{start}/")]
-    return DIRECTIONS[max(fitting, key=len)] if fitting else None
+
+    def begins_with(*starts: str) -> bool:
+        return f"{key}/".startswith(tuple(f"{start}/" for start in starts))
+
+    return "min" if begins_with(*SMALLER_IS_BETTER) else "max" if begins_with(*LARGER_IS_BETTER) else None
 
 
-ALERTS: dict[str, Callable[[History, Context], Alert | None]] = {
-    alert.__name__: alert
-    for alert in (
-        ratio_gap,
-        non_finite,
-        kl_above_budget,
-        kl_negative,
-        entropy_collapse,
-        value_error,
-        large_updates,
-        no_learning,
-        small_minibatches,
-        reward_constant,
-        all_truncated,
-        all_empty,
-        duplicates,
-        reward_follows_length,
-    )
-}
+_CHECKED = (
+    *(ratio_gap, non_finite, kl_above_budget, kl_negative, entropy_collapse, value_error, large_updates, no_learning),
+    *(small_minibatches, reward_constant, all_truncated, all_empty, duplicates, reward_follows_length),
+)
+ALERTS: dict[str, Callable[[History, Context], Alert | None]] = {alert.__name__: alert for alert in _CHECKED}
 """Alerts that are checked after each iteration, in this order; `reward_hacking` is checked after each evaluation."""

@@ -30,8 +30,7 @@ from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.callbacks import Callback
 from rl4lms_like.training.config.cross_checks import HELD_OUT, unknown_metric
 from rl4lms_like.training.doctor.alerts import ALERTS, Alert, Context, direction_of, reward_hacking
-from rl4lms_like.training.doctor.diagnostics import diagnostics_of, evaluation_examples, rollout_examples
-from rl4lms_like.training.doctor.history import History
+from rl4lms_like.training.doctor.diagnostics import History, diagnostics_of, evaluation_examples, rollout_examples
 from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.evaluation import Evaluation
 
@@ -92,10 +91,10 @@ class Doctor(Callback):
         found = diagnostics_of(algorithm.logger.name_to_value, episodes, rewards)
         self.history.add({"iteration": iteration, **found}, self.limits.patience + self.limits.window)
         alerts = {name: alert for name, check in ALERTS.items() if (alert := check(self.history, self.context))}
-        new = alerts.keys() - self.reported.keys()
-        examples = {name: rollout_examples(name, self.run.tokenizer, episodes, rewards) for name in new}
-        for name in [name for name in alerts if name in new]:
-            self._report(name, iteration, alerts[name], examples[name])
+        for name, alert in alerts.items():
+            if name not in self.reported:
+                examples = rollout_examples(name, self.run.tokenizer, episodes, rewards)
+                self._report(name, iteration, alert, examples)
         return set(alerts)
 
     def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:

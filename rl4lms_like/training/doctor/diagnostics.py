@@ -1,17 +1,22 @@
-"""Diagnostics of a run, and example texts that illustrate them.
+"""Diagnostics of a run, their history, and example texts that illustrate them.
 
     logger      entropy, KL, truncated fraction, value loss, ratio gap ...   ┐
     episodes    relative range of rewards, duplicates and near duplicates,   ├─ {"entropy": 2.1, "kl": 0.04, ...}
                 rank correlation of length and reward                        ┘
 
 None stands for a number that is missing or not finite. Only the token ids of the episodes are read, without forward
-pass or random numbers; examples are decoded only when an alert is first reported.
+pass or random numbers; examples are decoded only when an alert is first reported. The history is saved in checkpoints,
+so that a resumed run gives the same alerts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -19,7 +24,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.training.doctor.history import Diagnostics
+
+Diagnostics = dict[str, float | None]
+"""Diagnostics of one iteration, and its number as `iteration`."""
 
 LOGGED: dict[str, tuple[str, ...]] = {
     "reward": ("rollout_info/ep_rew",),
@@ -44,14 +51,11 @@ LOGGED: dict[str, tuple[str, ...]] = {
 }
 """Diagnostic -> logged keys, by priority: exact before estimated, ours before those of Stable-Baselines3."""
 
-N_COMPARED = 64
-"""Largest number of episodes that are compared pairwise; of more, an evenly spaced subset is used."""
-NEARLY = 0.8
-"""Jaccard similarity of the token bigrams of two responses from which they are near duplicates."""
-FEWEST_EPISODES = 8
-"""Smallest number of episodes for conclusions from one rollout. Fewer have equal or ordered rewards by chance."""
-LONGEST = 400
-"""Largest number of characters of an example text."""
+N_COMPARED = 64  # largest number of episodes that are compared pairwise; of more, an evenly spaced subset is used
+NEARLY = 0.8  # Jaccard similarity of the token bigrams of two responses from which they are near duplicates
+FEWEST_EPISODES = 8  # for conclusions from one rollout; fewer have equal or ordered rewards by chance
+N_MARKS = 2  # number of consecutive evaluations that must agree
+LONGEST = 400  # largest number of characters of an example text
 
 
 def diagnostics_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: Sequence[float]) -> Diagnostics:
@@ -89,10 +93,10 @@ def _relative_range(rewards: np.ndarray) -> float | None:
     return float(np.ptp(rewards)) / size if size else 0.0
 
 
-def _row_numbers(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
-    """Number the rows `[n]` so that rows with the same tokens have the same number."""
-    rows = torch.where(mask, ids, -1).cpu().numpy()
-    return np.asarray(np.unique(rows, axis=0, return_inverse=True)[1]).reshape(-1)
+def _prompts_and_responses(episodes: EpisodeBatch) -> list[list[tuple[int, ...]]]:
+    """Return the prompts and the responses as token ids without padding."""
+    pairs = ((episodes.prompt_ids, episodes.prompt_mask), (episodes.response_ids, episodes.response_mask))
+    return [[tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)] for ids, mask in pairs]
 
 
 def _duplicates(episodes: EpisodeBatch) -> tuple[float | None, float | None]:
@@ -100,35 +104,24 @@ def _duplicates(episodes: EpisodeBatch) -> tuple[float | None, float | None]:
 
     The first is 0 if all responses differ. Near duplicates are those of another prompt. None if all prompts are equal.
     """
-    prompts = _row_numbers(episodes.prompt_ids, episodes.prompt_mask)
-    if not np.ptp(prompts):
+    prompts, responses = _prompts_and_responses(episodes)
+    if len(set(prompts)) == 1:
         return None, None
-    most = int(np.bincount(_row_numbers(episodes.response_ids, episodes.response_mask)).max())
-    chosen = _compared(episodes.n_episodes)
-    prompts = prompts[chosen]
-    near = _near_twins(episodes, chosen) & (prompts[:, None] != prompts[None, :])
-    return most / episodes.n_episodes if most > 1 else 0.0, float(near.any(axis=1).mean()) if np.ptp(prompts) else None
+    most = max(Counter(responses).values())
+    near = _near_duplicates(responses)
+    has_near = [any(prompts[other] != prompts[index] for other in others) for index, others in near.items()]
+    differ = len({prompts[index] for index in near}) > 1
+    return most / len(responses) if most > 1 else 0.0, fmean(has_near) if differ else None
 
 
-def _compared(n_episodes: int) -> np.ndarray:
-    """Return the indices of the episodes that are compared pairwise."""
-    n = min(n_episodes, N_COMPARED)
-    return np.arange(n) * n_episodes // n
-
-
-def _near_twins(episodes: EpisodeBatch, chosen: np.ndarray) -> np.ndarray:
-    """Return which of the chosen responses are near duplicates, `[k, k]`, by Jaccard similarity of their bigrams."""
-    index = torch.as_tensor(chosen, device=episodes.response_ids.device)
-    ids = episodes.response_ids[index].cpu().numpy()
-    mask = episodes.response_mask[index].cpu().numpy()
-    pairs = ids[:, :-1] * (int(ids.max(initial=0)) + 1) + ids[:, 1:]
-    rows, columns = np.nonzero(mask[:, 1:])
-    kinds, numbers = np.unique(pairs[rows, columns], return_inverse=True)
-    has = np.zeros((len(chosen), len(kinds)), dtype=np.float32)
-    has[rows, numbers.reshape(-1)] = 1
-    shared, sizes = has @ has.T, has.sum(axis=1)
-    union = sizes[:, None] + sizes[None, :] - shared
-    return np.asarray((shared >= NEARLY * union) & (shared > 0))
+def _near_duplicates(responses: Sequence[tuple[int, ...]]) -> dict[int, list[int]]:
+    """Return, for each compared response, those that share most of its bigrams (Jaccard similarity), and itself."""
+    n, n_compared = len(responses), min(len(responses), N_COMPARED)
+    bigrams = {index: set(pairwise(responses[index])) for index in (k * n // n_compared for k in range(n_compared))}
+    return {
+        index: [other for other, theirs in bigrams.items() if len(own & theirs) >= NEARLY * len(own | theirs) > 0]
+        for index, own in bigrams.items()
+    }
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
@@ -141,6 +134,100 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
 def _ranks(values: np.ndarray) -> np.ndarray:
     _, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[numbers.reshape(-1)])
+
+
+# --- history -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """Held-out metric and training reward at one evaluation."""
+
+    epoch: int  # number of iterations before the evaluation
+    score: float
+    error: float  # standard error of the score; 0 if the metric has no scores of single texts
+    reward: float | None  # mean of the rollouts since the previous evaluation; None if the history has none of them
+    reward_error: float  # standard error of the reward
+
+
+@dataclass
+class Evaluations:
+    """Best and last evaluations of a held-out metric."""
+
+    best: HeldOutScore
+    last: list[HeldOutScore]
+
+    def add(self, score: HeldOutScore, mode: str) -> None:
+        """Add an evaluation."""
+        self.best = (max if mode == "max" else min)(self.best, score, key=lambda each: each.score)
+        self.last = [*self.last, score][-N_MARKS:]
+
+
+@dataclass
+class History:
+    """Diagnostics of a run that alerts use.
+
+    Args:
+        first: first known value of each diagnostic.
+        recent: diagnostics of the last consecutive iterations.
+        held_out: best evaluation and last evaluations of each held-out metric.
+        best_reward: largest reward of any episode so far.
+    """
+
+    first: Diagnostics = field(default_factory=dict)
+    recent: list[Diagnostics] = field(default_factory=list)
+    held_out: dict[str, Evaluations] = field(default_factory=dict)
+    best_reward: float | None = None
+
+    def add(self, diagnostics: Diagnostics, keep: int) -> None:
+        """Add the diagnostics of an iteration; `keep` is the number of iterations in the history."""
+        if self.recent and self.recent[-1]["iteration"] != (diagnostics["iteration"] or 0) - 1:
+            self.recent = []
+        self.recent = [*self.recent, diagnostics][-keep:]
+        for name, value in diagnostics.items():
+            if value is not None:
+                self.first.setdefault(name, value)
+        bests = (self.best_reward, diagnostics.get("best_reward"))
+        self.best_reward = max((best for best in bests if best is not None), default=None)
+
+    def add_evaluation(self, epoch: int, key: str, mode: str, score: float, scores_of_texts: Iterable[Any]) -> None:
+        """Add a held-out metric, with the mean reward of the iterations since its previous evaluation."""
+        evaluations = self.held_out.get(key)
+        since = evaluations.last[-1].epoch if evaluations else 0
+        recent = [each for each in self.recent if (each["iteration"] or 0) > since]
+        rewards = [reward for each in recent if (reward := each.get("reward")) is not None]
+        variance = math.fsum((each.get("reward_std") or 0.0) ** 2 / (each.get("n_episodes") or 1.0) for each in recent)
+        paid = (fmean(rewards), math.sqrt(variance) / len(rewards)) if rewards else (None, 0.0)
+        held_out = HeldOutScore(epoch, score, standard_error(scores_of_texts), *paid)
+        if evaluations is None:
+            self.held_out[key] = Evaluations(held_out, [held_out])
+        else:
+            evaluations.add(held_out, mode)
+
+    def last(self, name: str, n: int) -> list[float]:
+        """Return a diagnostic of the last `n` iterations; empty if one of them lacks it."""
+        values = self.known(name, n)
+        return values if len(values) == n else []
+
+    def known(self, name: str, n: int) -> list[float]:
+        """Return the known values of a diagnostic in the last `n` iterations; empty if there are fewer iterations."""
+        values = [each.get(name) for each in self.recent[-n:]]
+        return [value for value in values if value is not None] if len(values) == n else []
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> History:
+        """Create a history from its fields as `dataclasses.asdict` returns them."""
+        held_out = {
+            key: Evaluations(HeldOutScore(**saved["best"]), [HeldOutScore(**score) for score in saved["last"]])
+            for key, saved in state["held_out"].items()
+        }
+        return cls(**{**state, "held_out": held_out})
+
+
+def standard_error(values: Iterable[Any]) -> float:
+    """Return the standard error of the mean of a metric's scores of single texts; 0 for fewer than two scores."""
+    numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    return stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
 
 
 # --- examples --------------------------------------------------------------------------------------------------------
@@ -181,16 +268,13 @@ def _cut(text: str) -> str:
 
 def _most_alike(episodes: EpisodeBatch) -> list[int]:
     """Return two episodes with the most frequent response or with near duplicates, of different prompts if possible."""
-    numbers = _row_numbers(episodes.response_ids, episodes.response_mask)
-    prompts = _row_numbers(episodes.prompt_ids, episodes.prompt_mask)
-    counts = np.bincount(numbers)
-    if counts.max() > 1:
-        first, *others = (int(index) for index in np.nonzero(numbers == counts.argmax())[0])
+    prompts, responses = _prompts_and_responses(episodes)
+    response, n = Counter(responses).most_common(1)[0]
+    if n > 1:
+        first, *others = [index for index, other in enumerate(responses) if other == response]
     else:
-        chosen = _compared(episodes.n_episodes)
-        twins = _near_twins(episodes, chosen)
-        most = int(twins.sum(axis=1).argmax())
-        first, others = int(chosen[most]), [int(index) for index in chosen[twins[most]] if index != chosen[most]]
+        first, near = max(_near_duplicates(responses).items(), key=lambda item: len(item[1]))
+        others = [index for index in near if index != first]
     others.sort(key=lambda index: prompts[index] == prompts[first])
     return [first, *others[:1]]
 

@@ -1,4 +1,4 @@
-"""Estimate the peak memory of a run, by part, before any weight is loaded.
+"""Estimate the peak memory of a run, by part, before any weight is loaded; advise when memory runs out.
 
     always         weights of policy, critic, reference and mask model; optimizer state; masks
     update         + activations of one forward pass + logits + the gradients that exist at the same time
@@ -26,25 +26,31 @@ adds 25 % for that, the largest measured excess. docs/configuration.md compares 
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.errors import ModelError, OutOfMemoryError
+from rl4lms_like.core.schema import at
+from rl4lms_like.core.wording import shown
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import is_causal
-from rl4lms_like.training.config.run_config import RunConfig
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 FLOAT = 4
 SLACK = 1.25
@@ -133,9 +139,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     single = plan.micro_batch_episodes == plan.minibatch_episodes and not arguments.gradient_checkpointing
     others = FLOAT * policy.output_layer if single and arguments.peft is None else parts["gradients"]
     if "cg_max_steps" in args:  # TRPO: the graph of its Fisher products, no optimizer state for the policy
-        eager = NetworkShapes(
-            arguments.model_name, replace(arguments, attn_implementation="eager"), causal=policy.causal
-        )
+        eager = NetworkShapes(policy.model_name, replace(arguments, attn_implementation="eager"), causal=policy.causal)
         budget = int(arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
         episodes = max(min(budget, args.get("micro_batch_size") or budget) // plan.response_tokens, 1)
         batch = replace(plan, micro_batch_episodes=min(episodes, plan.episodes))
@@ -177,14 +181,6 @@ class NetworkShapes:
         arguments: of the policy.
         causal: true for decoder-only, false for encoder-decoder models.
 
-    Attributes:
-        parameters: number of parameters, adapters included.
-        trained: number of trained parameters: all of them, or the adapters (`peft`).
-        trunk: number of parameters that a critic has: all without the output layer.
-        trained_trunk: number of trained parameters that a critic has.
-        output_layer: number of parameters of the layer that computes logits.
-        width: size of the hidden states.
-
     Raises:
         ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
     """
@@ -202,7 +198,7 @@ class NetworkShapes:
             )
         except (OSError, ValueError) as error:
             raise ModelError(f"{model_name!r} is neither a folder with a model nor in the local cache") from error
-        self.arguments, self.causal = arguments, causal
+        self.model_name, self.arguments, self.causal = model_name, arguments, causal
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             self._model = self._built()
@@ -215,7 +211,7 @@ class NetworkShapes:
         trunk = {id(p): p for part in trunks for p in part.parameters()}.values()  # tied weights count once
         self.parameters = sum(p.numel() for p in everything)
         self.trained = sum(p.numel() for p in everything if p.requires_grad)
-        self.trunk = sum(p.numel() for p in trunk)
+        self.trunk = sum(p.numel() for p in trunk)  # parameters of a critic: all without the output layer
         self.trained_trunk = sum(p.numel() for p in trunk if p.requires_grad)
         self.width = int(self.config.hidden_size)
         self.output_layer = int(self.config.vocab_size) * self.width
@@ -233,12 +229,12 @@ class NetworkShapes:
             model: Any = auto_class.from_config(self.config, dtype=torch.float32, **options).eval()
         if self.arguments.peft is not None:
             add_lora(model, self.arguments.peft, dropout=False, empty=True)
-            for module in model.modules():  # adapters are on the `meta` device; replace them by fake tensors
-                for name, weight in list(module.named_parameters(recurse=False)):
-                    if weight.is_meta:
-                        with self._mode:
-                            fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
-                        module.register_parameter(name, fake)
+            adapters = [(name, weight) for name, weight in model.named_parameters() if weight.is_meta]
+            for name, weight in adapters:  # these are on the `meta` device; replace them by fake tensors
+                module, _, own_name = name.rpartition(".")
+                with self._mode:
+                    fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
+                model.get_submodule(module).register_parameter(own_name, fake)
         return model
 
     def activations(self, plan: BatchPlan) -> int:
@@ -329,3 +325,89 @@ def main_memory() -> int:
 def _process() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+# --- advice when memory runs out --------------------------------------------------------------------------------------
+
+_POLICY, _ARGS, _EVALUATED = "alg.policy.args", "alg.training_args", "train_evaluation"
+_LENGTHS = (f"{_POLICY}.generation_kwargs.max_new_tokens", "env.args.max_prompt_length")
+_NETWORKS = (f"{_POLICY}.critic: shared", f"{_POLICY}.peft: {{r: 8}}")
+_MICRO, _BUDGET, _BATCH = "alg.args.micro_batch_size", f"{_POLICY}.logits_budget_mb", f"{_EVALUATED}.eval_batch_size"
+_CHECKPOINTING, _HALF = f"{_POLICY}.gradient_checkpointing: true", f"{_POLICY}.dtype: bfloat16"
+_STEP = ("per_device_train_batch_size", "gradient_checkpointing: true", "bf16: true")
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "loading": (*_NETWORKS, "alg.kl_div.coeff: 0"),
+    "generation": ("env.n_envs", *_LENGTHS, *_NETWORKS),
+    "scoring": (_MICRO, _BUDGET, *_LENGTHS, *_NETWORKS),
+    "update": (_MICRO, _CHECKPOINTING, _BUDGET, _HALF, *_NETWORKS, *_LENGTHS),
+    "evaluation": (_BATCH, f"{_EVALUATED}.generation_kwargs.max_new_tokens", _LENGTHS[1]),
+}
+"""Part -> settings that need less memory there, cheapest first; a key without a value should be smaller."""
+
+SUPERVISED_KEYS: dict[str, tuple[str, ...]] = {
+    "loading": ("alg.peft: {r: 8}",),
+    "update": (*(f"{_ARGS}.{key}" for key in _STEP), "tokenizer.max_length", "alg.peft: {r: 8}"),
+    "evaluation": (_BATCH, f"{_ARGS}.per_device_eval_batch_size", "alg.generation_kwargs.max_new_tokens"),
+}
+
+_INSTEAD = {
+    _MICRO: "the gradient stays the same",
+    "alg.kl_div.coeff": "without target_kl; no reference model is kept",
+    "env.n_envs": "more alg.args.n_steps keep the rollout's size",
+    f"{_ARGS}.per_device_train_batch_size": "more gradient_accumulation_steps keep the batch",
+}
+
+
+@contextmanager
+def explaining(config: AnyConfig) -> Iterator[None]:
+    """Add advice on the run's config to an `OutOfMemoryError`.
+
+        out of memory in the update: CUDA out of memory. Tried to allocate 2.00 GiB ...
+          estimate: update 9.61 GiB, rollout 7.20 GiB; activations 4.10 GiB, optimizer state 1.85 GiB ...
+          needs less: alg.args.micro_batch_size (null: minibatches are not split), gradient_checkpointing ...
+
+    Raises:
+        OutOfMemoryError: raised in the block, with advice: estimate, main memory, keys.
+    """
+    import torch
+
+    try:
+        yield
+    except OutOfMemoryError as error:
+        blocks = with_defaults(config.to_dict())
+        table = KEYS if isinstance(config, RunConfig) else SUPERVISED_KEYS
+        keys = ", ".join(filter(None, (_key(key, blocks) for key in table.get(error.part, ()))))
+        lines = [*_estimate(config), f"needs less: {keys}" if keys else ""]
+        if not torch.cuda.is_initialized():  # torch's own message says how much of a GPU is used
+            lines.insert(-1, f"memory of the machine: {gibibytes(main_memory())}")
+        raise OutOfMemoryError(error.part, error.text, list(filter(None, lines))) from error
+
+
+def _estimate(config: AnyConfig) -> Iterator[str]:
+    if not isinstance(config, RunConfig):
+        return
+    try:
+        estimate = estimate_memory(config)
+    except Exception as error:  # must not hide the out-of-memory error
+        logger.debug("no estimate: %s", error)
+        return
+    own = {name: size for name, size in estimate.parts.items() if name != "process"}  # includes the run itself by now
+    largest = sorted(own.items(), key=lambda item: -item[1])[:4]
+    parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in largest if size)
+    peaks = f"update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}"
+    yield f"estimate: {peaks}; the largest parts: {parts} (rl4lms-like check shows all)"
+
+
+def _key(key: str, blocks: dict[str, Any]) -> str | None:
+    """Return the advice for a key, with its value and what preserves the run's results; None if it is set already."""
+    path, _, wanted = key.partition(": ")
+    value, instead = at(blocks, path), _INSTEAD.get(path)
+    if wanted:
+        is_set = value is not None and (str(value).lower() == wanted or isinstance(value, dict))
+        has_no_effect = path.endswith("coeff") and not value
+        return None if is_set or has_no_effect else key + (f" ({instead})" if instead else "")
+    if value == 1 or (path.startswith("train_evaluation.generation") and value is None):
+        return None
+    hint = f"; {instead}" if instead else ""
+    return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)}{hint})"

@@ -14,7 +14,6 @@ import dataclasses
 import difflib
 import os
 import random
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -51,11 +50,19 @@ def unknown_embedded_model(name: str) -> str:
     return f"no embedded model has the name {name!r}; {hint}"
 
 
-def with_embedded_models(config: Config) -> Config:
-    """Return a config (or any dataclass) with the folder of the model in place of each `embedded/<name>`."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    changed: Config = dataclasses.replace(config, **{name: _resolved(value) for name, value in fields.items()})  # type: ignore[type-var]
-    return changed
+def with_embedded_models(value: Config) -> Config:
+    """Return a config, or any part of one, with the folder of the model in place of each `embedded/<name>`."""
+    found: Any = value
+    if is_embedded(value):
+        found = str(embedded_model(str(value)))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        found = dataclasses.replace(value, **with_embedded_models(fields))
+    elif isinstance(value, Mapping):
+        found = {key: with_embedded_models(item) for key, item in value.items()}
+    elif isinstance(value, list):
+        found = [with_embedded_models(item) for item in value]
+    return found
 
 
 def embedded_model(name: str) -> Path:
@@ -96,34 +103,19 @@ def cache_folder() -> Path:
         raise ModelError(message) from error
 
 
-def _resolved(value: Any) -> Any:
-    if is_embedded(value):
-        return str(embedded_model(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return with_embedded_models(value)
-    if isinstance(value, Mapping):
-        return {key: _resolved(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_resolved(item) for item in value]
-    return value
-
-
 def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
     """Create a folder completely or not at all; if several processes create it at once, the first to finish wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        made = place / folder.name  # only the user can read the folder of `mkdtemp` itself
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
+        made = Path(place) / folder.name  # only the user can read `place` itself
         made.mkdir()
         make(made)
         share_permissions(made)
-        if not folder.exists():
+        try:
             made.rename(folder)
-    except OSError:
-        if not (folder / "config.json").is_file():
-            raise
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        except OSError:
+            if not (folder / "config.json").is_file():
+                raise
 
 
 def _make(family: Any, texts: str, folder: Path) -> None:

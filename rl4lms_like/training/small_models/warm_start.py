@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -53,56 +54,32 @@ Example = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStartSettings:
-    """All settings that determine the weights of a warm start.
+    """All settings that determine the weights of a warm start."""
 
-    Args:
-        family: `gpt2` or `t5` (`n_layer` encoder and as many decoder layers).
-        seed: of texts, weights and batches.
-        n_texts: number of film opinions to train on.
-        n_held_out: number of opinions with other openings, for the perplexity.
-        vocab_size: maximum size of the vocabulary.
-        n_layer: transformer layers.
-        n_embd: width.
-        n_head: attention heads.
-        n_positions: maximum text length of `gpt2` in tokens.
-        steps: optimizer steps.
-        lr: maximum learning rate.
-        batch_size: texts per step.
-    """
-
-    family: Family = "gpt2"
-    seed: int = 0
-    n_texts: int = 20_000
-    n_held_out: int = 400
-    vocab_size: int = 1024
+    family: Family = "gpt2"  # or `t5`, with `n_layer` encoder and as many decoder layers
+    seed: int = 0  # of texts, weights and batches
+    n_texts: int = 20_000  # film opinions to train on
+    n_held_out: int = 400  # opinions with other openings, for the perplexity
+    vocab_size: int = 1024  # at most
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
-    n_positions: int = 96
+    n_positions: int = 96  # maximum text length of `gpt2` in tokens
     steps: int = 1600
-    lr: float = 1e-2
-    batch_size: int = 16
+    lr: float = 1e-2  # maximum
+    batch_size: int = 16  # texts per step
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Model folder for `AutoModel*.from_pretrained` and `AutoTokenizer.from_pretrained`.
-
-    Args:
-        folder: path of the folder.
-        settings: settings of the training.
-        perplexity: per token, on held-out texts.
-        n_parameters: number of parameters of the model.
-        seconds: duration of the training.
-        reused: an intact folder with the same settings already existed.
-    """
+    """Model folder for `AutoModel*.from_pretrained` and `AutoTokenizer.from_pretrained`."""
 
     folder: Path
     settings: WarmStartSettings
-    perplexity: float
+    perplexity: float  # per token, on held-out texts
     n_parameters: int
-    seconds: float
-    reused: bool
+    seconds: float  # duration of the training
+    reused: bool  # an intact folder with the same settings already existed
 
 
 # --- tokenizer and model ---------------------------------------------------------------------------------------------
@@ -182,14 +159,6 @@ def make_model(
 
 
 # --- training --------------------------------------------------------------------------------------------------------
-
-
-def make_warm_start(
-    folder: str | Path, settings: WarmStartSettings | None = None, *, progress: Progress | None = None
-) -> WarmStart:
-    """Train a model on film opinions and save it with its tokenizer; reuse an intact folder with the same settings."""
-    folder, settings = Path(folder), settings or WarmStartSettings()
-    return _found(folder, settings) or _made(folder, settings, progress)
 
 
 def train_language_model(
@@ -299,54 +268,49 @@ def _losses(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids `[n, length]`, padded with 0, and the mask of real tokens."""
-    lengths = torch.tensor([len(row) for row in rows])
-    width = int(lengths.max())
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    return ids, torch.arange(width) < lengths[:, None]
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    return ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
 
 
-def _made(folder: Path, settings: WarmStartSettings, progress: Progress | None) -> WarmStart:
-    started = time.perf_counter()
-    texts = film_opinions(settings.n_texts, settings.seed)
+# --- folder ----------------------------------------------------------------------------------------------------------
+
+
+def make_warm_start(
+    folder: str | Path, settings: WarmStartSettings | None = None, *, progress: Progress | None = None
+) -> WarmStart:
+    """Train a model on film opinions and save it with its tokenizer; reuse an intact folder with the same settings."""
+    folder, settings = Path(folder), settings or WarmStartSettings()
+    # the settings, and the hash of the grammar that generates the texts
+    own = {**asdict(settings), "grammar": hashlib.sha256(TABLE.encode()).hexdigest()}
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8")) if (folder / RECORD).is_file() else {}
+    reused = record.get("settings") == own and record["sha256"] == _checksums(folder, record["sha256"])
+    if not reused:
+        start = time.perf_counter()
+        record = {"settings": own, **_train(folder, settings, progress)}
+        record["seconds"] = round(time.perf_counter() - start, 1)
+        record["sha256"] = _checksums(folder, sorted(path.name for path in folder.glob("*.*")))
+        unfinished = folder / f"{RECORD}.tmp"
+        unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(folder / RECORD)
+    return WarmStart(folder, settings, record["perplexity"], record["n_parameters"], record["seconds"], reused)
+
+
+def _train(folder: Path, settings: WarmStartSettings, progress: Progress | None) -> dict[str, Any]:
+    """Train and save a model; return its perplexity on held-out texts and its number of parameters."""
+    seed, texts = settings.seed, film_opinions(settings.n_texts, settings.seed)
     tokenizer = make_tokenizer(texts, settings.vocab_size)
-    own = asdict(settings)
-    sizes = {name: own[name] for name in ("family", "n_layer", "n_embd", "n_head", "n_positions", "seed")}
-    model = make_model(tokenizer, **sizes)
-    training = {name: own[name] for name in ("steps", "lr", "batch_size", "seed")}
-    train_language_model(model, tokenizer, texts, **training, progress=progress)
-    held_out = perplexity(model, tokenizer, film_opinions(settings.n_held_out, settings.seed, split="val"))
-    n_parameters = model.num_parameters()
+    sizes = ("family", "n_layer", "n_embd", "n_head", "n_positions", "seed")
+    model = make_model(tokenizer, **{name: getattr(settings, name) for name in sizes})
+    schedule = {name: getattr(settings, name) for name in ("steps", "lr", "batch_size", "seed")}
+    train_language_model(model, tokenizer, texts, **schedule, progress=progress)
+    held_out = perplexity(model, tokenizer, film_opinions(settings.n_held_out, seed, split="val"))
     (folder / RECORD).unlink(missing_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    seconds = time.perf_counter() - started
-    record = {
-        "settings": _fingerprint(settings),
-        "perplexity": held_out,
-        "n_parameters": n_parameters,
-        "seconds": round(seconds, 1),
-        "sha256": {path.name: _sha256(path) for path in sorted(folder.glob("*.*")) if path.is_file()},
-    }
-    unfinished = folder / f"{RECORD}.tmp"
-    unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(folder / RECORD)
-    return WarmStart(folder, settings, held_out, n_parameters, seconds, reused=False)
+    return {"perplexity": held_out, "n_parameters": model.num_parameters()}
 
 
-def _found(folder: Path, settings: WarmStartSettings) -> WarmStart | None:
-    if not (folder / RECORD).is_file():
-        return None
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    intact = all((folder / name).is_file() and _sha256(folder / name) == sum for name, sum in record["sha256"].items())
-    if not intact or record["settings"] != _fingerprint(settings):
-        return None
-    return WarmStart(folder, settings, record["perplexity"], record["n_parameters"], record["seconds"], reused=True)
-
-
-def _fingerprint(settings: WarmStartSettings) -> dict[str, int | float | str]:
-    """Return the settings, and the hash of the grammar that generates the texts."""
-    return {**asdict(settings), "grammar": hashlib.sha256(TABLE.encode()).hexdigest()}
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of the files that exist."""
+    files = [folder / name for name in names]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}

@@ -45,29 +45,17 @@ N_ENCODED = 2000
 
 @dataclass(frozen=True)
 class SupervisedRun:
-    """Objects that a supervised trainer needs.
-
-    Args:
-        config: config of the run.
-        tokenizer: tokenizer of prompts, references and responses.
-        samples: `train`, `val` and `test` -> samples.
-        examples: training examples of `train`, and examples of `val` for its loss.
-        metrics: metrics computed at each evaluation.
-        writer: generates text with the model that is trained.
-        max_prompt_length: tokens; longer prompts are truncated.
-        eos_token_ids: tokens that end a response.
-        post_processor: applied to each response before it is scored and saved; None: none.
-    """
+    """Objects that a supervised trainer needs."""
 
     config: SupervisedConfig
-    tokenizer: PreTrainedTokenizerBase
-    samples: Mapping[str, list[Sample]]
-    examples: Mapping[str, Examples]
+    tokenizer: PreTrainedTokenizerBase  # of prompts, references and responses
+    samples: Mapping[str, list[Sample]]  # of `train`, `val` and `test`
+    examples: Mapping[str, Examples]  # of `train`, and of `val` for its loss
     metrics: list[BaseMetric]
-    writer: TextGenerator
-    max_prompt_length: int
-    eos_token_ids: list[int]
-    post_processor: Callable[[str], str] | None = None
+    writer: TextGenerator  # generates text with the model that is trained
+    max_prompt_length: int  # tokens; longer prompts are truncated
+    eos_token_ids: list[int]  # tokens that end a response
+    post_processor: Callable[[str], str] | None = None  # applied to each response before it is scored and saved
 
     @property
     def model(self) -> PreTrainedModel:
@@ -133,8 +121,8 @@ def check_settings(config: SupervisedConfig) -> None:
         NotReadyError: several components lack resources.
     """
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
-    issues = [ConfigIssue(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
     devices = supervised_device_issues(config.device)
+    issues = [ConfigIssue(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
     issues += [*lora_conflicts(config.alg.peft, "alg.peft"), *devices]
     try:
         make_training_arguments(replace(config, device="cpu") if devices else config, "checkpoints")
@@ -175,8 +163,7 @@ def example_encoder(
     Raises:
         ConfigError: the responses leave no room for a prompt.
     """
-    limit = token_limit(tokenizer, model_config)
-    own_end = tokenizer.eos_token_id
+    limit, own_end = token_limit(tokenizer, model_config), tokenizer.eos_token_id
     return ExampleEncoder(
         tokenizer=tokenizer,
         is_encoder_decoder=bool(model_config.is_encoder_decoder),
@@ -217,13 +204,10 @@ def _check_best_metric(
     config: SupervisedConfig, examples: Mapping[str, Examples], samples: Mapping[str, list[Sample]]
 ) -> None:
     """Check that the metric that selects the best checkpoint can be computed."""
-    wanted = make_training_arguments(config, "checkpoints").metric_for_best_model
-    if wanted is None:
-        return
-    text = None
-    if not samples["val"]:
+    wanted, text = make_training_arguments(config, "checkpoints").metric_for_best_model, None
+    if wanted is not None and not samples["val"]:
         text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
-    elif wanted.removeprefix("eval_") == "loss" and not examples["val"].rows:
+    elif wanted in ("loss", "eval_loss") and not examples["val"].rows:
         text = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
     if text is not None:
         raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
@@ -254,11 +238,10 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     found = find()
     if found is None:
         raise DataPoolError("the data were not loaded")
-    samples = found["train"]
+    samples, arguments = found["train"], make_training_arguments(config, "checkpoints")
     n_examples = sum(len(sample.references) for sample in samples)
     encoded = encoder.encode(samples[:N_ENCODED])
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
-    arguments = make_training_arguments(config, "checkpoints")
     batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     per_epoch = max(math.ceil(n_examples / batch_size), 1)
     steps, n_epochs = math.ceil(arguments.num_train_epochs * per_epoch), arguments.num_train_epochs

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.observation import TextLayout
@@ -31,19 +32,12 @@ Example: TypeAlias = "dict[str, list[int]]"
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of a split, and the numbers of samples that were truncated or not used.
-
-    Args:
-        rows: the examples, in the order of the samples.
-        n_without_reference: number of samples without a reference, which give no examples.
-        n_shorter_prompts: number of examples whose prompt was truncated further to make room for the reference.
-        n_cut_references: number of examples whose reference was truncated; these have no end token.
-    """
+    """Examples of a split, in the order of the samples, and the numbers of those truncated or not used."""
 
     rows: list[Example] = field(default_factory=list)
-    n_without_reference: int = 0
-    n_shorter_prompts: int = 0
-    n_cut_references: int = 0
+    n_without_reference: int = 0  # samples without a reference, which give no examples
+    n_shorter_prompts: int = 0  # examples whose prompt was truncated further to make room for the reference
+    n_cut_references: int = 0  # examples whose reference was truncated; these have no end token
 
     @property
     def n_learned(self) -> int:
@@ -62,25 +56,15 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleEncoder:
-    """Encodes samples as training examples.
-
-    Args:
-        tokenizer: tokenizer of prompts and references.
-        is_encoder_decoder: whether the model is an encoder-decoder.
-        max_prompt_length: tokens; longer prompts are truncated on the tokenizer's `truncation_side`.
-        max_length: largest number of tokens of a causal example, or of a seq2seq model's reference.
-        end_token_id: token appended to each reference; None: none.
-        separator: text between prompt and reference of a causal model; None: a space if there is no white space.
-        loss_on_prompt: whether a causal model also learns the tokens of the prompt.
-    """
+    """Encodes samples as training examples."""
 
     tokenizer: PreTrainedTokenizerBase
     is_encoder_decoder: bool
-    max_prompt_length: int
-    max_length: int
-    end_token_id: int | None
-    separator: str | None = None
-    loss_on_prompt: bool = False
+    max_prompt_length: int  # tokens; longer prompts are truncated on the tokenizer's `truncation_side`
+    max_length: int  # tokens of a causal example, or of a seq2seq model's reference
+    end_token_id: int | None  # appended to each reference, if any
+    separator: str | None = None  # between prompt and reference of a causal model; None: a space if there is none
+    loss_on_prompt: bool = False  # a causal model also learns the tokens of the prompt
 
     def encode(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples, one example for each of their references."""
@@ -91,17 +75,16 @@ class ExampleEncoder:
         references = self._references([(prompts[i], reference) for i, reference in pairs])
         rows, n_shorter, n_cut = [], 0, 0
         for (i, _), reference in zip(pairs, references, strict=True):
+            prompt, kept = prompt_ids[i], reference[: self.max_length]
             if self.is_encoder_decoder:
-                prompt, kept = prompt_ids[i], reference[: self.max_length]
                 rows.append({"input_ids": prompt, "labels": kept})
             else:
-                prompt, kept = self._fitting(prompts[i], prompt_ids[i], reference)
+                prompt, kept = self._fitting(prompts[i], prompt, reference)
                 learned = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
                 rows.append({"input_ids": [*prompt, *kept], "labels": [NOT_LEARNED, *[*learned, *kept][1:]]})
             n_shorter += len(prompt) < len(prompt_ids[i])
             n_cut += len(kept) < len(reference)
-        n_without = sum(not sample.references for sample in samples)
-        return Examples(rows, n_without, n_shorter, n_cut)
+        return Examples(rows, sum(not sample.references for sample in samples), n_shorter, n_cut)
 
     def _layout(self, max_prompt_length: int) -> TextLayout:
         side: Literal["left", "right"] = "right" if self.tokenizer.truncation_side == "right" else "left"
@@ -118,13 +101,14 @@ class ExampleEncoder:
             return [list(ids) if set(end) & set(ids[-2:]) else [*ids, *end] for ids in rows]
         repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
         spaces = " " in str(self.tokenizer.decode(repeated)).strip()  # adds a space by itself, as SentencePiece does
-        texts = []
-        for prompt, reference in pairs:
-            between = self.separator
-            if between is None:
-                is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
-                between = "" if spaces or is_apart else " "
-            texts.append(between + reference)
+
+        def between(prompt: str, reference: str) -> str:
+            if self.separator is not None:
+                return self.separator
+            is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
+            return "" if spaces or is_apart else " "
+
+        texts = [between(prompt, reference) + reference for prompt, reference in pairs]
         rows = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [[*ids, *end] for ids in rows]
 
@@ -174,5 +158,4 @@ def n_learned(labels: Tensor) -> Tensor:
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
-    width = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.long)
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=fill)

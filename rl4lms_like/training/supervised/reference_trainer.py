@@ -13,10 +13,11 @@ checkpoint-<step>/
     trainer_state.json   the Trainer's own state: steps, best score so far, callbacks; without times
 
 before the Trainer       weights, states of metrics
-on_train_begin           best checkpoint, callbacks such as early stopping; optimizer, scheduler, scaler, sums of the
-                         loss; the run's files are truncated
+in the Trainer           optimizer, scheduler, scaler
+on_train_begin           sums of the loss, best checkpoint, callbacks such as early stopping; the run's files are
+                         truncated
 first on_epoch_begin     random state at the start of the epoch, for the order of its examples
-first on_step_begin      random state of the checkpoint
+after skipped examples   random state of the checkpoint
 """
 
 from __future__ import annotations
@@ -36,21 +37,15 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
 from rl4lms_like.core.component_state import load_state, state_of
+from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import CheckpointError, ModelError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
 from rl4lms_like.tracking.run_folder import to_json
-from rl4lms_like.training.resuming import states
-from rl4lms_like.training.resuming.checkpoints import (
-    STEP,
-    TrainingState,
-    checkpoints_in,
-    read_checkpoint,
-    remove,
-    remove_older,
-)
-from rl4lms_like.training.supervised.assemble import SupervisedRun
+from rl4lms_like.training.resuming import checkpoints, states
+from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
+from rl4lms_like.training.resuming.resume import remove_later
 from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
 from rl4lms_like.training.supervised.training_arguments import PATH
 
@@ -79,6 +74,7 @@ class ReferenceTrainer(Trainer):
 
     Args:
         owner: evaluates and saves.
+        resume_state: checkpoint to resume from, if any.
         **arguments: arguments of `Trainer`.
 
     Raises:
@@ -88,9 +84,13 @@ class ReferenceTrainer(Trainer):
 
     loss_is_scaled_for_ga = True
 
-    def __init__(self, owner: SupervisedTrainer, **arguments: Any) -> None:
+    def __init__(self, owner: SupervisedTrainer, resume_state: ResumeState | None, **arguments: Any) -> None:
+        use_cache = getattr(owner.run.model.config, "use_cache", None)
         super().__init__(**arguments)
+        owner.run.model.config.use_cache = use_cache  # the Trainer sets its own; it must not be saved with the model
         self.owner = owner
+        self.resume_state = resume_state
+        self.output_dir = Path(str(self.args.output_dir))
         self.save_total_limit = self.args.save_total_limit
         self.args.save_total_limit = None  # the Trainer would also delete files of others behind a link
         self.n_learned: Any = 0
@@ -115,7 +115,7 @@ class ReferenceTrainer(Trainer):
         """
         inputs = dict(inputs)
         labels = inputs.pop("labels")
-        outputs = model(**inputs)
+        outputs = model(**inputs, use_cache=self.args.use_cache)
         logits = outputs.logits
         if not self.owner.run.writer.is_encoder_decoder:
             logits, labels = logits[:, :-1], labels[:, 1:]
@@ -136,12 +136,7 @@ class ReferenceTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, dataloader: Any, description: str, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         metrics: dict[str, float] = {}
         if n := len(dataloader.dataset):
@@ -149,8 +144,7 @@ class ReferenceTrainer(Trainer):
                 metrics[f"{metric_key_prefix}_loss"] = self._mean_loss(dataloader)
         for key, score in self.owner.evaluate(("val",))["val"].scores.items():
             metrics[f"{metric_key_prefix}_{key}"] = self._comparable(score)
-        nothing: Any = None
-        return EvalLoopOutput(predictions=nothing, label_ids=None, metrics=metrics, num_samples=n)
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=n)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def _mean_loss(self, dataloader: Any) -> float:
@@ -169,15 +163,92 @@ class ReferenceTrainer(Trainer):
             return float(score)
         return -math.inf if self.args.greater_is_better else math.inf
 
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        base = Path(str(self.args.output_dir))
-        folder = base / STEP.format(self.state.global_step)
-        if self.state.best_global_step:
-            best = base / STEP.format(self.state.best_global_step)
-            if best == folder or best.is_dir():
-                self.state.best_model_checkpoint = str(best)
-        self.owner.write_checkpoint(STEP)
+        step, best_step = self.state.global_step, self.state.best_global_step
+        best = self.output_dir / STEP.format(best_step)
+        if best_step and (best_step == step or best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
+        self.write_checkpoint(STEP)
         self.remove_older()
+
+    def write_checkpoint(self, name: str) -> None:
+        """Write a checkpoint of the model and, unless `save_only_model` is set, of the training state.
+
+        Args:
+            name: template of the folder's name, `checkpoint-{}` or `interrupted_{:05d}`.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        base, step = self.output_dir, self.state.global_step
+        self.store_flos()
+
+        def save(folder: Path) -> None:
+            self.owner.save(folder, is_checkpoint=True)
+            self._save_trainer_state(folder)
+
+        with saving(f"a checkpoint in {base}"):
+            if self.args.save_only_model:
+                checkpoints.write_folder(base / name.format(step), save)
+                return
+            state = self._training_state(before_step=name == checkpoints.INTERRUPTED)
+            checkpoints.write_checkpoint(base, step, state, save, name=name)
+
+    def _training_state(self, *, before_step: bool) -> TrainingState:
+        """Capture the state of the run between two steps.
+
+        Args:
+            before_step: whether the next step is about to begin. If it is the first of its epoch, the order of the
+                examples is drawn already. The random state before that is captured, so that it can be drawn again.
+        """
+        owner, optimizer, scheduler = self.owner, self.optimizer, self.lr_scheduler
+        assert optimizer is not None and scheduler is not None
+        passes = float(self.state.epoch or 0)
+        moments, scalars = states.optimizer_state(optimizer)
+        began, began_numbers = self.epoch_began
+        is_drawn = before_step and not math.fmod(passes, 1)
+        generators, random_numbers = self.epoch_began if is_drawn else states.random_state()
+        tensors = {f"model.{name}": tensor for name, tensor in trained(owner.run.model).items()}
+        tensors |= moments | generators | {f"epoch_began.{name}": tensor for name, tensor in began.items()}
+        tensors["loss"] = self._tr_loss
+        scaler = self.accelerator.scaler
+        numbers: dict[str, Any] = {
+            "trainer": {
+                "iteration": self.state.global_step,
+                "passes": passes,
+                "has_ended": self.control.should_training_stop,
+                "best": self.state.best_model_checkpoint is not None,
+                "n_learned": int(self.n_learned),
+                "evaluated": sorted(owner.evaluated),
+                "loss": [self._total_loss_scalar, self._globalstep_last_logged],
+            },
+            "optimizer": scalars,
+            "scheduler": scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "metrics": [state_of(metric) for metric in owner.run.metrics],
+            "random": random_numbers,
+            "epoch_began": began_numbers,
+            "frozen": owner.frozen,
+            "config": to_json(owner.tracker.run_config),
+            "files": owner.tracker.file_sizes(),
+        }
+        return TrainingState(numbers, tensors)
+
+    def _save_trainer_state(self, folder: Path) -> None:
+        """Write the Trainer's own state, without times and paths."""
+        state = copy.copy(self.state)
+        state.best_model_checkpoint = None
+        state.log_history = [
+            {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second"))}
+            for line in state.log_history
+        ]
+        exported = [*self.callback_handler.callbacks, self.control]
+        state.stateful_callbacks = {  # type: ignore[assignment]
+            type(each).__name__: each.state() for each in exported if isinstance(each, ExportableState)
+        }
+        state.save_to_json(str(folder / TRAINER_STATE))
 
     def remove_older(self, *, has_ended: bool = False) -> None:
         """Remove the oldest checkpoints until `save_total_limit` are left; the best one is always kept.
@@ -185,31 +256,81 @@ class ReferenceTrainer(Trainer):
         Args:
             has_ended: with a limit of one, also remove the newest checkpoint if another one is the best.
         """
-        base, best, limit = Path(str(self.args.output_dir)), self.state.best_model_checkpoint, self.save_total_limit
+        best, limit = self.state.best_model_checkpoint, self.save_total_limit
         spare = [] if best is None else [Path(best)]
         if limit:
-            remove_older(base, self.state.global_step, limit, spare)
-        for path in checkpoints_in(base) if has_ended and limit == 1 and spare else ():
+            checkpoints.remove_older(self.output_dir, self.state.global_step, limit, spare)
+        for path in checkpoints.checkpoints_in(self.output_dir) if has_ended and limit == 1 and spare else ():
             if path not in spare:
-                remove(path)
+                checkpoints.remove(path)
 
-    def go_on(self, found: ResumeState) -> None:
-        """Resume training from a checkpoint."""
+    # --- resuming ---------------------------------------------------------------------------------------------------
+
+    def train_or_resume(self) -> None:
+        """Train; resume from the checkpoint, if there is one."""
+        if (found := self.resume_state) is None:
+            self.train()
+            return
         self.args.eval_on_start = False  # this was done when the run started
         steps = int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
         if found.step < steps and not found.stopped_early:
             self.train(resume_from_checkpoint=str(found.folder))
             return
         self.state = found.trainer_state
-        found.to_trainer(self)
+        self._restore_progress(found)
         self.owner.tracker.start(found.step, completed=found.step)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
 
-    def _read_nothing(self, *arguments: Any) -> None:
-        """Do nothing: `ResumeState` restores these states, and the Trainer's own files for them are pickles."""
+    def begin(self) -> None:
+        """Restore what the Trainer resets when training begins."""
+        if (found := self.resume_state) is None:
+            return
+        with states.restoring(found.folder):
+            self._tr_loss.copy_(found.state.tensors["loss"])
+            self._total_loss_scalar, self._globalstep_last_logged = found.state.numbers["trainer"]["loss"]
+        self._restore_progress(found)
 
-    _load_from_checkpoint = _load_optimizer_and_scheduler = _load_scaler = _load_rng_state = _read_nothing  # type: ignore[assignment]
+    def begin_epoch(self) -> None:
+        """Restore the random state from which the order of the examples is drawn, and capture it."""
+        if (found := self.resume_state) is not None and self.state.global_step == found.step:
+            found.load_random("epoch_began" if found.is_within_epoch else "random")
+        self.epoch_began = states.random_state()
+
+    def _restore_progress(self, found: ResumeState) -> None:
+        """Restore the best checkpoint, the callbacks and the number of learned tokens; truncate the run's files."""
+        self.state.best_model_checkpoint = None if found.best is None else str(found.best)
+        self.n_learned = found.n_learned
+        with states.restoring(found.folder):
+            for callback in self.callback_handler.callbacks:
+                saved = found.trainer_state.stateful_callbacks.get(type(callback).__name__)
+                for name, value in (saved or {}).get("attributes", {}).items():
+                    setattr(callback, name, value)
+        self.owner.evaluated = dict.fromkeys(found.evaluated)
+        remove_later(self.owner.tracker, found.folder, found.state, f"after step {found.step}")
+        self.remove_older()
+
+    # Methods of the Trainer that read pickles from a checkpoint.
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if (found := self.resume_state) is None:
+            return
+        optimizer, scheduler, numbers = self.optimizer, self.lr_scheduler, found.state.numbers
+        assert optimizer is not None and scheduler is not None
+        with states.restoring(found.folder):
+            states.load_optimizer(optimizer, numbers["optimizer"], found.state.part("optimizer."), factored=True)
+            scheduler.load_state_dict(numbers["scheduler"])
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(numbers["scaler"])
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.resume_state is not None:
+            self.resume_state.load_random("random")
+
+    def _read_nothing(self, *args: Any) -> None:
+        """Do nothing: the weights are restored before the Trainer is created, the scaler with the optimizer."""
+
+    _load_from_checkpoint = _load_scaler = _read_nothing  # type: ignore[assignment]
 
     def _load_best_model(self) -> None:
         model: Any = self.owner.run.model
@@ -252,10 +373,11 @@ class Reporter(TrainerCallback):
         self._values: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.owner.trainer.begin()
         self.tracker.start(state.max_steps, completed=state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.owner.trainer.epoch_began = states.random_state()
+        self.owner.trainer.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.owner.may_stop()
@@ -291,72 +413,15 @@ class Reporter(TrainerCallback):
         self.tracker.log_values(values, timesteps=int(self.owner.trainer.n_learned))
 
 
-def take(owner: SupervisedTrainer, *, before_step: bool = False) -> TrainingState:
-    """Capture the state of a run between two steps.
-
-    Args:
-        owner: trainer of the run.
-        before_step: whether the next step is about to begin. If it is the first of its epoch, the order of the examples
-            is drawn already. The random state before that is captured, so that it can be drawn again.
-    """
-    trainer, run = owner.trainer, owner.run
-    passes = float(trainer.state.epoch or 0)
-    moments, scalars = states.optimizer_state(trainer.optimizer)  # type: ignore[arg-type]
-    began, began_numbers = trainer.epoch_began
-    is_drawn = before_step and not math.fmod(passes, 1)
-    generators, random_numbers = trainer.epoch_began if is_drawn else states.random_state()
-    tensors = {f"model.{name}": tensor for name, tensor in trained(run).items()}
-    tensors |= moments | generators | {f"epoch_began.{name}": tensor for name, tensor in began.items()}
-    tensors["loss"] = trainer._tr_loss
-    scaler = trainer.accelerator.scaler
-    numbers: dict[str, Any] = {
-        "trainer": {
-            "iteration": trainer.state.global_step,
-            "passes": passes,
-            "has_ended": trainer.control.should_training_stop,
-            "best": trainer.state.best_model_checkpoint is not None,
-            "n_learned": int(trainer.n_learned),
-            "evaluated": sorted(owner.evaluated),
-            "loss": [trainer._total_loss_scalar, trainer._globalstep_last_logged],
-        },
-        "optimizer": scalars,
-        "scheduler": trainer.lr_scheduler.state_dict(),  # type: ignore[union-attr]
-        "scaler": None if scaler is None else scaler.state_dict(),
-        "metrics": [state_of(metric) for metric in run.metrics],
-        "random": random_numbers,
-        "epoch_began": began_numbers,
-        "frozen": owner.frozen,
-        "config": to_json(owner.tracker.run_config),
-        "files": owner.tracker.file_sizes(),
-    }
-    return TrainingState(numbers, tensors)
-
-
-def save_trainer_state(trainer: ReferenceTrainer, folder: Path) -> None:
-    """Write the Trainer's own state, without times and paths."""
-    state = copy.copy(trainer.state)
-    state.best_model_checkpoint = None
-    state.log_history = [
-        {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second"))}
-        for line in state.log_history
-    ]
-    exported = [*trainer.callback_handler.callbacks, trainer.control]
-    state.stateful_callbacks = {  # type: ignore[assignment]
-        type(each).__name__: each.state() for each in exported if isinstance(each, ExportableState)
-    }
-    state.save_to_json(str(folder / TRAINER_STATE))
-
-
-def trained(run: SupervisedRun) -> dict[str, Tensor]:
+def trained(model: Any) -> dict[str, Tensor]:
     """Return name -> tensor for trained weights, each once, and for buffers that are saved."""
-    model: Any = run.model
     saved = model.state_dict()
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     return weights | {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-class ResumeState(TrainerCallback):
-    """Checkpoint from which a Trainer resumes. Weights and metrics are restored here, the rest at the Trainer's events.
+class ResumeState:
+    """Checkpoint from which a run resumes. Weights and metrics are restored here, the rest by the Trainer.
 
     Args:
         folder: folder of the checkpoint.
@@ -367,13 +432,12 @@ class ResumeState(TrainerCallback):
     """
 
     def __init__(self, folder: Path, owner: SupervisedTrainer) -> None:
-        self.folder, self.owner, self.state = folder, owner, read_checkpoint(folder)
-        self._is_epoch_started = self._is_step_started = False
+        self.folder, self.state = folder, checkpoints.read_checkpoint(folder)
         numbers = self.state.numbers
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
             states.check_frozen(owner.frozen, numbers["frozen"])
-            states.load_weights(trained(owner.run), self.state.part("model."))
+            states.load_weights(trained(owner.run.model), self.state.part("model."))
             for metric, metric_state in zip(owner.run.metrics, numbers["metrics"], strict=True):
                 load_state(metric, metric_state)
             done = numbers["trainer"]
@@ -389,40 +453,8 @@ class ResumeState(TrainerCallback):
             if self.best is not None and not self.best.is_dir():
                 raise CheckpointError(f"the best checkpoint so far, {self.best}, is missing")
 
-    def to_trainer(self, trainer: ReferenceTrainer) -> None:
-        """Restore the best checkpoint, the callbacks and the number of learned tokens; truncate the run's files."""
-        trainer.state.best_model_checkpoint = None if self.best is None else str(self.best)
-        trainer.n_learned = self.n_learned
+    def load_random(self, name: str) -> None:
+        """Restore the random state of the checkpoint, `random`, or that of the start of its epoch, `epoch_began`."""
+        prefix = "random." if name == "random" else f"{name}.random."
         with states.restoring(self.folder):
-            for callback in trainer.callback_handler.callbacks:
-                saved = self.trainer_state.stateful_callbacks.get(type(callback).__name__)
-                for name, value in (saved or {}).get("attributes", {}).items():
-                    setattr(callback, name, value)
-        self.owner.cut_files(self)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, numbers = self.owner.trainer, self.state.numbers
-        optimizer: Any = trainer.optimizer
-        scheduler: Any = trainer.lr_scheduler
-        with states.restoring(self.folder):
-            states.load_optimizer(optimizer, numbers["optimizer"], self.state.part("optimizer."), factored=True)
-            scheduler.load_state_dict(numbers["scheduler"])
-            if trainer.accelerator.scaler is not None:
-                trainer.accelerator.scaler.load_state_dict(numbers["scaler"])
-            trainer._tr_loss.copy_(self.state.tensors["loss"])
-            trainer._total_loss_scalar, trainer._globalstep_last_logged = numbers["trainer"]["loss"]
-        self.to_trainer(trainer)
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._is_epoch_started:
-            return
-        self._is_epoch_started = True
-        if self.is_within_epoch:
-            states.load_random(self.state.numbers["epoch_began"], self.state.part("epoch_began.random."))
-        else:
-            states.load_random(self.state.numbers["random"], self.state.part("random."))
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.is_within_epoch and not self._is_step_started:
-            states.load_random(self.state.numbers["random"], self.state.part("random."))
-        self._is_step_started = True
+            states.load_random(self.state.numbers[name], self.state.part(prefix))

@@ -28,19 +28,12 @@ from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.config.cross_checks import SUPERVISED, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
-from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_checkpoint, write_folder
-from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted
+from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
+from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
 from rl4lms_like.training.resuming.states import frozen_digests
 from rl4lms_like.training.supervised.assemble import SupervisedRun
 from rl4lms_like.training.supervised.examples import ExampleCollator
-from rl4lms_like.training.supervised.reference_trainer import (
-    ReferenceTrainer,
-    Reporter,
-    ResumeState,
-    save_trainer_state,
-    take,
-    trained,
-)
+from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer, Reporter, ResumeState, trained
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
 
 logger = logging.getLogger(__name__)
@@ -62,14 +55,12 @@ class SupervisedTrainer:
         self.run = run
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
-        self._own_use_cache = getattr(run.model.config, "use_cache", None)
         self.evaluated: dict[tuple[int, str], Evaluation | None] = {}
         self._is_saved = False
         self.interruption = Interruption()
         self.reporter = Reporter(self)
-        self.frozen = frozen_digests(run.model, trained(run), run.samples)
-        self.resume_state = None if resume_from is None else ResumeState(resume_from, self)
-        self.trainer = self._make_trainer()
+        self.frozen = frozen_digests(run.model, trained(run.model), run.samples)
+        self.trainer = self._make_trainer(None if resume_from is None else ResumeState(resume_from, self))
 
     def train_and_eval(self) -> None:
         """Train and evaluate. If the run ends early, save a checkpoint to resume from, or else the current model."""
@@ -84,11 +75,11 @@ class SupervisedTrainer:
                 raise
 
     def _train_and_eval(self) -> None:
-        if self.resume_state is None:
+        if self.trainer.resume_state is None:
             with self.interruption.at_any_moment():
                 self._check_best_metric(self.evaluate(("val", "test")))
         with self.interruption.finishing("this step"), in_part("update"):
-            self.trainer.train() if self.resume_state is None else self.trainer.go_on(self.resume_state)
+            self.trainer.train_or_resume()
         self.trainer.remove_older(has_ended=True)
         if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
@@ -154,44 +145,9 @@ class SupervisedTrainer:
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        model, merge = self.run.model, self.run.config.alg.merge_on_save and not is_checkpoint
-        in_training = getattr(model.config, "use_cache", None)
-        model.config.use_cache = self._own_use_cache  # the Trainer sets it to False
-        try:
-            with saving(f"the model to {folder}"):
-                return save_language_model(model, folder, self.run.tokenizer, checkpoint_dropout={}, merge=merge)
-        finally:
-            model.config.use_cache = in_training
-
-    # --- resuming ---------------------------------------------------------------------------------------------------
-
-    def write_checkpoint(self, name: str) -> None:
-        """Write a checkpoint of the model and, unless `save_only_model` is set, of the training state.
-
-        Args:
-            name: template of the folder's name, `checkpoint-{}` or `interrupted_{:05d}`.
-
-        Raises:
-            RL4LMsLikeError: the folder cannot be written.
-        """
-        base, step = self.tracker.checkpoint_base_path, self.step
-        self.trainer.store_flos()
-
-        def save(folder: Path) -> None:
-            self.save(folder, is_checkpoint=True)
-            save_trainer_state(self.trainer, folder)
-
-        with saving(f"a checkpoint in {base}"):
-            if self.trainer.args.save_only_model:
-                write_folder(base / name.format(step), save)
-                return
-            write_checkpoint(base, step, take(self, before_step=name == INTERRUPTED), save, name=name)
-
-    def cut_files(self, found: ResumeState) -> None:
-        """Remove all logs and checkpoints later than the checkpoint to resume from. The state is already restored."""
-        self.evaluated = dict.fromkeys(found.evaluated)
-        remove_later(self.tracker, found.folder, found.state, f"after step {found.step}")
-        self.trainer.remove_older()
+        merge = self.run.config.alg.merge_on_save and not is_checkpoint
+        with saving(f"the model to {folder}"):
+            return save_language_model(self.run.model, folder, self.run.tokenizer, checkpoint_dropout={}, merge=merge)
 
     def may_stop(self) -> None:
         """Save a checkpoint and stop, if requested. Called between two steps.
@@ -201,7 +157,7 @@ class SupervisedTrainer:
         """
         if self.interruption.requests == 1 and self.schedule.save_model:
             self.reporter.flush()
-            self.write_checkpoint(INTERRUPTED)
+            self.trainer.write_checkpoint(INTERRUPTED)
             self._is_saved = True
         self.interruption.check()
 
@@ -217,12 +173,10 @@ class SupervisedTrainer:
             save_interrupted(self.tracker, self.save, self.step, "steps")
         log_resume_hint(self.tracker, error)
 
-    def _make_trainer(self) -> ReferenceTrainer:
+    def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
         run = self.run
         start = decoder_start_token_id(run.model) if run.writer.is_encoder_decoder else None
         callbacks: list[TrainerCallback] = [self.reporter]
-        if self.resume_state is not None:
-            callbacks.insert(0, self.resume_state)  # a signal before the first step saves the restored state
         if run.config.alg.early_stopping_patience is not None:
             patience, threshold = run.config.alg.early_stopping_patience, run.config.alg.early_stopping_threshold
             callbacks.append(EarlyStoppingCallback(patience, threshold))
@@ -231,6 +185,7 @@ class SupervisedTrainer:
         try:
             trainer = ReferenceTrainer(
                 self,
+                resume_state,
                 model=run.model,
                 args=arguments,
                 train_dataset=run.examples["train"].rows,

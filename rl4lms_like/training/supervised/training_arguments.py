@@ -83,9 +83,10 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
     if issues:
         raise ConfigError(issues)
     complete = _defaults(config, arguments) | arguments
-    complete |= {"output_dir": str(output_dir), "seed": config.seed, "data_seed": config.seed}
-    complete |= {"use_cpu": get_device(config.device).type == "cpu", "report_to": "none", "disable_tqdm": True}
-    complete |= {"remove_unused_columns": False} | ({} if has_val else {"eval_strategy": "no"})
+    complete |= {
+        "output_dir": str(output_dir), "seed": config.seed, "data_seed": config.seed, "report_to": "none",
+        "use_cpu": get_device(config.device).type == "cpu", "disable_tqdm": True, "remove_unused_columns": False,
+    } | ({} if has_val else {"eval_strategy": "no"})  # fmt: skip
     try:
         made = TrainingArguments(**complete)
     except (ValueError, TypeError) as error:
@@ -93,10 +94,10 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
     if config.alg.early_stopping_patience is not None or made.load_best_model_at_end or made.save_strategy == "best":
         if made.metric_for_best_model is None:
             message = "missing; set it to loss or to a metric's key, to compare evaluations"
-            issues.append(ConfigIssue(join(PATH, "metric_for_best_model"), message))
+            issues.append(ConfigIssue(f"{PATH}.metric_for_best_model", message))
         if made.eval_strategy == "no":
             message = "without evaluations during training there is no best model; use steps or epoch"
-            issues.append(ConfigIssue(join(PATH, "eval_strategy"), message))
+            issues.append(ConfigIssue(f"{PATH}.eval_strategy", message))
     if issues:
         raise ConfigError(issues)
     made._n_gpu = min(made._n_gpu, 1)  # the Trainer would wrap the model in nn.DataParallel on several

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl4lms_like.training.doctor.alerts import Context
-from rl4lms_like.training.doctor.history import History
+from rl4lms_like.training.doctor.diagnostics import History
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
 HEALTHY = {

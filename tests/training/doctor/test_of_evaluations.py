@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl4lms_like.training.doctor.alerts import direction_of, reward_hacking
-from rl4lms_like.training.doctor.history import Evaluations, HeldOutScore, History, standard_error
+from rl4lms_like.training.doctor.diagnostics import Evaluations, HeldOutScore, History, standard_error
 from tests.training.doctor.histories import context
 
 KEY = "lexical/meteor"
