@@ -247,27 +247,35 @@ def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]
     Values without the form of a component are left to the check of the blocks.
     """
     blocks = copy.deepcopy(dict(mapping))
-    issues = []
-    for slot in slots(blocks):
-        issues += _bind(slot)
-    issues += _bind_env(blocks)
-    _bind_adapters(blocks)
-    return blocks, issues + _bind_generation(blocks)
+    issues = [issue for slot in slots(blocks) for issue in _bind(slot)]
+    env = blocks.get("env")
+    if isinstance(env, dict) and isinstance(env.get("args"), Mapping | None):
+        env["args"], wrong = check_arguments(EnvArguments, env.get("args") or {}, "env.args")
+        issues += wrong
+    for place in ("alg.policy.args", "alg"):
+        block = at(blocks, place)
+        if isinstance(block, dict) and isinstance(peft := block.get("peft"), Mapping):
+            block["peft"] = {**peft, **check_arguments(LoraArguments, peft, place)[0]}
+    for place in GENERATION:
+        block = at(blocks, place.rpartition(".")[0])
+        if isinstance(block, dict) and isinstance(kwargs := block.get("generation_kwargs"), Mapping):
+            block["generation_kwargs"], wrong = bind_generation(kwargs, place)
+            issues += wrong
+    return blocks, issues
 
 
 def _bind(slot: Slot) -> list[ConfigIssue]:
-    id, args = slot.block.get("id"), slot.block.get("args")
-    args = {} if args is None else args
-    if not isinstance(id, str) or not isinstance(args, Mapping):
+    args = slot.block.get("args")
+    if not isinstance(slot.block.get("id"), str) or not isinstance(args, Mapping | None):
         return []
     try:
         target = slot.takes()
     except ConfigError as error:
-        return [slot.wrong_id(issue.message) for issue in error.issues]
+        return [ConfigIssue(join(slot.path, "id"), issue.message) for issue in error.issues]
     except MissingExtraError:  # not a mistake in the config; building the component reports what to install
         return []
     exclude = FILLED_IN.get(slot.registry.kind, ())
-    bound, issues = check_component(slot.registry, target, args, join(slot.path, "args"), exclude)
+    bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"), exclude)
     slot.block["args"] = plain(bound)
     return issues
 
@@ -282,9 +290,9 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if slot.path == "alg.policy" and not getattr(targets(blocks).get("alg"), "needs_critic", True):
             slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
-        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "")
-        bound = {name: value for name, value in bound.items() if name not in FILLED_IN.get(slot.registry.kind, ())}
-        slot.block["args"] = _complete(target, changed(bound, _complete_nested), FILLED_IN.get(slot.registry.kind, ()))
+        exclude = FILLED_IN.get(slot.registry.kind, ())
+        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "", exclude)
+        slot.block["args"] = _complete(target, changed(bound, _complete_nested), exclude)
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
     return blocks
@@ -318,33 +326,6 @@ def _can_be_written(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_can_be_written, value))
     return value is None or isinstance(value, str | int | float)
-
-
-def _bind_generation(blocks: dict[str, Any]) -> list[ConfigIssue]:
-    issues = []
-    for place in GENERATION:
-        block = at(blocks, place.rpartition(".")[0])
-        if isinstance(block, dict) and isinstance(kwargs := block.get("generation_kwargs"), Mapping):
-            block["generation_kwargs"], wrong = bind_generation(kwargs, place)
-            issues += wrong
-    return issues
-
-
-def _bind_adapters(blocks: dict[str, Any]) -> None:
-    """Coerce the numbers of `peft`; the cross-checks report mistakes in them."""
-    for place in ("alg.policy.args", "alg"):
-        block = at(blocks, place)
-        if isinstance(block, dict) and isinstance(peft := block.get("peft"), Mapping):
-            block["peft"] = {**peft, **check_arguments(LoraArguments, peft, place)[0]}
-
-
-def _bind_env(blocks: dict[str, Any]) -> list[ConfigIssue]:
-    env = blocks.get("env")
-    args = env.get("args") if isinstance(env, dict) else None
-    if not isinstance(env, dict) or not isinstance(args, Mapping | None):
-        return []
-    env["args"], issues = check_arguments(EnvArguments, args or {}, "env.args")
-    return issues
 
 
 def build_component(registry: Registry, config: ComponentConfig, kind: str) -> Any:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
+from rl4lms_like.core.errors import ConfigError, MissingExtraError
 from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.schema import at, join
+from rl4lms_like.core.schema import at
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES
@@ -65,10 +65,6 @@ class Slot:
     path: str
     block: dict[str, Any]
     registry: Registry
-
-    def wrong_id(self, message: str) -> ConfigIssue:
-        """Return the mistake for an invalid id."""
-        return ConfigIssue(join(self.path, "id"), message)
 
     def takes(self) -> Callable[..., Any]:
         """Return the class or function that receives the `args`: the target's `arguments_class` if it has one.
