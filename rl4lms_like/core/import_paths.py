@@ -249,13 +249,7 @@ def trusting(value: Any, path: str = "") -> Iterator[str]:
 
 
 def refuse_unless_trusted(config: Mapping[str, Any], is_trusted: bool, source: str, blocks: tuple[str, ...]) -> None:
-    """Require the user's permission if the config in a run's folder allows code to run.
-
-    Args:
-        config: of the folder.
-        is_trusted: whether the user gave permission.
-        source: name of the config in messages.
-        blocks: the blocks of the config that are used.
+    """Require the user's permission if one of these blocks of the config in a run's folder allows code to run.
 
     Raises:
         ConfigError: code would run without the user's permission.

@@ -145,12 +145,7 @@ def with_values(value: Any, path: str = "") -> Any:
 
 
 def without_secrets(text: str, also: Collection[str] = ()) -> str:
-    """Return a text with the known secrets of this process masked.
-
-    Args:
-        text: a message.
-        also: further values to mask.
-    """
+    """Return a text with the known secrets of this process masked, and further values that are given."""
     for form in sorted(_forms({*_own_secrets(), *_looked_up, *also}), key=len, reverse=True):
         text = text.replace(form, HIDDEN)
     return _without_logins(text)

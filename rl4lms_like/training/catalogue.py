@@ -19,8 +19,7 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.core.registry import Entry, Registry
 from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
-from rl4lms_like.training.config.binding import takes_shaping
-from rl4lms_like.training.config.places import FILLED_IN, REGISTRIES
+from rl4lms_like.training.config.binding import FILLED_IN, REGISTRIES, takes_shaping
 from rl4lms_like.training.config.run_config import SupervisedAlgConfig
 
 WIDTH = 100

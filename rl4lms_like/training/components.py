@@ -33,8 +33,7 @@ from rl4lms_like.metrics.named import NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.post_processors.call import try_post_processor
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.training.config.binding import build_component
-from rl4lms_like.training.config.places import POST_PROCESSING
+from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
 from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig
 
 if TYPE_CHECKING:
@@ -96,11 +95,6 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
 
     A reward needs references for every training sample. A metric or a supervised run needs at least one sample with
     references.
-
-    Args:
-        config: of the run.
-        components: built from it.
-        samples: by split, `train`, `val` and `test`.
 
     Raises:
         ConfigError: the reward would fail, or metrics would be NaN.
@@ -181,13 +175,7 @@ def data_lines(
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_prompt_length: int = 0,
 ) -> list[tuple[str, str]]:
-    """Return the contents of each split, and the first prompts.
-
-    Args:
-        samples: by split; `train` has at least one.
-        tokenizer: counts the tokens of prompts; with None they are not counted.
-        max_prompt_length: tokens; longer prompts are truncated.
-    """
+    """Return the contents of each split, and the first prompts; without a tokenizer, tokens are not counted."""
     rows = []
     for split, members in samples.items():
         parts = [f"{len(members):,} samples"]

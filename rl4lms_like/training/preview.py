@@ -30,11 +30,7 @@ NOT_LOCAL = "not checked: the data pool may read from a network"
 
 
 def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
-    """Yield the sections of the output, fast ones first.
-
-    Args:
-        config: of the run.
-        full: add the config with every default filled in.
+    """Yield the sections of the output, fast ones first; `full` adds the config with every default filled in.
 
     Raises:
         ConfigError: arguments for transformers or PEFT have mistakes, models and lengths are incompatible, or samples

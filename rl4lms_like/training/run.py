@@ -282,11 +282,7 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
 
 
 def environment(device: Any) -> dict[str, Any]:
-    """Return what a run's numbers depend on besides its config, without paths or names of machines and users.
-
-    Args:
-        device: torch device of the model.
-    """
+    """Return what a run's numbers depend on besides its config, without paths or names of machines and users."""
     import torch
 
     found: dict[str, Any] = {

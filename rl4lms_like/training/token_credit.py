@@ -167,12 +167,7 @@ def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
     """Return whether an iteration is recorded: the first, the last, and those that an evaluation on `val` follows.
 
     A run of any length writes at most a few dozen lines: up to the 16th evaluation every one is recorded, then every
-    second one, from the 32nd every fourth, and so on.
-
-    Args:
-        iteration: counts from 1.
-        eval_every: iterations between evaluations.
-        n_iters: of the whole run.
+    second one, from the 32nd every fourth, and so on. Iterations count from 1.
     """
     if iteration in (1, n_iters):
         return True

@@ -9,7 +9,7 @@ import pytest
 from rl4lms_like.cli import main
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.training.catalogue import page
-from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.config.binding import REGISTRIES
 from tests.conftest import REPOSITORY
 
 

@@ -39,7 +39,7 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.named import named_key
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_issues, mask_issues
-from rl4lms_like.training.config.places import GENERATION, POST_PROCESSING, targets
+from rl4lms_like.training.config.binding import GENERATION, POST_PROCESSING, targets
 from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unknown_embedded_model
 
 PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"

@@ -9,8 +9,7 @@ from typing import Any
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.import_paths import trusting
 from rl4lms_like.core.schema import at, join
-from rl4lms_like.training.config.binding import with_defaults
-from rl4lms_like.training.config.places import GENERATION
+from rl4lms_like.training.config.binding import GENERATION, with_defaults
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 FEW_EPISODES = 4

@@ -280,11 +280,8 @@ def delete_interrupted(base: Path, but: Path | None = None) -> None:
 def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] = ()) -> None:
     """Remove the oldest checkpoints, including their models, until `keep` are left.
 
-    Args:
-        base: the run's `checkpoints` folder.
-        iteration: current iteration of the run; later checkpoints from an earlier attempt are ignored.
-        keep: number of checkpoints to keep; the newest is always kept.
-        spare: checkpoints to keep regardless of age; they are included in `keep`.
+    The newest is always kept, and so are those in `spare`, which count towards `keep`. Checkpoints later than the
+    current iteration are those of an earlier attempt and are ignored.
     """
     found = [path for path in checkpoints_in(base) if _place(path) <= (iteration, True) and is_own(path)]
     stay = {*found[-1:], *(path for path in found if path in spare)}
