@@ -18,7 +18,7 @@ import pytest
 from rl4lms_like.cli import main
 from rl4lms_like.cli.options import KINDS, build_parser
 from rl4lms_like.core.errors import RewardError
-from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.config.binding import REGISTRIES
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
 from tests.conftest import REPOSITORY
 

@@ -87,7 +87,7 @@ def _run(folder: Path) -> int:
 
 def _train(folder: Path, raw: dict[str, Any]) -> None:
     """Train or resume. If the newest checkpoint is damaged, use an older one or start over, and print a message."""
-    from rl4lms_like.training.config.remote_code import trusting
+    from rl4lms_like.core.import_paths import trusting
     from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, older_intact
     from rl4lms_like.training.run import resume
 

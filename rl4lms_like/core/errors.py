@@ -21,6 +21,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -174,3 +175,11 @@ def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
         if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtraError(module.split(".")[0], extra, needed_by) from error
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is missing or used from its source."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -7,6 +7,10 @@
     Python's standard library             never: it has no components, and can start programs
 
 A config may come from another user. It can select code that the user of the config already trusts, but not add code.
+Code that comes with models, tokenizers and metrics needs another permission:
+
+    config file that the user names         requires its keys `trust_remote_code`
+    config.json in a run's folder           requires the same keys and the option --trust_remote_code
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import shlex
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -34,9 +38,13 @@ from pydantic import AfterValidator
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
+from rl4lms_like.core.schema import join
 
 CODE_VARIABLE = "RL4LMS_LIKE_CODE"
 """Environment variable with the folders named by the user; processes started by a run inherit it."""
+
+TRUST = "trust_remote_code"
+"""Key of a config that allows code to run that comes with a model, tokenizer or metric."""
 
 _LIBRARY = __name__.partition(".")[0]
 
@@ -229,3 +237,29 @@ def _is_same(folder: Path, other: Path) -> bool:
 def _is_below(origin: str, folder: Path) -> bool:
     """Return whether a file is in a folder, as written or after resolving symbolic links."""
     return any(Path(form(origin)).is_relative_to(form(folder)) for form in (os.path.abspath, os.path.realpath))
+
+
+def trusting(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the config paths that allow code to run."""
+    items = value if isinstance(value, Mapping) else dict(enumerate(value if isinstance(value, list) else ()))
+    for key, item in items.items():
+        if key == TRUST and item is True:
+            yield join(path, key)
+        yield from trusting(item, join(path, key))
+
+
+def refuse_unless_trusted(config: Mapping[str, Any], is_trusted: bool, source: str, blocks: tuple[str, ...]) -> None:
+    """Require the user's permission if one of these blocks of the config in a run's folder allows code to run.
+
+    Raises:
+        ConfigError: code would run without the user's permission.
+    """
+    message = "true in a run's folder, which may come from another user: if you trust the code, add --trust_remote_code"
+    issues = [ConfigIssue(path, message) for path in trusting({key: config.get(key) for key in blocks})]
+    if issues and not is_trusted:
+        raise ConfigError(issues, source)
+
+
+def trust_option(config: Mapping[str, Any]) -> str:
+    """Return the option needed to resume a run of this config: ` --trust_remote_code`, or an empty string."""
+    return f" --{TRUST}" if any(trusting(config)) else ""

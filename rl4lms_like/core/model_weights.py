@@ -38,11 +38,7 @@ def names_folder(model_name: str) -> bool:
 
 
 def require_folder(what: str, model_name: str) -> None:
-    """Report a missing checkpoint early, where its name means a local folder.
-
-    Args:
-        what: the role of the checkpoint, for the message: `classifier`.
-        model_name: hub id or local folder.
+    """Report a missing checkpoint early, where its name means a local folder; `what` is its role, for the message.
 
     Raises:
         ModelError: the folder does not exist.

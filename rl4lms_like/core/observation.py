@@ -90,6 +90,17 @@ def _cutting_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]
             backend.no_truncation()
 
 
+def _tensor(key: str, doc: str) -> property:
+    """Return a property with a copy of one of an observation's `arrays`, as RL4LMs' rewards read it."""
+
+    def read(observation: Observation) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(observation.arrays[key]).clone().unsqueeze(0)
+
+    return property(read, doc=doc)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Observation:
     """State of an episode after `n_actions` tokens.
@@ -193,40 +204,12 @@ class Observation:
         """Return the Gymnasium observation as a new dict of copied arrays."""
         return {key: array.copy() for key, array in self.arrays.items()}
 
-    @property
-    def prompt_or_input_encoded_pt(self) -> torch.Tensor:
-        """Prompt ids `[1, P]`."""
-        return self._tensor("prompt_or_input_encoded_pt")
-
-    @property
-    def prompt_or_input_attention_mask_pt(self) -> torch.Tensor:
-        """Prompt mask `[1, P]`, 1 on real tokens."""
-        return self._tensor("prompt_or_input_attention_mask_pt")
-
-    @property
-    def context_encoded_pt(self) -> torch.Tensor:
-        """Context ids `[1, T]`."""
-        return self._tensor("context_encoded_pt")
-
-    @property
-    def context_attention_mask_pt(self) -> torch.Tensor:
-        """Context mask `[1, T]`."""
-        return self._tensor("context_attention_mask_pt")
-
-    @property
-    def input_encoded_pt(self) -> torch.Tensor:
-        """Prompt and context ids `[1, P+T]`."""
-        return self._tensor("input_encoded_pt")
-
-    @property
-    def input_attention_mask_pt(self) -> torch.Tensor:
-        """Prompt and context mask `[1, P+T]`."""
-        return self._tensor("input_attention_mask_pt")
-
-    def _tensor(self, key: str) -> torch.Tensor:
-        import torch
-
-        return torch.from_numpy(self.arrays[key]).clone().unsqueeze(0)
+    prompt_or_input_encoded_pt = _tensor("prompt_or_input_encoded_pt", "Prompt ids `[1, P]`.")
+    prompt_or_input_attention_mask_pt = _tensor("prompt_or_input_attention_mask_pt", "Mask `[1, P]`, 1 on real tokens.")
+    context_encoded_pt = _tensor("context_encoded_pt", "Context ids `[1, T]`.")
+    context_attention_mask_pt = _tensor("context_attention_mask_pt", "Context mask `[1, T]`.")
+    input_encoded_pt = _tensor("input_encoded_pt", "Prompt and context ids `[1, P+T]`.")
+    input_attention_mask_pt = _tensor("input_attention_mask_pt", "Prompt and context mask `[1, P+T]`.")
 
     def __repr__(self) -> str:
         return f"Observation(prompt={self.prompt_or_input_text!r}, context={self.context_text!r})"

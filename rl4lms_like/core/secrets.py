@@ -63,6 +63,8 @@ _LOOKUP_PLACES = ("reward_fn", "datapool", "train_evaluation")
 _SHORTEST, _SHORTEST_LOOKED_UP = 8, 4
 """Minimum characters of a masked value: of a variable with a secret name, and of one that a config refers to."""
 
+_WRITTEN = "be written to the files of a run; refer to an environment variable instead: ${MY_VARIABLE}"
+
 _BETWEEN = "\n\0\n"
 """Separator that occurs in no text of a config."""
 
@@ -143,12 +145,7 @@ def with_values(value: Any, path: str = "") -> Any:
 
 
 def without_secrets(text: str, also: Collection[str] = ()) -> str:
-    """Return a text with the known secrets of this process masked.
-
-    Args:
-        text: a message.
-        also: further values to mask.
-    """
+    """Return a text with the known secrets of this process masked, and further values that are given."""
     for form in sorted(_forms({*_own_secrets(), *_looked_up, *also}), key=len, reverse=True):
         text = text.replace(form, HIDDEN)
     return _without_logins(text)
@@ -177,18 +174,11 @@ def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
                 yield path, "expected the name of an environment variable, not its value", value
         elif _secret_by_place(keys, value):
-            detail = "a secret would be written to the files of a run; refer to an environment variable instead"
-            yield path, f"{detail}: ${{MY_VARIABLE}}", value
+            yield path, f"a secret would {_WRITTEN}", value
         elif _secret_by_itself(value, own):
-            detail = (
-                "looks like a secret, which would be written to the files of a run; refer to an environment variable"
-            )
-            yield path, f"{detail} instead: ${{MY_VARIABLE}}", value
+            yield path, f"looks like a secret, which would {_WRITTEN}", value
         elif _without_logins(value) != value:
-            detail = (
-                "a URL with a name, password or key would be written to the files of a run; refer to an environment"
-            )
-            yield path, f"{detail} variable instead: ${{MY_VARIABLE}}", value
+            yield path, f"a URL with a name, password or key would {_WRITTEN}", value
 
 
 def _texts(value: Any, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], str]]:

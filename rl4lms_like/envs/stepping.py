@@ -180,32 +180,20 @@ def _check_ends(running: np.ndarray, last: np.ndarray, dones: np.ndarray, n_acti
         raise ValueError(f"episode {episode} continues after {n_actions} tokens, but its environment has ended")
 
 
-def make_vec_env(
-    kind: Literal["text", "dummy", "subproc"] = "text",
-    n_envs: int = 1,
-    reward_workers: int = 0,
-    reward_timeout: float | None = None,
-    **env_kwargs: Any,
-) -> VecEnv:
+def make_vec_env(kind: Literal["text", "dummy", "subproc"] = "text", n_envs: int = 1, **env_kwargs: Any) -> VecEnv:
     """Build a vectorised environment.
 
     Args:
-        kind: `text`, `dummy` or `subproc`; see the table of this module.
+        kind: `text`, `dummy` or `subproc`; see the table in this module.
         n_envs: number of parallel episodes.
-        reward_workers: number of processes that score episodes, for `text` only.
-        reward_timeout: time limit of scoring in seconds, for `text` only; see `TextVecEnv`.
-        env_kwargs: the arguments of `TextGenEnv`.
+        env_kwargs: the arguments of `TextGenEnv`; for `text` those of `TextVecEnv`, such as `reward_workers`.
 
     Raises:
-        ConfigError: an argument is not supported by `kind`, or the kind is unknown.
+        ConfigError: the kind is unknown.
         RL4LMsLikeError: the operating system cannot start the processes.
     """
     if kind == "text":
-        return TextVecEnv(n_envs, reward_workers=reward_workers, reward_timeout=reward_timeout, **env_kwargs)
-    of_text = {"reward_workers": reward_workers, "reward_timeout": reward_timeout}
-    message = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
-    if issues := [ConfigIssue(name, message) for name, value in of_text.items() if value]:
-        raise ConfigError(issues, "the environment's arguments")
+        return TextVecEnv(n_envs, **env_kwargs)
     if kind == "dummy":
         return DummyVecEnv([partial(TextGenEnv, **env_kwargs)] * n_envs)
     if kind == "subproc":

@@ -183,11 +183,11 @@ def build_env(
     if not model_config.is_encoder_decoder:
         arguments.pop("context_start_token", None)
     arguments["max_episode_length"] = response_length(config, model_config)
+    if config.env.vec_env == "text":
+        arguments |= {"reward_workers": config.env.reward_workers, "reward_timeout": config.env.reward_timeout}
     return make_vec_env(
         config.env.vec_env,
         config.env.n_envs,
-        config.env.reward_workers,
-        config.env.reward_timeout,
         tokenizer=tokenizer,
         reward_function=reward_fn,
         samples=samples,

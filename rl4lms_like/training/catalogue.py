@@ -1,23 +1,42 @@
-"""Describe registered components: one line per id, or one id in full. Reads tables and signatures, imports no torch."""
+"""Describe registered components: one line per id, one id in full, or all as a page of the documentation.
+
+python -m rl4lms_like.training.catalogue docs/catalogue.md      regenerates the page
+
+Reads tables and signatures, imports no torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.core.registry import Entry, Registry
 from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
-from rl4lms_like.training.config.binding import takes_shaping
-from rl4lms_like.training.config.places import FILLED_IN, REGISTRIES
+from rl4lms_like.training.config.binding import FILLED_IN, REGISTRIES, takes_shaping
 from rl4lms_like.training.config.run_config import SupervisedAlgConfig
 
 WIDTH = 100
 SHAPING_HELP = "as for every reward: shaping_fn, the id or {id, args} of a reward that is added to this one"
+
+_OPENING = """\
+# Catalogue
+
+All components by id. A config gives the `id` of a component, and its arguments under `args`. `rl4lms-like list rewards`
+prints the tables, `rl4lms-like show meteor` prints one entry. Your own component needs no id, only its import path:
+`my_project.rewards:Short` ([extend](extend/reward.md)).
+
+<!-- This page is generated: python -m rl4lms_like.training.catalogue docs/catalogue.md -->
+"""
+
+_KEYS_IN_ROW = 4
+"""Number of result keys in a table row; the entry lists all of them."""
 
 
 def listing(kind: str) -> str:
@@ -125,3 +144,64 @@ def _argument(argument: Argument) -> list[str]:
 def _summary(registry: Registry, id: str) -> str:
     entry = registry.entry(id)
     return entry.summary + (f" [needs {entry.needs}]" if entry.needs else "")
+
+
+def page() -> str:
+    """Return the whole page as Markdown."""
+    tables = [_tables(kind, registry) for kind, registry in REGISTRIES.items()]
+    entries = [
+        _entry(registry, id, heading=f"{id} ({registry.kind})") for registry in REGISTRIES.values() for id in registry
+    ]
+    return "\n".join([_OPENING, *tables, "## Entries\n", *entries])
+
+
+def _tables(kind: str, registry: Registry) -> str:
+    """Return the table of one registry, one row per id."""
+    rows = []
+    reports = any(registry.entry(id).keys for id in registry)
+    for id in registry:
+        entry = registry.entry(id)
+        cells = [f"[`{id}`](#{_anchor(f'{id} ({registry.kind})')})", _escaped(entry.summary), _escaped(entry.needs)]
+        rows.append(" | ".join(cells + ([_keys(entry, _KEYS_IN_ROW)] if reports else [])))
+    titles = ["id", "what it is", "needs", *(["reports"] if reports else [])]
+    lines = [" | ".join(titles), " | ".join(["---"] * len(titles)), *rows]
+    page = [f"## {kind.replace('_', ' ').capitalize()}", "", *(f"| {line} |" for line in lines), ""]
+    if registry.kind == "reward":
+        page += ["Every reward also takes `shaping_fn`: the id or `{id, args}` of a reward that is added to it.", ""]
+    return "\n".join(page)
+
+
+def _entry(registry: Registry, id: str, *, heading: str) -> str:
+    """Return the entry of one component: import path, docstring and arguments."""
+    entry = registry.entry(id)
+    lines = [f"### {heading}", "", f"`{import_path(entry)}`", ""]
+    try:
+        target = registry.signature(id)
+    except MissingExtraError as error:
+        return "\n".join([*lines, str(error), ""])
+    text, exclude = text_and_excluded(registry, id)
+    lines += [text, ""] if text else []
+    if rows := table_rows(target, exclude=exclude):
+        lines += ["| argument | values | default | meaning |", "|---|---|---|---|", *rows, ""]
+    if len(entry.keys) > _KEYS_IN_ROW:
+        lines += [f"Reports {_keys(entry, len(entry.keys))}.", ""]
+    return "\n".join(lines)
+
+
+def _keys(entry: Entry, n_shown: int) -> str:
+    more = len(entry.keys) - n_shown
+    return ", ".join(f"`{key}`" for key in entry.keys[:n_shown]) + (f" and {more} more" if more > 0 else "")
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor of a heading: lower case, spaces replaced by hyphens, punctuation dropped."""
+    kept = "".join(character for character in heading.lower() if character.isalnum() or character in " -_")
+    return kept.replace(" ", "-")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -1,7 +1,12 @@
 """Build the reward, metrics and post-processor of a run, before any data or weights are read.
 
 Constructors check that their packages, word lists and programs are available. Everything that is missing is reported at
-once. After the data are loaded, `check_references` checks that components that need references have them.
+once. After the data are loaded, `check_references` checks that components that need references have them, and
+`data_lines` describes the samples for `check`:
+
+    train   1,000 samples; 12 prompts are longer than 64 tokens (up to 93) and cut; 3 without references
+    val     100 samples; all prompts within 64 tokens (up to 60)
+    prompt  'Summarise: ...'
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.errors import (
     ComponentError,
@@ -26,11 +31,19 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.training.config.binding import build_component
-from rl4lms_like.training.config.places import POST_PROCESSING
+from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
 from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 REWARD, POOL, METRIC = "reward_fn", "datapool", "train_evaluation.metrics"
+N_COUNTED = 10_000
+"""Number of prompts per split whose tokens are counted, which takes some seconds. Later prompts are not counted."""
+N_PROMPTS = 2
+"""Number of `train` prompts that are shown."""
+SHOWN_START, SHOWN_END = 300, 100
+"""Number of characters shown of a long prompt, from its start and its end, where a pool adds its suffix."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +62,7 @@ class Components:
 
 
 def build_components(config: AnyConfig, *, with_reward: bool = True) -> Components:
-    """Build all components, or report everything that prevents it.
-
-    Args:
-        config: of the run.
-        with_reward: build the reward too; an evaluation does not need it.
+    """Build all components, or report everything that prevents it. An evaluation needs no reward.
 
     Raises:
         ConfigError: a constructor rejected its arguments.
@@ -84,11 +93,6 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
 
     A reward needs references for every training sample. A metric or a supervised run needs at least one sample with
     references.
-
-    Args:
-        config: of the run.
-        components: built from it.
-        samples: by split, `train`, `val` and `test`.
 
     Raises:
         ConfigError: the reward would fail, or metrics would be NaN.
@@ -162,3 +166,40 @@ def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     for index in _metrics_to_build(config):
         yield f"{METRIC}.{index}", partial(_build_metric, config.train_evaluation.metrics[index])
     yield POST_PROCESSING, partial(build_post_processor, config)
+
+
+def data_lines(
+    samples: Mapping[str, Sequence[Sample]],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    max_prompt_length: int = 0,
+) -> list[tuple[str, str]]:
+    """Return the contents of each split, and the first prompts; without a tokenizer, tokens are not counted."""
+    rows = []
+    for split, members in samples.items():
+        parts = [f"{len(members):,} samples"]
+        if tokenizer is not None and members:
+            prompts = [sample.prompt_or_input_text for sample in members]
+            parts.append(prompt_lengths(prompts, tokenizer, max_prompt_length))
+        without = sum(not sample.references for sample in members)
+        if without:
+            parts.append(f"{'all' if without == len(members) else f'{without:,}'} without references")
+        rows.append((split, "; ".join(parts)))
+    rows += [("prompt", _shown(sample.prompt_or_input_text)) for sample in samples["train"][:N_PROMPTS]]
+    return rows
+
+
+def prompt_lengths(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int) -> str:
+    """Return how many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words."""
+    counted = list(prompts[:N_COUNTED])
+    lengths = [len(ids) for ids in tokenizer(counted, truncation=False, verbose=False)["input_ids"]]
+    longer = sum(length > max_prompt_length for length in lengths)
+    of = "" if len(counted) == len(prompts) else f" of the first {len(counted):,}"
+    if not longer:
+        return f"all prompts{of} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
+    return f"{longer:,} prompts{of} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
+
+
+def _shown(prompt: str) -> str:
+    if len(prompt) <= SHOWN_START + SHOWN_END:
+        return repr(prompt)
+    return f"{prompt[:SHOWN_START]!r} ... {prompt[-SHOWN_END:]!r}"

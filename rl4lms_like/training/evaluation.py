@@ -46,83 +46,73 @@ class Evaluation:
     seconds: dict[str, float]
 
 
-def generate_responses(
-    writer: TextGenerator | LMActorCriticPolicy,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    *,
-    batch_size: int,
-    max_prompt_length: int,
-    eos_token_ids: Sequence[int],
-    generation_kwargs: Mapping[str, Any] | None = None,
-    seed: int = 0,
-) -> list[str]:
-    """Return one response for each prompt, in their order; prompts of similar length are generated together.
+@dataclass(frozen=True)
+class Responder:
+    """Model and settings with which responses are generated.
 
     Args:
-        writer: a policy, or a model in a `TextGenerator`.
+        model: a policy, or a model in a `TextGenerator`.
         tokenizer: encodes prompts and decodes responses.
-        prompts: `n` texts.
         batch_size: prompts per generation call.
-        max_prompt_length: tokens; longer prompts are truncated on the writer's `prompt_truncation_side`.
+        max_prompt_length: tokens; longer prompts are truncated on the model's `prompt_truncation_side`.
         eos_token_ids: tokens that end a response.
-        generation_kwargs: sampling, greedy or beam search; default: the writer's.
+        generation_kwargs: sampling, greedy or beam search; default: the model's.
         seed: of the sampling; the same seed draws the same random numbers.
     """
-    layout = TextLayout(tokenizer, max_prompt_length, 1, prompt_truncation_side=writer.prompt_truncation_side)
-    encoded = layout.encode_all(prompts) if prompts else []
-    order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
-    responses = [""] * len(prompts)
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        width = max(max(len(encoded[i]) for i in batch), 1)
-        ids = torch.full((len(batch), width), layout.pad_token_id)
-        mask = torch.zeros(len(batch), width, dtype=torch.bool)
-        for row, i in enumerate(batch):
-            ids[row, width - len(encoded[i]) :] = torch.from_numpy(encoded[i])
-            mask[row, width - len(encoded[i]) :] = True
-        with in_part("evaluation"):
-            episodes = writer.generate(
-                ids,
-                mask,
-                eos_token_ids=eos_token_ids,
-                generation_kwargs=generation_kwargs,
-                seed=derived_seed(seed, "evaluation", start),
-            )
-        rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
-        for i, text in zip(batch, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
-            responses[i] = text
-    return responses
+
+    model: TextGenerator | LMActorCriticPolicy
+    tokenizer: PreTrainedTokenizerBase
+    batch_size: int
+    max_prompt_length: int
+    eos_token_ids: Sequence[int]
+    generation_kwargs: Mapping[str, Any] | None = None
+    seed: int = 0
+
+    def respond(self, prompts: Sequence[str]) -> list[str]:
+        """Return one response for each prompt, in their order; prompts of similar length are generated together."""
+        side = self.model.prompt_truncation_side
+        layout = TextLayout(self.tokenizer, self.max_prompt_length, 1, prompt_truncation_side=side)
+        encoded = layout.encode_all(prompts) if prompts else []
+        order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
+        responses = [""] * len(prompts)
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            width = max(max(len(encoded[i]) for i in batch), 1)
+            ids = torch.full((len(batch), width), layout.pad_token_id)
+            mask = torch.zeros(len(batch), width, dtype=torch.bool)
+            for row, i in enumerate(batch):
+                ids[row, width - len(encoded[i]) :] = torch.from_numpy(encoded[i])
+                mask[row, width - len(encoded[i]) :] = True
+            with in_part("evaluation"):
+                episodes = self.model.generate(
+                    ids,
+                    mask,
+                    eos_token_ids=self.eos_token_ids,
+                    generation_kwargs=self.generation_kwargs,
+                    seed=derived_seed(self.seed, "evaluation", start),
+                )
+            rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
+            for i, text in zip(batch, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
+                responses[i] = text
+        return responses
 
 
 def evaluate_on_samples(
-    writer: TextGenerator | LMActorCriticPolicy,
-    tokenizer: PreTrainedTokenizerBase,
+    responder: Responder,
     samples: Sequence[Sample],
     metrics: Sequence[BaseMetric],
     *,
     split_name: str,
-    batch_size: int,
-    max_prompt_length: int,
-    eos_token_ids: Sequence[int],
-    generation_kwargs: Mapping[str, Any] | None = None,
     post_processor: Callable[[str], str] | None = None,
-    seed: int = 0,
 ) -> Evaluation:
     """Generate a response for every sample of a split and compute the metrics on them.
 
     Args:
-        writer: a policy, or a model in a `TextGenerator`.
-        tokenizer: encodes prompts and decodes responses.
+        responder: generates the responses.
         samples: `n` samples of the split.
         metrics: metrics to compute.
         split_name: `train`, `val` or `test`.
-        batch_size: prompts per generation call.
-        max_prompt_length: tokens; longer prompts are truncated.
-        eos_token_ids: tokens that end a response.
-        generation_kwargs: see `generate_responses`.
         post_processor: applied to each response before metrics and predictions; default: none.
-        seed: of the sampling.
 
     Raises:
         ComponentError: the post-processor failed.
@@ -130,23 +120,14 @@ def evaluate_on_samples(
     """
     start = time.perf_counter()
     prompts = [sample.prompt_or_input_text for sample in samples]
-    responses = generate_responses(
-        writer,
-        tokenizer,
-        prompts,
-        batch_size=batch_size,
-        max_prompt_length=max_prompt_length,
-        eos_token_ids=eos_token_ids,
-        generation_kwargs=generation_kwargs,
-        seed=seed,
-    )
+    responses = responder.respond(prompts)
     if post_processor is not None:
         responses = post_process(post_processor, responses)
     generated = time.perf_counter()
     references = [sample.references for sample in samples]
-    meta_infos = [sample.meta_data for sample in samples]
+    meta_infos, model = [sample.meta_data for sample in samples], responder.model.model
     try:
-        results = compute_metrics(metrics, prompts, responses, references, meta_infos, writer.model, split_name)
+        results = compute_metrics(metrics, prompts, responses, references, meta_infos, model, split_name)
     except MetricError as error:
         error.texts = texts_to_score(samples, responses)
         raise

@@ -6,15 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
-from rl4lms_like.training.config.remote_code import refuse_unless_trusted
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
+
+if TYPE_CHECKING:
+    from rl4lms_like.training.evaluation import Responder
 
 NO_LIMIT = 1_000_000
 """Maximum prompt length in tokens. Tokenizers without a length limit report about 1e30."""
@@ -58,7 +61,7 @@ def evaluate_run(
         RL4LMsLikeError: the folder cannot be written, or the evaluation failed; subclasses name the cause.
     """
     from rl4lms_like.tracking.run_folder import RunFolder
-    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, end_tokens, load_generation_config
+    from rl4lms_like.training.assemble import build_datapool, build_tokenizer
     from rl4lms_like.training.components import build_components
     from rl4lms_like.training.evaluation import evaluate_on_samples
 
@@ -72,25 +75,18 @@ def evaluate_run(
         blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
     components = build_components(config, with_reward=False)
-    tokenizer = build_tokenizer(replace(config.tokenizer, model_name=model))
-    generator = _generator_of(config, model, tokenizer)
     samples, evaluation = build_datapool(config.datapool, split).samples[:limit], config.train_evaluation
     arguments = getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs")
-    result = evaluate_on_samples(
-        generator,
-        tokenizer,
-        samples,
-        components.metrics,
-        split_name=split,
+    responder = responder_of(
+        config,
+        model,
+        build_tokenizer(replace(config.tokenizer, model_name=model)),
         batch_size=batch_size or evaluation.eval_batch_size,
-        max_prompt_length=_max_prompt_length(config, tokenizer, generator.model.config),
-        eos_token_ids=end_tokens(tokenizer, generator.model.config, load_generation_config(model)),
-        generation_kwargs=decoding_arguments(
-            arguments or {}, decoding, num_beams=num_beams, max_new_tokens=max_new_tokens
-        ),
-        post_processor=components.post_processor,
+        generation_kwargs=decoding_arguments(arguments or {}, decoding, num_beams, max_new_tokens),
         seed=seed,
     )
+    processor = components.post_processor
+    result = evaluate_on_samples(responder, samples, components.metrics, split_name=split, post_processor=processor)
     with saving(f"the evaluation (--output) to {folder}"):
         files.log_metrics(0, split, result.scores)
         files.log_predictions(0, split, result.predictions)
@@ -132,8 +128,6 @@ def generate_texts(
         ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
     from rl4lms_like.policies.loading import load_tokenizer
-    from rl4lms_like.training.assemble import end_tokens, load_generation_config
-    from rl4lms_like.training.evaluation import generate_responses
 
     silence_libraries()
     config, own_model = _run_of(Path(model))
@@ -141,27 +135,19 @@ def generate_texts(
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("alg",))
     name = own_model or _model_name(model)
     own = _policy_arguments(config).get("generation_kwargs") or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}
-    arguments = decoding_arguments(own, decoding, max_new_tokens=max_new_tokens)
+    arguments = decoding_arguments(own, decoding, None, max_new_tokens)
     arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
     tokenizer = load_tokenizer(name)
-    generator = _generator_of(config, name, tokenizer)
-    texts = generate_responses(
-        generator,
-        tokenizer,
-        [prompt for prompt in prompts for _ in range(n)],
-        batch_size=32,
-        max_prompt_length=min(tokenizer.model_max_length, NO_LIMIT),
-        eos_token_ids=end_tokens(tokenizer, generator.model.config, load_generation_config(name)),
-        generation_kwargs=arguments,
-        seed=seed,
-    )
+    settings = {"batch_size": 32, "generation_kwargs": arguments, "seed": seed}
+    limit = min(tokenizer.model_max_length, NO_LIMIT)
+    responder = responder_of(config, name, tokenizer, max_prompt_length=limit, **settings)
+    texts = responder.respond([prompt for prompt in prompts for _ in range(n)])
     return [texts[i * n : (i + 1) * n] for i in range(len(prompts))]
 
 
 def decoding_arguments(
     generation_kwargs: Mapping[str, Any],
     decoding: str | None,
-    *,
     num_beams: int | None = None,
     max_new_tokens: int | None = None,
 ) -> dict[str, Any]:
@@ -245,8 +231,10 @@ def _model_name(model: str | Path) -> str:
     return str(model)
 
 
-def _generator_of(config: AnyConfig | None, model_name: str, tokenizer: Any) -> Any:
-    """Return a generator that decodes like the run's policy, including its masks; without a run, with defaults."""
+def responder_of(
+    config: AnyConfig | None, model_name: str, tokenizer: Any, *, max_prompt_length: int | None = None, **settings: Any
+) -> Responder:
+    """Load a model that decodes like the run's policy, including its masks; without a run, with defaults."""
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
@@ -254,9 +242,10 @@ def _generator_of(config: AnyConfig | None, model_name: str, tokenizer: Any) -> 
     from rl4lms_like.policies.loading import auto_class_of, load_model
     from rl4lms_like.policies.masked import masked_generator
     from rl4lms_like.training.assemble import end_tokens, load_generation_config, load_model_config
+    from rl4lms_like.training.evaluation import Responder
 
-    given = _policy_arguments(config)
-    arguments = PolicyArguments.known_in(given | {"model_name": model_name})
+    given = _policy_arguments(config) | {"model_name": model_name}
+    arguments = PolicyArguments.known_in(given)
     model: Any = load_model(
         auto_class_of(load_model_config(arguments)),
         model_name,
@@ -264,13 +253,18 @@ def _generator_of(config: AnyConfig | None, model_name: str, tokenizer: Any) -> 
         trust_remote_code=arguments.trust_remote_code,
     )[0]
     model = model.to(get_device("auto" if config is None else config.device))
+    ends = end_tokens(tokenizer, model.config, load_generation_config(model_name))
     if "top_mask" in given:  # maskable policies require this argument, others do not accept it
-        masks = MaskablePolicyArguments.known_in(given | {"model_name": model_name})
-        ends = end_tokens(tokenizer, model.config, load_generation_config(model_name))
-        return masked_generator(model, masks, sorted({*tokenizer.all_special_ids, *ends}))  # as in NLPO's rollouts
-    return TextGenerator(
-        model,
-        generation_kwargs=arguments.generation_kwargs,
-        prompt_truncation_side=arguments.prompt_truncation_side,
-        bfloat16=arguments.dtype == "bfloat16",
-    )
+        special = sorted({*tokenizer.all_special_ids, *ends})  # as in NLPO's rollouts
+        generator: TextGenerator = masked_generator(model, MaskablePolicyArguments.known_in(given), special)
+    else:
+        generator = TextGenerator(
+            model,
+            generation_kwargs=arguments.generation_kwargs,
+            prompt_truncation_side=arguments.prompt_truncation_side,
+            bfloat16=arguments.dtype == "bfloat16",
+        )
+    if max_prompt_length is None:
+        assert config is not None
+        max_prompt_length = _max_prompt_length(config, tokenizer, model.config)
+    return Responder(generator, tokenizer, max_prompt_length=max_prompt_length, eos_token_ids=ends, **settings)

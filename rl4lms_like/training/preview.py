@@ -12,12 +12,11 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMs
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.training.components import Components, build_components, check_references
+from rl4lms_like.training.components import Components, build_components, check_references, data_lines
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig
 from rl4lms_like.training.config.yaml_file import dump_yaml
-from rl4lms_like.training.data_summary import data_lines
 from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.run import silence_libraries
 
@@ -31,11 +30,7 @@ NOT_LOCAL = "not checked: the data pool may read from a network"
 
 
 def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
-    """Yield the sections of the output, fast ones first.
-
-    Args:
-        config: of the run.
-        full: add the config with every default filled in.
+    """Yield the sections of the output, fast ones first; `full` adds the config with every default filled in.
 
     Raises:
         ConfigError: arguments for transformers or PEFT have mistakes, models and lengths are incompatible, or samples
@@ -52,11 +47,10 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     failures: list[RL4LMsLikeError] = []
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
-        from rl4lms_like.training.config.settings import settings_issues
+        from rl4lms_like.training.config.settings import check_settings
 
         with _collected(failures):
-            if issues := settings_issues(config):
-                raise ConfigError(issues)
+            check_settings(config, here=False)
         with _collected(failures):
             text, models = _models(config)
             yield "# models\n" + text

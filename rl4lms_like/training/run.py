@@ -1,17 +1,27 @@
-"""Train a run from a YAML file to its results folder: used by `rl4lms-like train` and the training script."""
+"""Train a run from a YAML file to its results folder: used by `rl4lms-like train` and the training script.
+
+    deterministic: true     operations without a deterministic implementation are an error; no cuDNN benchmarking
+    environment.json        software versions, processor and threads of a run; one entry for each change
+
+On the CPUs of one machine, runs are bitwise reproducible without the key too; docs/reproducibility.md lists the limits.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config
-from rl4lms_like.training.determinism import deterministic_operations, environment
 from rl4lms_like.training.estimates.memory import explaining
 
 if TYPE_CHECKING:
@@ -19,6 +29,14 @@ if TYPE_CHECKING:
     from rl4lms_like.training.resuming.resume import Resumption
 
 logger = logging.getLogger(__name__)
+
+PACKAGES = ("rl4lms-like", "torch", "transformers", "tokenizers", "stable-baselines3", "numpy", "peft", "datasets")
+"""Packages whose versions may change a run's numbers."""
+
+_VARIABLE, _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""cuBLAS reads this variable when it starts; either value makes its results deterministic."""
+
+_NO_SUCH_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def train(
@@ -89,7 +107,7 @@ def resume(
             run that is not trusted.
         RL4LMsLikeError: the run failed; subclasses name the cause.
     """
-    from rl4lms_like.training.config.remote_code import refuse_unless_trusted
+    from rl4lms_like.core.import_paths import refuse_unless_trusted
     from rl4lms_like.training.resuming.resume import hold_run, resumption
 
     lock = hold_run(path)
@@ -144,17 +162,7 @@ def _train(
     quiet: bool,
     text: Sequence[str] = (),
 ) -> Path:
-    """Train in a new folder, or continue the unfinished run that was found.
-
-    Args:
-        config: of the run.
-        place: base, project and experiment, the parts of the folder's path.
-        found: the unfinished run to continue; None starts a new run.
-        entity_name: as for `train`, like `log_to_wandb`.
-        log_to_wandb: see there.
-        quiet: print only warnings.
-        text: messages to log before the config's notices.
-    """
+    """Train in the folder `base/project/experiment`, or continue the unfinished run that was found; log `text`."""
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.tracking.base import Tracker
@@ -228,3 +236,80 @@ def _no_advice(record: logging.LogRecord) -> bool:
     """
     message = record.getMessage()
     return "passing in an `attention_mask`" not in message and "`loss_type=None` was set in the config" not in message
+
+
+@contextmanager
+def deterministic_operations(wanted: bool) -> Iterator[None]:
+    """Use torch's deterministic algorithms inside the block if `wanted`; restore all settings of torch on exit.
+
+    They include the number of threads: a run may set it, and the next run may need torch's default.
+
+    Raises:
+        ConfigError: CUDA has started already, with a setting that is not deterministic.
+        RL4LMsLikeError: an operation has no deterministic implementation.
+    """
+    import torch
+
+    n_threads, workspace = torch.get_num_threads(), os.environ.get(_VARIABLE)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    if wanted and torch.cuda.is_initialized() and workspace not in _WORKSPACES:
+        message = f"CUDA has started already: set {_VARIABLE}={_WORKSPACES[0]} before anything uses CUDA"
+        raise ConfigError([ConfigIssue("deterministic", message)])
+    if wanted:
+        os.environ[_VARIABLE] = workspace if workspace in _WORKSPACES else _WORKSPACES[0]
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    except Exception as error:
+        if not wanted or (operation := _without_such_form(error)) is None:
+            raise
+        raise RL4LMsLikeError(
+            f"deterministic: true, but {operation} has no deterministic implementation on this device: set "
+            f"deterministic to false, or avoid the operation (attn_implementation, device, the component that uses it)"
+            f"\n{error}"
+        ) from error
+    finally:
+        torch.set_num_threads(n_threads)
+        if wanted:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.backends.cudnn.benchmark = benchmark
+            if workspace is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = workspace
+
+
+def environment(device: Any) -> dict[str, Any]:
+    """Return what a run's numbers depend on besides its config, without paths or names of machines and users."""
+    import torch
+
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "packages": {name: installed_version(name) for name in PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "hash_seed": os.environ.get("PYTHONHASHSEED", "random") if sys.flags.hash_randomization else "0",
+    }
+    if torch.device(device).type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"], found["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
+    return found
+
+
+def _without_such_form(error: BaseException) -> str | None:
+    """Return the operation whose missing deterministic implementation caused an error; None for other errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        if isinstance(cause, RuntimeError) and (found := _NO_SUCH_FORM.search(text)):
+            return found[1]
+        if isinstance(cause, RuntimeError) and _VARIABLE in text:
+            return "cuBLAS"
+        cause = cause.__cause__
+    return None

@@ -11,7 +11,7 @@ Lists without a meaning are omitted: no KL without a reference, no clipping if t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,6 @@ from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
-from rl4lms_like.core.token_text import text_pieces
 from rl4lms_like.core.wording import shown
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.tracking.base import Tracker
@@ -31,6 +30,11 @@ from rl4lms_like.training.callbacks import Callback
 
 DENSE = 16
 """Number of evaluations that are all recorded; later, 8 evaluations are recorded each time their number doubles."""
+
+UNDECODABLE = "\ufffd"
+"""Replacement by decoders for bytes that are not a complete character."""
+SHORT, TRIES = 64, 12
+"""Longer sequences than `SHORT` are split in two where that does not change the text; `TRIES` positions are tried."""
 
 
 class TokenCredit(Callback):
@@ -163,12 +167,7 @@ def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
     """Return whether an iteration is recorded: the first, the last, and those that an evaluation on `val` follows.
 
     A run of any length writes at most a few dozen lines: up to the 16th evaluation every one is recorded, then every
-    second one, from the 32nd every fourth, and so on.
-
-    Args:
-        iteration: counts from 1.
-        eval_every: iterations between evaluations.
-        n_iters: of the whole run.
+    second one, from the 32nd every fourth, and so on. Iterations count from 1.
     """
     if iteration in (1, n_iters):
         return True
@@ -271,3 +270,51 @@ def listed(field: Tensor) -> list[float] | list[int]:
     if not field.is_floating_point():
         return [int(value) for value in field.tolist()]
     return [float(str(value)) for value in field.float().cpu().numpy()]
+
+
+# --- text of the tokens ----------------------------------------------------------------------------------------------
+
+
+def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
+    """Return one piece of text for each token; empty for tokens that add nothing, such as special tokens.
+
+        ids       464    8237  11   28053  228         220   50256
+        pieces    "The"  " film" ","  ""     " 🎬"        " "   ""        joined: `decode` of all ids
+
+    Decoding tokens one by one does not work in general: a byte-level token may be half a character, a SentencePiece
+    decoder drops the first space, and clean-up changes text across tokens. A token's piece is what it adds to the
+    decoded text. A character made of several tokens belongs to the token that completes it.
+
+    Args:
+        decode: the tokenizer's decode function; it must accept any prefix of `ids`.
+        ids: `[n]`.
+
+    Returns:
+        `n` texts. Joined they are `decode(ids)` for every tokenizer.
+
+    Example:
+        >>> text_pieces(lambda ids: bytes(ids).decode(errors="replace"), [104, 105, 195, 188])
+        ['h', 'i', '', 'ü']
+    """
+    ids = list(ids)
+    whole = decode(ids)
+    half = len(ids) // 2
+    for middle in range(half, half + TRIES if len(ids) > SHORT else half):
+        if decode(ids[:middle]) + decode(ids[middle:]) == whole:
+            return text_pieces(decode, ids[:middle]) + text_pieces(decode, ids[middle:])
+    single = [decode([id]) for id in ids]
+    if "".join(single) == whole and UNDECODABLE not in whole:
+        return single
+    pieces, begin = [], 0
+    for n in range(1, len(ids) + 1):
+        end = len(whole) if n == len(ids) else max(begin, _agreement(decode(ids[:n]), whole))
+        pieces.append(whole[begin:end])
+        begin = end
+    return pieces
+
+
+def _agreement(prefix: str, whole: str) -> int:
+    """Return the length of the common prefix."""
+    if whole.startswith(prefix):
+        return len(prefix)
+    return next((i for i, (a, b) in enumerate(zip(prefix, whole, strict=False)) if a != b), len(whole))

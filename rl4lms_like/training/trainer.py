@@ -17,9 +17,9 @@ from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.best_model import BestModel
 from rl4lms_like.training.callbacks import Callback
 from rl4lms_like.training.doctor.callback import Doctor
-from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
-from rl4lms_like.training.resume_point import ResumePoint
+from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import delete_interrupted, write_folder
+from rl4lms_like.training.resuming.states import ResumePoint
 from rl4lms_like.training.token_credit import TokenCredit
 
 
@@ -129,18 +129,16 @@ class OnPolicyTrainer:
         return evaluations
 
     def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
-        return evaluate_on_samples(
+        responder = Responder(
             self.run.policy,
             self.run.tokenizer,
-            samples,
-            self.run.metrics,
-            split_name=split,
             batch_size=self.schedule.eval_batch_size,
             max_prompt_length=self.run.max_prompt_length,
             eos_token_ids=sorted(self.run.env.get_attr("eos_token_ids", [0])[0]),
             generation_kwargs=self.schedule.generation_kwargs,
             seed=self.run.config.seed,
         )
+        return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
 
     @property
     def seconds(self) -> float:

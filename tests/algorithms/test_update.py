@@ -18,7 +18,7 @@ from rl4lms_like.core.errors import ConfigError, ModelError, RL4LMsLikeError
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.settings import settings_issues
+from rl4lms_like.training.config.settings import check_settings
 from tests.builders import POLICIES, SAMPLING, make_env
 from tests.training.configs import run_blocks
 
@@ -340,8 +340,9 @@ def test_what_needs_more_than_the_policy_has_is_refused_before_a_model_is_loaded
         algorithm(POLICIES["causal"], make_env(tiny_tokenizer, tiny_gpt2_dir), policy_kwargs={"model_name": "./none"})
     blocks = run_blocks()
     blocks["alg"] |= {"id": "sb3_contrib:TRPO", "args": {"n_steps": 8}}
-    issues = settings_issues(parse_config(blocks))
-    assert [issue.path for issue in issues if "get_distribution" in issue.message] == ["alg.id"]
+    with pytest.raises(ConfigError) as caught:
+        check_settings(parse_config(blocks))
+    assert [issue.path for issue in caught.value.issues if "get_distribution" in issue.message] == ["alg.id"]
 
 
 def test_progress_stays_within_its_bounds_and_learn_is_free_of_earlier_iterations(tiny_gpt2_dir, tiny_tokenizer):

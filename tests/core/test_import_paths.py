@@ -14,7 +14,7 @@ import pytest
 from rl4lms_like.core import import_paths
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.import_paths import RefusedImportError, code_options, imported, use_code_from
-from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.config.binding import REGISTRIES
 from rl4lms_like.training.config.run_config import parse_config
 from tests.training.configs import run_blocks, supervised_blocks
 

@@ -11,7 +11,7 @@ import pytest
 from rl4lms_like.core import registry as registry_module
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.registry import Entry, Registry
-from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.config.binding import REGISTRIES
 
 
 class Short:
@@ -122,7 +122,7 @@ def test_every_shipped_id_has_a_summary_and_a_component(kind):
 def test_signatures_of_all_shipped_ids_load_no_torch():
     code = """
 import sys
-from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.config.binding import REGISTRIES
 for registry in REGISTRIES.values():
     for id in registry:
         registry.signature(id)

@@ -27,7 +27,7 @@ import pytest
 
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli.options import build_parser
-from rl4lms_like.training.config.places import REGISTRIES, run_kind
+from rl4lms_like.training.config.binding import REGISTRIES, run_kind
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.training.quickstart import _parser as quickstart_parser

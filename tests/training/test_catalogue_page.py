@@ -8,14 +8,14 @@ import pytest
 
 from rl4lms_like.cli import main
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.training.catalogue_page import page
-from rl4lms_like.training.config.places import REGISTRIES
+from rl4lms_like.training.catalogue import page
+from rl4lms_like.training.config.binding import REGISTRIES
 from tests.conftest import REPOSITORY
 
 
 def test_the_page_in_the_documentation_is_the_one_that_is_made_today():
     made, written = page(), (REPOSITORY / "docs/catalogue.md").read_text(encoding="utf-8")
-    assert written == made, "run: python -m rl4lms_like.training.catalogue_page docs/catalogue.md"
+    assert written == made, "run: python -m rl4lms_like.training.catalogue docs/catalogue.md"
 
 
 def test_every_id_has_a_row_and_an_entry_that_the_row_leads_to():

@@ -14,8 +14,7 @@ from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
-from rl4lms_like.training.determinism import deterministic_operations
-from rl4lms_like.training.run import train_config
+from rl4lms_like.training.run import deterministic_operations, train_config
 
 TRAIN = """
 import sys

@@ -10,11 +10,11 @@ import torch
 
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.policies.masked import MaskedTextGenerator
-from rl4lms_like.training import inference
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.estimates.memory import estimate_memory
-from rl4lms_like.training.inference import evaluate_run, generate_texts
+from rl4lms_like.training.evaluation import Responder
+from rl4lms_like.training.inference import evaluate_run, generate_texts, responder_of
 from rl4lms_like.training.run import train_config
 from tests.training.config.test_run_config import OFFERED, needs_theirs
 from tests.training.configs import run_blocks
@@ -50,8 +50,8 @@ def test_a_run_trains_and_its_model_goes_on_within_its_masks(config, tmp_path, m
     assert [key for key in [*rollouts[0], *updates[0]] if f"`{key}`" not in explained] == []
     assert (folder / "model" / "mask_model" / "model.safetensors").is_file()
     writers = []
-    original = inference._generator_of
-    monkeypatch.setattr(inference, "_generator_of", lambda *args: writers.append(original(*args)) or writers[-1])
+    responses = Responder.respond
+    monkeypatch.setattr(Responder, "respond", lambda self, *a: writers.append(self.model) or responses(self, *a))
     evaluate_run(folder, split="val", limit=2)
     generate_texts(folder, ["Count with me"], max_new_tokens=4)
     for writer in writers:
@@ -70,7 +70,7 @@ def test_a_model_without_a_mask_model_is_its_own(config, tmp_path):
     from rl4lms_like.policies.loading import load_tokenizer
 
     model = config["alg"]["policy"]["args"]["model_name"]
-    writer = inference._generator_of(parse_config(config), model, load_tokenizer(model))
+    writer = responder_of(parse_config(config), model, load_tokenizer(model), batch_size=1).model
     assert writer.mask_model is writer.model
     ids = torch.tensor([[5, 6, 7]])
     assert writer.generate(ids, torch.ones_like(ids), eos_token_ids=[1], max_new_tokens=4).allowed is not None
@@ -87,7 +87,7 @@ def test_what_ends_a_response_is_always_allowed_as_in_the_rollouts(config, tmp_p
     file.write_text(json.dumps(json.loads(file.read_text()) | ends))
     config["alg"]["policy"]["args"]["model_name"] = config["tokenizer"]["model_name"] = str(model)
     written_by_run = assemble(parse_config(config)).policy.generator
-    written_later = inference._generator_of(parse_config(config), str(model), tokenizer)
+    written_later = responder_of(parse_config(config), str(model), tokenizer, batch_size=1).model
     assert 7 in written_later.rule.special_token_ids
     assert written_later.rule == written_by_run.rule
 

@@ -1,4 +1,10 @@
-"""Resolve the components of a config, check their `args` against their signatures, add defaults, and build them.
+"""Find the components of a config, check their `args` against their signatures, add defaults, and build them.
+
+    reward_fn                  REWARDS
+    datapool                   DATA_POOLS
+    train_evaluation.metrics   METRICS
+    alg, alg.policy            ALGORITHMS, POLICIES
+    post_processing_fn         POST_PROCESSORS, in supervised runs
 
 Arguments with the type of a reward are components too and are bound in the same way, at any depth. So is the
 `shaping_fn` that every reward accepts.
@@ -22,14 +28,15 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import MinLen
 from pydantic import PlainValidator
 
+from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.core.errors import ComponentError, ConfigError, ConfigIssue, MissingExtraError, RL4LMsLikeError
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.registry import Registry
@@ -44,20 +51,113 @@ from rl4lms_like.core.schema import (
     signature_of,
 )
 from rl4lms_like.core.wording import raised
+from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import LoraArguments, bind_generation
+from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward, shaped
-from rl4lms_like.training.config.places import FILLED_IN, GENERATION, Slot, slots, targets
 
 if TYPE_CHECKING:
     from rl4lms_like.training.config.run_config import ComponentConfig
+
+REGISTRIES: dict[str, Registry] = {
+    "data_pools": DATA_POOLS,
+    "rewards": REWARDS,
+    "metrics": METRICS,
+    "post_processors": POST_PROCESSORS,
+    "policies": POLICIES,
+    "algorithms": ALGORITHMS,
+}
+"""Registries by their name on the command line."""
+
+POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
+"""Config path of the post-processor of a supervised run's texts."""
+
+GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs")
+"""Config paths of arguments for transformers' `generate`; the last is for supervised runs."""
+
+FILLED_IN: dict[str, tuple[str, ...]] = {
+    "data pool": ("split",),
+    "policy": (
+        *("observation_space", "action_space", "lr_schedule", "tokenizer", "optimizer_class", "use_sde"),
+        *("use_reference", "device", "special_token_ids", "state_dict"),
+    ),
+    "algorithm": (*("policy", "env", "policy_kwargs", "kl_controller", "norm_reward", "tracker", "_init_setup_model"),),
+}
+"""Arguments that the library passes to components itself, by the registry's kind."""
 
 SHAPING = "shaping_fn"
 """Argument that every reward accepts in a config: another reward, whose value is added."""
 
 _REWARDS = (RewardFunction, BatchedRewardFunction)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Component in a config.
+
+    Args:
+        path: config path of the component.
+        block: its `id` and `args`.
+        registry: registry of its kind.
+    """
+
+    path: str
+    block: dict[str, Any]
+    registry: Registry
+
+    def takes(self) -> Callable[..., Any]:
+        """Return the class or function that receives the `args`: the target's `arguments_class` if it has one.
+
+        Raises:
+            ConfigError: the id is unknown, or its import path is invalid.
+            MissingExtraError: the component's module needs a package that is not installed.
+        """
+        target = self.registry.signature(self.block["id"])
+        return getattr(target, "arguments_class", target)
+
+
+RunKind = Literal["on_policy", "supervised"]
+
+
+def run_kind(blocks: Mapping[str, Any]) -> RunKind:
+    """Return the kind of run of a raw mapping: supervised if `alg.id` is `supervised`, otherwise on-policy."""
+    alg = blocks.get("alg")
+    return "supervised" if isinstance(alg, Mapping) and alg.get("id") == "supervised" else "on_policy"
+
+
+def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
+    """Yield the components of a raw mapping, except the environment, which is always `TextGenEnv`."""
+    alg = blocks.get("alg")
+    places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
+    if run_kind(blocks) == "supervised":
+        places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
+    elif isinstance(alg, dict):
+        places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
+    evaluation = blocks.get("train_evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None
+    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
+        places.append((f"train_evaluation.metrics.{index}", metric, METRICS))
+    for path, block, registry in places:
+        if isinstance(block, dict):
+            yield Slot(path, block, registry)
+
+
+def targets(blocks: dict[str, Any]) -> dict[str, Any]:
+    """Return the target of each component's `args` by config path; components without a known target are left out."""
+    found = {}
+    for slot in slots(blocks):
+        if not isinstance(slot.block.get("id"), str):
+            continue
+        try:
+            found[slot.path] = slot.takes()
+        except (ConfigError, MissingExtraError):  # reported where its `args` are bound, or where it is built
+            continue
+    return found
 
 
 @dataclass(frozen=True)
@@ -247,27 +347,35 @@ def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]
     Values without the form of a component are left to the check of the blocks.
     """
     blocks = copy.deepcopy(dict(mapping))
-    issues = []
-    for slot in slots(blocks):
-        issues += _bind(slot)
-    issues += _bind_env(blocks)
-    _bind_adapters(blocks)
-    return blocks, issues + _bind_generation(blocks)
+    issues = [issue for slot in slots(blocks) for issue in _bind(slot)]
+    env = blocks.get("env")
+    if isinstance(env, dict) and isinstance(env.get("args"), Mapping | None):
+        env["args"], wrong = check_arguments(EnvArguments, env.get("args") or {}, "env.args")
+        issues += wrong
+    for place in ("alg.policy.args", "alg"):
+        block = at(blocks, place)
+        if isinstance(block, dict) and isinstance(peft := block.get("peft"), Mapping):
+            block["peft"] = {**peft, **check_arguments(LoraArguments, peft, place)[0]}
+    for place in GENERATION:
+        block = at(blocks, place.rpartition(".")[0])
+        if isinstance(block, dict) and isinstance(kwargs := block.get("generation_kwargs"), Mapping):
+            block["generation_kwargs"], wrong = bind_generation(kwargs, place)
+            issues += wrong
+    return blocks, issues
 
 
 def _bind(slot: Slot) -> list[ConfigIssue]:
-    id, args = slot.block.get("id"), slot.block.get("args")
-    args = {} if args is None else args
-    if not isinstance(id, str) or not isinstance(args, Mapping):
+    args = slot.block.get("args")
+    if not isinstance(slot.block.get("id"), str) or not isinstance(args, Mapping | None):
         return []
     try:
         target = slot.takes()
     except ConfigError as error:
-        return [slot.wrong_id(issue.message) for issue in error.issues]
+        return [ConfigIssue(join(slot.path, "id"), issue.message) for issue in error.issues]
     except MissingExtraError:  # not a mistake in the config; building the component reports what to install
         return []
     exclude = FILLED_IN.get(slot.registry.kind, ())
-    bound, issues = check_component(slot.registry, target, args, join(slot.path, "args"), exclude)
+    bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"), exclude)
     slot.block["args"] = plain(bound)
     return issues
 
@@ -282,9 +390,9 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if slot.path == "alg.policy" and not getattr(targets(blocks).get("alg"), "needs_critic", True):
             slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
-        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "")
-        bound = {name: value for name, value in bound.items() if name not in FILLED_IN.get(slot.registry.kind, ())}
-        slot.block["args"] = _complete(target, changed(bound, _complete_nested), FILLED_IN.get(slot.registry.kind, ()))
+        exclude = FILLED_IN.get(slot.registry.kind, ())
+        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "", exclude)
+        slot.block["args"] = _complete(target, changed(bound, _complete_nested), exclude)
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
     return blocks
@@ -318,33 +426,6 @@ def _can_be_written(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_can_be_written, value))
     return value is None or isinstance(value, str | int | float)
-
-
-def _bind_generation(blocks: dict[str, Any]) -> list[ConfigIssue]:
-    issues = []
-    for place in GENERATION:
-        block = at(blocks, place.rpartition(".")[0])
-        if isinstance(block, dict) and isinstance(kwargs := block.get("generation_kwargs"), Mapping):
-            block["generation_kwargs"], wrong = bind_generation(kwargs, place)
-            issues += wrong
-    return issues
-
-
-def _bind_adapters(blocks: dict[str, Any]) -> None:
-    """Coerce the numbers of `peft`; the cross-checks report mistakes in them."""
-    for place in ("alg.policy.args", "alg"):
-        block = at(blocks, place)
-        if isinstance(block, dict) and isinstance(peft := block.get("peft"), Mapping):
-            block["peft"] = {**peft, **check_arguments(LoraArguments, peft, place)[0]}
-
-
-def _bind_env(blocks: dict[str, Any]) -> list[ConfigIssue]:
-    env = blocks.get("env")
-    args = env.get("args") if isinstance(env, dict) else None
-    if not isinstance(env, dict) or not isinstance(args, Mapping | None):
-        return []
-    env["args"], issues = check_arguments(EnvArguments, args or {}, "env.args")
-    return issues
 
 
 def build_component(registry: Registry, config: ComponentConfig, kind: str) -> Any:

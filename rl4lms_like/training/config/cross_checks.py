@@ -6,6 +6,10 @@ a config selects by key must be keys that `train_evaluation.metrics` reports:
     train_evaluation.keep_best: {metric: lexical/meteor, mode: max}      the model of the best evaluation
     alg.training_args.metric_for_best_model: eval_lexical/meteor         the same, in supervised runs
     doctor.held_out: [{metric: lexical/meteor, mode: max}]               must not fall while the reward rises
+
+The message for an unknown key of TRL, OpenRLHF or verl names the equivalent key of this library's RL configs:
+
+    cliprange: 0.1      unknown key; the equivalent is alg.args.clip_range (docs/coming_from_trl.md)
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from rl4lms_like.algorithms.arguments import (
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigIssue, DataPoolError
 from rl4lms_like.core.model_weights import names_folder
-from rl4lms_like.core.schema import at, join, signature_of, unknown_key
+from rl4lms_like.core.schema import UNKNOWN_KEY, at, join, signature_of, unknown_key
 from rl4lms_like.core.secrets import names_variable
 from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.splits import SPLITS
@@ -35,10 +39,10 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_issues, mask_issues
-from rl4lms_like.training.config.places import GENERATION, POST_PROCESSING, targets
+from rl4lms_like.training.config.binding import GENERATION, POST_PROCESSING, targets
 from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unknown_embedded_model
 
-PLACE, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
+PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
 
@@ -48,13 +52,11 @@ def cross_check(blocks: dict[str, Any]) -> list[ConfigIssue]:
     return [issue for check in CROSS_CHECKS for issue in check(blocks)]
 
 
-def _embedded_models(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _embedded_models(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Find names with the prefix of embedded models that no embedded model has."""
-    return [
-        ConfigIssue(path, unknown_embedded_model(value))
-        for path, value in _values(blocks)
-        if is_embedded(value) and value not in NAMES
-    ]
+    for path, value in _values(blocks):
+        if is_embedded(value) and value not in NAMES:
+            yield ConfigIssue(path, unknown_embedded_model(value))
 
 
 def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -66,51 +68,49 @@ def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _values(item, join(path, key))
 
 
-def _missing_folders(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _missing_folders(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Find model names that can only be local folders, and do not exist."""
-    places = ["tokenizer.model_name", "alg.model_name"]
-    places += [f"alg.policy.args.{key}" for key in ("model_name", "reference_model", "critic_model")]
-    names = ((path, at(blocks, path)) for path in places)
-    return [
-        ConfigIssue(path, f"there is no folder {name!r}" + _where_from(name))
-        for path, name in names
-        if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir()
-    ]
+    policy = (f"{POLICY}.{key}" for key in ("model_name", "reference_model", "critic_model"))
+    for path in ("tokenizer.model_name", "alg.model_name", *policy):
+        name = at(blocks, path)
+        if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir():
+            yield ConfigIssue(path, f"there is no folder {name!r}" + _where_from(name))
 
 
-def _missing_data(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _missing_data(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that the `data_dir` of the library's own pools exists."""
-    module = str(getattr(targets(blocks).get("datapool"), "__module__", ""))
     folder = at(blocks, "datapool.args.data_dir")
-    if not module.startswith("rl4lms_like.data_pools.") or not isinstance(folder, str) or names_variable(folder):
-        return []
-    if with_home(folder).is_dir():
-        return []
-    return [ConfigIssue("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))]
+    if _own_pool(blocks) is None or not isinstance(folder, str) or names_variable(folder):
+        return
+    if not with_home(folder).is_dir():
+        yield ConfigIssue("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))
 
 
 def _where_from(name: str) -> str:
     return "" if with_home(name).is_absolute() else f" below {Path.cwd()}"
 
 
-def _pool_files(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _pool_files(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that the library's own pools get either one file for all splits or one for each."""
     args = at(blocks, "datapool.args")
-    if file_pool(blocks) is None or (args.get("path") is None) != (args.get("data_files") is None):
-        return []
-    return [
-        ConfigIssue("datapool.args", "give either path (one file for all splits) or data_files (one file per split)")
-    ]
+    if file_pool(blocks) is not None and (args.get("path") is None) == (args.get("data_files") is None):
+        text = "give either path (one file for all splits) or data_files (one file per split)"
+        yield ConfigIssue("datapool.args", text)
+
+
+def _own_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
+    """Return the function that prepares the run's data pool, if the pool is one of the library's."""
+    prepare: Callable[..., Any] | None = targets(blocks).get("datapool")
+    return prepare if str(getattr(prepare, "__module__", "")).startswith("rl4lms_like.data_pools.") else None
 
 
 def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the function that prepares the run's data pool, if it is one of the library's that read a user's file."""
-    prepare = targets(blocks).get("datapool")
-    if prepare is None or not str(prepare.__module__).startswith("rl4lms_like.data_pools."):
+    prepare = _own_pool(blocks)
+    if prepare is None or not isinstance(at(blocks, "datapool.args"), Mapping):
         return None
-    optional = signature_of(prepare).defaults  # excludes `hf_dataset`, whose `path` is required and not a file
-    reads_files = {"path", "data_files"} <= optional.keys() and isinstance(at(blocks, "datapool.args"), Mapping)
-    return prepare if reads_files else None
+    # `hf_dataset` is excluded: its `path` is required and not a file
+    return prepare if {"path", "data_files"} <= signature_of(prepare).defaults.keys() else None
 
 
 def data_issues(blocks: dict[str, Any]) -> list[ConfigIssue]:
@@ -137,45 +137,40 @@ def data_issues(blocks: dict[str, Any]) -> list[ConfigIssue]:
     return found
 
 
-def _post_processing(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _post_processing(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that `post_processing_fn` is null or a component in supervised runs, and not set in RL runs."""
     post = at(blocks, POST_PROCESSING)
-    found = []
     if post is not None and not (isinstance(post, Mapping) and isinstance(post.get("id"), str)):
-        found = [ConfigIssue(POST_PROCESSING, f"expected null or a mapping with id; got {shown(post)}")]
+        yield ConfigIssue(POST_PROCESSING, f"expected null or a mapping with id; got {shown(post)}")
     elif post is not None:
-        others = [key for key in post if key not in ("id", "args")]
-        found = [ConfigIssue(join(POST_PROCESSING, key), unknown_key(key, ("id", "args"))) for key in others]
-    for place in ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"):
+        for key in [key for key in post if key not in ("id", "args")]:
+            yield ConfigIssue(join(POST_PROCESSING, key), unknown_key(key, ("id", "args")))
+    for place in (f"{POLICY}.generation_kwargs", "train_evaluation.generation_kwargs"):
         if at(blocks, f"{place}.post_processing_fn") is not None:
             text = "is only for supervised runs; the responses of an RL run are scored unchanged"
-            found.append(ConfigIssue(f"{place}.post_processing_fn", text))
-    return found
+            yield ConfigIssue(f"{place}.post_processing_fn", text)
 
 
-def _response_lengths(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _response_lengths(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that `max_length` of a seq2seq model is above 1: it counts the start token."""
-    return [
-        ConfigIssue(f"{place}.max_length", "counts a seq2seq model's start token: expected at least 2")
-        for place in GENERATION
-        if at(blocks, f"{place}.max_length") == 1 and at(blocks, f"{place}.max_new_tokens") is None
-        if at(blocks, "alg.model_type") == "seq2seq" or "seq2seq" in str(at(blocks, "alg.policy.id"))
-    ]
+    if at(blocks, "alg.model_type") != "seq2seq" and "seq2seq" not in str(at(blocks, "alg.policy.id")):
+        return
+    for place in GENERATION:
+        if at(blocks, f"{place}.max_length") == 1 and at(blocks, f"{place}.max_new_tokens") is None:
+            yield ConfigIssue(f"{place}.max_length", "counts a seq2seq model's start token: expected at least 2")
 
 
-def _metric_keys(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _metric_keys(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Find metrics that report the same key, which would overwrite each other. Identical metrics are computed once."""
     metrics = at(blocks, "train_evaluation.metrics")
-    issues: list[ConfigIssue] = []
     owners: dict[str, int] = {}
     for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
         for key in () if metric in metrics[:index] else _keys_of(metric):
             if "{" not in key and owners.setdefault(key, index) != index:
                 other = f"train_evaluation.metrics.{owners[key]} ({metrics[owners[key]]['id']})"
                 text = f"reports {key!r}, as {other} does; give one of them a name, which is appended to its keys"
-                issues.append(ConfigIssue(f"train_evaluation.metrics.{index}", text))
+                yield ConfigIssue(f"train_evaluation.metrics.{index}", text)
                 break
-    return issues
 
 
 def _keys_of(metric: Any) -> list[str]:
@@ -187,91 +182,76 @@ def _keys_of(metric: Any) -> list[str]:
     return [named_key(key, name) if name else key for key in METRICS.entry(id).keys]
 
 
-def _optimizer_arguments(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _optimizer_arguments(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Find optimizer arguments that the config sets by a separate key."""
-    own = {"weight_decay": "alg.policy.args.weight_decay", "lr": "alg.args.learning_rate"}
-    given = at(blocks, "alg.policy.args.optimizer_kwargs")
-    return [
-        ConfigIssue(f"alg.policy.args.optimizer_kwargs.{key}", f"is set by {instead}")
-        for key, instead in own.items()
-        if isinstance(given, Mapping) and key in given
-    ]
+    given = at(blocks, f"{POLICY}.optimizer_kwargs")
+    for key, instead in (("weight_decay", f"{POLICY}.weight_decay"), ("lr", "alg.args.learning_rate")):
+        if isinstance(given, Mapping) and key in given:
+            yield ConfigIssue(f"{POLICY}.optimizer_kwargs.{key}", f"is set by {instead}")
 
 
-def _adapters(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _adapters(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check the fields of `peft`, and that `merge_on_save` is only used with it."""
-    issues = []
-    for place in ("alg.policy.args", "alg"):
-        issues += lora_issues(at(blocks, f"{place}.peft"), f"{place}.peft")
+    for place in (POLICY, "alg"):
+        yield from lora_issues(at(blocks, f"{place}.peft"), f"{place}.peft")
         if at(blocks, f"{place}.merge_on_save") is True and at(blocks, f"{place}.peft") is None:
-            issues.append(ConfigIssue(f"{place}.merge_on_save", "there are no adapters to merge without peft"))
-    return issues
+            yield ConfigIssue(f"{place}.merge_on_save", "there are no adapters to merge without peft")
 
 
-def _hub_kernels(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _hub_kernels(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that attention kernels of the hub, `owner/name`, are trusted: their code is downloaded and run."""
-    args = "alg.policy.args"
-    name = at(blocks, f"{args}.attn_implementation")
-    if not isinstance(name, str) or "/" not in name or at(blocks, f"{args}.trust_remote_code") is True:
-        return []
-    text = f"{name!r} would run code from the hub; if you trust it, set {args}.trust_remote_code: true"
-    return [ConfigIssue(f"{args}.attn_implementation", text)]
+    name = at(blocks, f"{POLICY}.attn_implementation")
+    if isinstance(name, str) and "/" in name and at(blocks, f"{POLICY}.trust_remote_code") is not True:
+        text = f"{name!r} would run code from the hub; if you trust it, set {POLICY}.trust_remote_code: true"
+        yield ConfigIssue(f"{POLICY}.attn_implementation", text)
 
 
-def _whole_episodes(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _whole_episodes(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Find keys that need `vec_env: text`, which generates whole episodes; other kinds call the reward in `step`."""
     kind = at(blocks, "env.vec_env")
-    if kind not in ("dummy", "subproc"):
-        return []
-    text = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
-    return [ConfigIssue(f"env.{key}", text) for key in ("reward_workers", "reward_timeout") if at(blocks, f"env.{key}")]
+    for key in ("reward_workers", "reward_timeout") if kind in ("dummy", "subproc") else ():
+        if at(blocks, f"env.{key}"):
+            text = f"requires vec_env 'text', got {kind!r}, which calls the reward in each step"
+            yield ConfigIssue(f"env.{key}", text)
 
 
-def _critic(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _critic(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check the critic: a shared one has no separate network, an algorithm without values has no critic."""
-    args = "alg.policy.args"
-    given, takes = at(blocks, args), targets(blocks)
-    if isinstance(given, Mapping) and "alg" in takes:
+    given, algorithm = at(blocks, POLICY), targets(blocks).get("alg")
+    found = []
+    if isinstance(given, Mapping) and algorithm is not None:
         id, own = blocks["alg"]["id"], blocks["alg"].get("args") or {}
-        found = [issue.below(args) for issue in critic_issues(takes["alg"], given, id)]
-        found += [issue.below("alg.args") for issue in value_issues(takes["alg"], own, id)]
-        if found:
-            return found
-    if at(blocks, f"{args}.critic") != "shared" or at(blocks, f"{args}.critic_model") is None:
-        return []
-    return [
-        ConfigIssue(
-            f"{args}.critic_model", "is the network of a separate critic; set critic to 'separate', or remove it"
-        )
-    ]
+        found = [issue.below(POLICY) for issue in critic_issues(algorithm, given, id)]
+        found += [issue.below("alg.args") for issue in value_issues(algorithm, own, id)]
+    yield from found
+    if not found and at(blocks, f"{POLICY}.critic") == "shared" and at(blocks, f"{POLICY}.critic_model") is not None:
+        text = "is the network of a separate critic; set critic to 'separate', or remove it"
+        yield ConfigIssue(f"{POLICY}.critic_model", text)
 
 
-def _masks(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _masks(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that `nlpo` is used with a maskable policy and vice versa, and that rollouts can record the masks."""
-    alg = blocks.get("alg")
     takes = targets(blocks)
-    if not isinstance(alg, dict) or not {"alg", "alg.policy"} <= takes.keys():
-        return []
+    if not {"alg", "alg.policy"} <= takes.keys():
+        return
     masks, maskable = _is_kind(takes["alg"], NLPOArguments), _is_kind(takes["alg.policy"], MaskablePolicyArguments)
-    id, policy = alg["id"], alg["policy"]["id"]
+    id, policy, args = blocks["alg"]["id"], at(blocks, "alg.policy.id"), at(blocks, POLICY)
     if masks and not maskable:
         other = f"maskable_{policy}" if f"maskable_{policy}" in POLICIES else "a maskable policy"
-        return [ConfigIssue("alg.policy.id", f"{id} needs a policy with a mask model: {other}, not {policy}")]
-    if maskable and not masks:
+        yield ConfigIssue("alg.policy.id", f"{id} needs a policy with a mask model: {other}, not {policy}")
+    elif maskable and not masks:
         plain = policy.removeprefix("maskable_")
         hint = f"; use {plain} with {id}" if plain != policy else ""
-        return [ConfigIssue("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")]
-    args = alg["policy"].get("args")
-    return mask_issues(args, "alg.policy.args") if maskable and isinstance(args, Mapping) else []
+        yield ConfigIssue("alg.policy.id", f"{policy} needs alg.id: nlpo, which refreshes its mask model{hint}")
+    elif maskable and isinstance(args, Mapping):
+        yield from mask_issues(args, POLICY)
 
 
-def _second_derivatives(blocks: dict[str, Any]) -> list[ConfigIssue]:
+def _second_derivatives(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that the networks of `trpo` can be differentiated twice."""
-    args = at(blocks, "alg.policy.args")
-    if not _is_kind(targets(blocks).get("alg"), TRPOArguments) or not isinstance(args, Mapping):
-        return []
-    found = without_second_derivatives(args)
-    return [ConfigIssue(join("alg.policy.args", issue.path), issue.message) for issue in found]
+    args = at(blocks, POLICY)
+    if _is_kind(targets(blocks).get("alg"), TRPOArguments) and isinstance(args, Mapping):
+        yield from (issue.below(POLICY) for issue in without_second_derivatives(args))
 
 
 def _is_kind(target: Any, kind: type) -> bool:
@@ -279,24 +259,20 @@ def _is_kind(target: Any, kind: type) -> bool:
     return isinstance(target, type) and issubclass(target, kind)
 
 
-def chosen_metric_issues(blocks: Mapping[str, Any]) -> list[ConfigIssue]:
-    """Return a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
+def chosen_metric_issues(blocks: Mapping[str, Any]) -> Iterator[ConfigIssue]:
+    """Yield a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
     known = _reported(at(blocks, "train_evaluation.metrics"))
     if known is None:
-        return []
-    held_out = at(blocks, HELD_OUT)
+        return
+    held_out, best = at(blocks, HELD_OUT), at(blocks, SUPERVISED)
     chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
     for index, each in enumerate(held_out if isinstance(held_out, list) else []):
-        chosen[f"{HELD_OUT}.{index}.metric"] = each.get("metric") if isinstance(each, Mapping) else None
-    issues = [
-        unknown_metric(path, wanted, known)
-        for path, wanted in chosen.items()
-        if isinstance(wanted, str) and not _is_among(wanted, known)
-    ]
-    best = at(blocks, SUPERVISED)
+        chosen[f"{HELD_OUT}.{index}.metric"] = at(each, "metric")
+    for path, wanted in chosen.items():
+        if isinstance(wanted, str) and not _is_among(wanted, known):
+            yield unknown_metric(path, wanted, known)
     if isinstance(best, str) and not _is_among(best.removeprefix("eval_"), ["loss", *known]):
-        issues.append(unknown_metric(SUPERVISED, best, ["loss", *known]))
-    return issues
+        yield unknown_metric(SUPERVISED, best, ["loss", *known])
 
 
 def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> ConfigIssue:
@@ -342,3 +318,52 @@ CROSS_CHECKS = (
     _second_derivatives,
 )
 """Checks of a bound mapping, in the order in which they run."""
+
+PAGE = "docs/coming_from_trl.md"
+
+ELSEWHERE = {
+    "alg.policy.args.model_name": "sft_model_path model_name_or_path policy_model actor_model pretrain",
+    "alg.policy.args.reference_model": "ref_model ref_model_path",
+    "alg.policy.args.critic_model": "value_model value_model_path critic_pretrain",
+    "alg.policy.args.generation_kwargs.max_new_tokens": "response_length max_completion_length generate_max_len",
+    "env.args.max_prompt_length": "max_prompt_length prompt_max_len",
+    "env.n_envs": "rollout_batch_size local_rollout_forward_batch_size",
+    "alg.args.learning_rate": "learning_rate actor_learning_rate",
+    "alg.args.n_epochs": "ppo_epochs num_ppo_epochs num_iterations max_epochs",
+    "alg.args.batch_size": "mini_batch_size num_mini_batches ppo_mini_batch_size train_batch_size",
+    "alg.args.micro_batch_size": (
+        "per_device_train_batch_size gradient_accumulation_steps micro_train_batch_size ppo_micro_batch_size"
+    ),
+    "alg.args.clip_range": "cliprange clip_ratio eps_clip epsilon",
+    "alg.args.clip_range_vf": "cliprange_value value_clip",
+    "alg.args.vf_coef": "vf_coef",
+    "alg.args.ent_coef": "entropy_coeff entropy_coef",
+    "alg.args.gamma": "gamma",
+    "alg.args.gae_lambda": "lam lambd",
+    "alg.kl_div.coeff": "kl_coef init_kl_coef beta",
+    "alg.kl_div.target_kl": "target kl_target",
+    "alg.kl_div.horizon": "horizon kl_horizon",
+    "alg.kl_div.controller": "adap_kl_ctrl",
+    "alg.kl_div.estimator": "kl_estimator kl_penalty",
+    "alg.kl_div.norm_reward": "whiten_rewards use_score_scaling",
+    "train_evaluation.n_iters": "total_episodes num_episodes max_steps num_train_epochs",
+    "train_evaluation.eval_batch_size": "per_device_eval_batch_size",
+    "train_evaluation.eval_every": "eval_steps",
+    "train_evaluation.save_every": "save_steps",
+    "train_evaluation.keep_last": "save_total_limit",
+    "reward_fn": "reward_model_path reward_pretrain reward_funcs",
+    "datapool": "dataset_name prompt_data",
+}
+"""Key of this library -> names of the same setting in other libraries."""
+
+HERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
+
+_OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.policy.args.peft.")
+
+
+def with_key_of_here(issue: ConfigIssue) -> ConfigIssue:
+    """Return the mistake; for an unknown key of another library, with the equivalent key of this library."""
+    here = HERE.get(issue.path.rpartition(".")[2])
+    if here is None or not issue.message.startswith(UNKNOWN_KEY) or issue.path.startswith(_OWN_ARGUMENTS):
+        return issue
+    return ConfigIssue(issue.path, f"{UNKNOWN_KEY}; the equivalent is {here} ({PAGE})")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl4lms_like.core.errors import ConfigIssue
+from rl4lms_like.core.import_paths import trusting
 from rl4lms_like.core.schema import at, join
-from rl4lms_like.training.config.binding import with_defaults
-from rl4lms_like.training.config.places import GENERATION
-from rl4lms_like.training.config.remote_code import trusting
+from rl4lms_like.training.config.binding import GENERATION, with_defaults
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 FEW_EPISODES = 4
@@ -55,124 +54,101 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     """Return the notices about a config without mistakes."""
-    return [
-        *_foreign_code(blocks),
-        *_without_meaning(blocks),
-        *_repeated_metrics(blocks),
-        *_sampling(blocks),
-        *_other_distribution(blocks),
-        *_episodes(blocks),
-        *_sizes(blocks),
-        *_default_learning_rate(blocks),
-    ]
+    checks = (_without_meaning, _repeated_metrics, _sampling, _other_distribution, _sizes, _default_learning_rate)
+    trust = "code that comes with the files named here is run; keep this only if you trust them"
+    return [Notice(path, trust) for path in trusting(blocks)] + [each for check in checks for each in check(blocks)]
 
 
-def _foreign_code(blocks: Mapping[str, Any]) -> list[Notice]:
-    message = "code that comes with the files named here is run; keep this only if you trust them"
-    return [Notice(path, message) for path in trusting(blocks)]
-
-
-def _without_meaning(blocks: Mapping[str, Any]) -> list[Notice]:
-    notices = []
+def _without_meaning(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     if at(blocks, "alg.kl_div.coeff") == 0 and at(blocks, "alg.policy.args.reference_model") is not None:
         message = "not loaded: without a KL penalty (kl_div.coeff: 0) no KL to it is measured"
-        notices.append(Notice("alg.policy.args.reference_model", message))
+        yield Notice("alg.policy.args.reference_model", message)
     if "apply_model_parallel" in (at(blocks, "alg.policy.args") or {}):
-        notices.append(Notice("alg.policy.args.apply_model_parallel", "no longer has an effect and is ignored"))
+        yield Notice("alg.policy.args.apply_model_parallel", "no longer has an effect and is ignored")
     if is_causal(blocks) and at(blocks, "env.args.context_start_token") is not None:
         message = "ignored: a causal model continues its prompt without a start token"
-        notices.append(Notice("env.args.context_start_token", message))
-    return notices
+        yield Notice("env.args.context_start_token", message)
 
 
-def _repeated_metrics(blocks: Mapping[str, Any]) -> list[Notice]:
+def _repeated_metrics(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     metrics = at(blocks, "train_evaluation.metrics") or []
-    return [
-        Notice(f"train_evaluation.metrics.{index}", f"the same as metrics.{metrics.index(metric)}; computed once")
-        for index, metric in enumerate(metrics)
-        if metric in metrics[:index]
-    ]
+    for index, metric in enumerate(metrics):
+        if metric in metrics[:index]:
+            message = f"the same as metrics.{metrics.index(metric)}; computed once"
+            yield Notice(f"train_evaluation.metrics.{index}", message)
 
 
-def _sampling(blocks: Mapping[str, Any]) -> list[Notice]:
-    notices = []
+def _sampling(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     for path in GENERATION:
         kwargs = at(blocks, path)
         if not isinstance(kwargs, Mapping):
             continue
         if kwargs.get("do_sample") and kwargs.get("top_k") is None:
             message = "transformers' default of 50 applies; 0 samples from the whole distribution"
-            notices.append(Notice(join(path, "top_k"), message))
+            yield Notice(join(path, "top_k"), message)
         if kwargs.get("max_new_tokens") is None and kwargs.get("max_length") is None:
             message = f"not given; responses have at most {response_limit(blocks, path)} tokens"
-            notices.append(Notice(join(path, "max_new_tokens"), message))
-    return notices
+            yield Notice(join(path, "max_new_tokens"), message)
 
 
-def _other_distribution(blocks: Mapping[str, Any]) -> list[Notice]:
-    """Report rollouts that are not sampled from the distribution whose log-probs are trained."""
+def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:
+    """Report rollouts that are not sampled from the distribution whose log-probs are trained, or not until they end."""
     if at(blocks, "alg.policy") is None:
-        return []
+        return
     kwargs = at(blocks, _ROLLOUTS) or {}
     shaped = [f"{key} {kwargs[key]}" for key, value in _NEUTRAL.items() if kwargs.get(key) not in (None, value)]
     if not kwargs.get("do_sample"):
         shaped = ["do_sample false"]  # transformers then ignores the others
-    if not shaped:
-        return []
-    message = (
-        f"rollouts have {', '.join(shaped)}, but ratios, KL and entropy are those of the model's own distribution; "
-        f"to sample from it, set do_sample: true, temperature: 1, top_k: 0, top_p: 1"
-    )
-    return [Notice(_ROLLOUTS, message)]
+    if shaped:
+        message = (
+            f"rollouts have {', '.join(shaped)}, but ratios, KL and entropy are those of the model's own distribution; "
+            f"to sample from it, set do_sample: true, temperature: 1, top_k: 0, top_p: 1"
+        )
+        yield Notice(_ROLLOUTS, message)
+    if not at(blocks, "env.args.terminate_on_eos"):
+        message = "false: responses continue after the end-of-text token, to the full length"
+        yield Notice("env.args.terminate_on_eos", message)
 
 
-def _episodes(blocks: Mapping[str, Any]) -> list[Notice]:
-    if at(blocks, "alg.policy") is None or at(blocks, "env.args.terminate_on_eos"):
-        return []
-    message = "false: responses continue after the end-of-text token, to the full length"
-    return [Notice("env.args.terminate_on_eos", message)]
-
-
-def _sizes(blocks: Mapping[str, Any]) -> list[Notice]:
+def _sizes(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     """Report sizes of rollouts and minibatches that waste generation or make the gradient noisy."""
-    complete = with_defaults(blocks)
+    complete, kwargs = with_defaults(blocks), at(blocks, _ROLLOUTS) or {}
     args = at(complete, "alg.args") or {}
-    n_steps, batch, length = args.get("n_steps"), args.get("batch_size"), _longest_response(blocks)
-    notices = []
-    shortest = (at(blocks, _ROLLOUTS) or {}).get("min_length") or 0
-    if n_steps and n_steps % length == 0 and shortest < length and at(blocks, "env.args.terminate_on_eos"):
+    n_steps, batch = args.get("n_steps"), args.get("batch_size")
+    length = min(at(blocks, "env.args.max_episode_length") or 512, response_limit(blocks, _ROLLOUTS))
+    is_shorter = (kwargs.get("min_length") or 0) < length and at(blocks, "env.args.terminate_on_eos")
+    if n_steps and n_steps % length == 0 and is_shorter:
         message = (
             f"{n_steps} is a multiple of the longest response, {length}: if one response ends early, the rollout is "
             f"too short and another whole batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
         )
-        notices.append(Notice("alg.args.n_steps", message))
+        yield Notice("alg.args.n_steps", message)
+    if batch is None:
+        return
     rollout = (n_steps or 0) * (at(complete, "env.n_envs") or 1)
-    if batch is not None and n_steps is not None and batch > rollout:
-        message = (
-            f"above the minimum of a rollout, n_steps * n_envs = {rollout} tokens: one minibatch may hold all of it"
-        )
-        notices.append(Notice("alg.args.batch_size", message))
-    n_episodes = max((batch or 0) // length, 1)
-    if batch is not None and args.get("n_epochs") is not None and n_episodes < FEW_EPISODES:
+    if n_steps is not None and batch > rollout:
+        message = "above the minimum of a rollout, n_steps * n_envs"
+        yield Notice("alg.args.batch_size", f"{message} = {rollout} tokens: one minibatch may hold all of it")
+    n_episodes = max(batch // length, 1)
+    if args.get("n_epochs") is not None and n_episodes < FEW_EPISODES:
         # without n_epochs (trpo) only the critic has minibatches
         message = (
             f"{batch} tokens are {n_episodes} episode{'s' if n_episodes > 1 else ''} of {length} tokens: all tokens of "
             f"an episode share its reward, so the gradient of so small a minibatch is noisy; {FEW_EPISODES * length} "
             f"or more hold {FEW_EPISODES}"
         )
-        notices.append(Notice("alg.args.batch_size", message))
-    return notices
+        yield Notice("alg.args.batch_size", message)
 
 
-def _default_learning_rate(blocks: Mapping[str, Any]) -> list[Notice]:
+def _default_learning_rate(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     args = at(with_defaults(blocks), "alg.args") or {}
     rate = args.get("learning_rate")
     if rate is None or at(blocks, "alg.args.learning_rate") is not None or at(blocks, "alg.policy") is None:
-        return []
+        return
     message = f"not given; the default is {rate:g}"
     if "critic_learning_rate" in args and "cg_max_steps" not in args:  # chosen by this library, for the policy
         message += ", which suits models of about 100M parameters; smaller models need a higher one"
-    return [Notice("alg.args.learning_rate", message)]
+    yield Notice("alg.args.learning_rate", message)
 
 
 def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice | None:
@@ -193,11 +169,6 @@ def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice
         f"move the policy far from the one of the rollout"
     )
     return Notice("alg.args.learning_rate", message)
-
-
-def _longest_response(blocks: Mapping[str, Any]) -> int:
-    limit = at(blocks, "env.args.max_episode_length") or 512
-    return min(limit, response_limit(blocks, _ROLLOUTS))
 
 
 def response_limit(blocks: Mapping[str, Any], path: str) -> int:

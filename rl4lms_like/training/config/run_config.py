@@ -19,11 +19,9 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
 from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.core.secrets import secret_issues, without_values
-from rl4lms_like.training.config.binding import bind
-from rl4lms_like.training.config.cross_checks import cross_check, data_issues
-from rl4lms_like.training.config.keys_elsewhere import with_key_of_here
+from rl4lms_like.training.config.binding import RunKind, bind, run_kind
+from rl4lms_like.training.config.cross_checks import cross_check, data_issues, with_key_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
-from rl4lms_like.training.config.places import RunKind, run_kind
 from rl4lms_like.training.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 

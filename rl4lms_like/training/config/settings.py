@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from stable_baselines3.common.utils import get_device
@@ -39,21 +40,18 @@ Networks = Mapping[str, PretrainedConfig]
 """`model_name`, and if the run has them `critic_model` and `reference_model` -> the model's config."""
 
 
-def check_settings(config: RunConfig) -> None:
+def check_settings(config: RunConfig, *, here: bool = True) -> None:
     """Check the settings of torch, transformers and PEFT before any weight is read.
+
+    Args:
+        config: of the run.
+        here: check that this machine has the device.
 
     Raises:
         ConfigError: lists all mistakes.
     """
-    issues = settings_issues(config, here=True)
-    if issues:
-        raise ConfigError(issues)
-
-
-def settings_issues(config: RunConfig, *, here: bool = False) -> list[ConfigIssue]:
-    """Return the mistakes in these settings; those that depend on this machine's devices only if `here` is true."""
     places = {
-        "alg.policy.args.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
+        f"{ARGS}.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
         "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
     }
     issues = [
@@ -61,33 +59,27 @@ def settings_issues(config: RunConfig, *, here: bool = False) -> list[ConfigIssu
         for path, kwargs in places.items()
         for key, message in unknown_generation_arguments(kwargs or {}).items()
     ]
-    issues += lora_conflicts(config.alg.policy.args.get("peft"), "alg.policy.args.peft")
-    own = config.alg.args.get("device")
-    devices = device_issues(own or config.device, "alg.args.device" if own else "device", here=here)
-    return [*issues, *_algorithm_issues(config), *_optimizer_issues(config), *devices]
-
-
-def _algorithm_issues(config: RunConfig) -> list[ConfigIssue]:
-    text = unsupported_with(ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id))
-    return [ConfigIssue("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {text}")] if text else []
-
-
-def _optimizer_issues(config: RunConfig) -> list[ConfigIssue]:
-    """Return the error that the optimizer raises for its arguments, tested on one weight."""
-    kwargs = config.alg.policy.args.get("optimizer_kwargs")
+    issues += lora_conflicts(config.alg.policy.args.get("peft"), f"{ARGS}.peft")
     algorithm, policy = ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id)
-    ours = hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class")
-    if not kwargs or not ours:
-        return []
-    rms_prop = config.alg.args.get("use_rms_prop", getattr(algorithm.arguments_class, "use_rms_prop", False))
-    kind = torch.optim.RMSprop if rms_prop else torch.optim.AdamW
+    if text := unsupported_with(algorithm, policy):
+        issues.append(ConfigIssue("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {text}"))
+    kwargs = config.alg.policy.args.get("optimizer_kwargs")
+    if kwargs and hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class"):
+        rms_prop = config.alg.args.get("use_rms_prop", getattr(algorithm.arguments_class, "use_rms_prop", False))
+        issues += _optimizer_issues(torch.optim.RMSprop if rms_prop else torch.optim.AdamW, kwargs)
+    own = config.alg.args.get("device")
+    issues += device_issues(own or config.device, "alg.args.device" if own else "device", here=here)
+    if issues:
+        raise ConfigError(issues)
+
+
+def _optimizer_issues(kind: type[torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> list[ConfigIssue]:
+    """Return the error that an optimizer raises for its arguments, tested on one weight."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     try:
         make_optimizer(kind, groups, learning_rate=1e-3, optimizer_kwargs=kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
-        return [
-            ConfigIssue("alg.policy.args.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")
-        ]
+        return [ConfigIssue(f"{ARGS}.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")]
     return []
 
 
@@ -134,15 +126,7 @@ def check_prompts(
 
 
 def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
-    """Return the configs of all models that a run loads.
-
-    Args:
-        config: of the run, with a folder in place of each embedded model.
-        load: loads the config of the model in a policy's arguments.
-
-    Raises:
-        ModelError: a config cannot be loaded.
-    """
+    """Return the configs of all models that a run loads; `load` returns that of the model in a policy's arguments."""
     arguments = PolicyArguments.known_in(config.alg.policy.args)
     names = {key: getattr(arguments, key) for key in _NETWORKS}
     if config.alg.kl_div.coeff == 0:

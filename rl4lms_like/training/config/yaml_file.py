@@ -131,8 +131,12 @@ def _constructed(text: str) -> tuple[Any, list[ConfigIssue]]:
             node = loader.get_single_node()
             if node is None:
                 return None, []
-            _measure(node, {}, 1)
-            issues = list(_issues(node, "", set()))
+            paths: dict[yaml.Node, str] = {}  # an alias has the path of its anchor
+            for n_values, (each, path) in enumerate(_nodes(node, "", 1), start=1):
+                if n_values > MOST_VALUES:
+                    raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values")
+                paths.setdefault(each, path)
+            issues = [issue for each, path in paths.items() for issue in _issues(each, path)]
             return loader.construct_document(node), issues
         finally:
             loader.dispose()
@@ -143,58 +147,38 @@ def _constructed(text: str) -> tuple[Any, list[ConfigIssue]]:
         raise ValueError(_syntax(error)) from error
 
 
-def _measure(node: yaml.Node, measured: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
-    """Return the number of values in a node and their depth; raise an error above the limits."""
-    if id(node) in measured:
-        n_values, height = measured[id(node)]
-    else:
-        n_values, height = 1, 1
-        if depth <= DEEPEST and isinstance(node, yaml.CollectionNode):
-            pairs = isinstance(node, yaml.MappingNode)
-            for child in (part for pair in node.value for part in pair) if pairs else node.value:
-                inside, below = _measure(child, measured, depth + 1)
-                n_values, height = n_values + inside, max(height, below + 1)
-        measured[id(node)] = n_values, height
-    if depth + height > DEEPEST + 1:
-        raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=node.start_mark)
-    if n_values > MOST_VALUES:
-        raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=node.start_mark)
-    return n_values, height
-
-
 def dump_yaml(mapping: Mapping[str, Any]) -> str:
     """Return text that `parse_yaml` reads back, with keys in their order."""
     return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _issues(node: yaml.Node, path: str, seen: set[int]) -> Iterator[ConfigIssue]:
-    """Yield mistakes for repeated keys and for numbers in base 8 or 60."""
-    if id(node) in seen:  # an alias
-        return
-    seen.add(id(node))
+def _nodes(node: yaml.Node, path: str, depth: int) -> Iterator[tuple[yaml.Node, str]]:
+    """Yield a node and those in it, each with its path; raise an error where they are nested too deep."""
+    if depth > DEEPEST:
+        raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=node.start_mark)
+    yield node, path
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _issues(item, join(path, index), seen)
+            yield from _nodes(item, join(path, index), depth + 1)
     elif isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
         for key, value in node.value:
-            where, line = join(path, key.value), key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in lines and key.value != "<<":
-                    yield ConfigIssue(where, f"given twice, on lines {lines[key.value]} and {line}")
-                lines.setdefault(key.value, line)
-                yield from _other_base(key, where)
-            yield from _issues(value, where, seen)
-    else:
-        yield from _other_base(node, path)
+            for part in (key, value):
+                yield from _nodes(part, join(path, key.value), depth + 1)
 
 
-def _other_base(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:
+def _issues(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:
+    """Yield mistakes for repeated keys of a mapping, and for a number in base 8 or 60."""
+    lines: dict[str, int] = {}
+    keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+    for key in [key for key in keys if isinstance(key, yaml.ScalarNode)]:
+        line = key.start_mark.line + 1
+        if key.value in lines and key.value != "<<":
+            yield ConfigIssue(join(path, key.value), f"given twice, on lines {lines[key.value]} and {line}")
+        lines.setdefault(key.value, line)
     text = node.value
-    if node.tag not in (_INT, _REAL) or len(text) > LONGEST_NUMBER or not (":" in text or _OCTAL.match(text)):
-        return
-    message = f"YAML reads {text} as {yaml.safe_load(text)}, in base {60 if ':' in text else 8}"
-    yield ConfigIssue(path, f"{message}; write the decimal number, or '{text}' in quotes for the text")
+    if node.tag in (_INT, _REAL) and len(text) <= LONGEST_NUMBER and (":" in text or _OCTAL.match(text)):
+        message = f"YAML reads {text} as {yaml.safe_load(text)}, in base {60 if ':' in text else 8}"
+        yield ConfigIssue(path, f"{message}; write the decimal number, or '{text}' in quotes for the text")
 
 
 def _syntax(error: Exception) -> str:

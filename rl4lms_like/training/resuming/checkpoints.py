@@ -27,12 +27,11 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.disk import flush, reason, remove_path, share_permissions
-from rl4lms_like.core.errors import CheckpointError
+from rl4lms_like.core.errors import CheckpointError, installed_version
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +108,7 @@ def write_checkpoint(
         manifest = {
             "format": FORMAT,
             "iteration": iteration,
-            "versions": {name: _version(name) for name in _VERSIONS},
+            "versions": {name: installed_version(name) for name in _VERSIONS},
             "files": {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()},
         }
         if mark := mark_in(base):
@@ -118,23 +117,19 @@ def write_checkpoint(
 
     write_folder(folder, write)
     delete_interrupted(base, but=folder)
-    if name == INTERRUPTED:
-        return folder
-    if keep is not None:
+    if name != INTERRUPTED and keep is not None:
         remove_older(base, iteration, keep)
-        return folder
-    for older in [path for path in checkpoints_in(base) if (path / MANIFEST).is_file()][:-N_WITH_STATE]:
-        if is_own(older):
-            _remove_state(older)
+    elif name != INTERRUPTED:
+        for older in [path for path in _with_state(base) if not ended_early(path)][:-N_WITH_STATE]:
+            if is_own(older):
+                _remove_state(older)
     return folder
 
 
 def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
     """Write a folder atomically: under a temporary name, flushed to the disk, then renamed. A failure leaves no files.
 
-    Args:
-        folder: destination; an existing folder is replaced.
-        write: writes the files into the folder passed to it.
+    An existing folder is replaced.
 
     Raises:
         FileExistsError: the existing folder is behind a symbolic link and not known to belong to this run.
@@ -203,18 +198,18 @@ def newest_checkpoint(run_folder: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    found = _with_state(run_folder / "checkpoints")
-    if not found:
-        raise CheckpointError(
-            f"{run_folder} has no checkpoint to resume from; it is saved every train_evaluation.save_every iterations"
-            f", in supervised runs according to alg.training_args.save_strategy{skipped(run_folder / 'checkpoints')}"
-        )
-    return found[-1]
+    if found := _with_state(run_folder / FOLDER):
+        return found[-1]
+    raise CheckpointError(
+        f"{run_folder} has no checkpoint to resume from; it is saved every train_evaluation.save_every iterations"
+        f", in supervised runs according to alg.training_args.save_strategy{skipped(run_folder / FOLDER)}"
+    )
 
 
 def skipped(base: Path, since: int = -1) -> str:
     """Return the names of checkpoints after `since` iterations or steps that cannot be resumed, and the reason."""
-    names = [path.name for path in checkpoints_in(base) if not (path / MANIFEST).is_file() and _place(path)[0] > since]
+    later = [path for path in checkpoints_in(base) if _place(path) > (since, True)]
+    names = [path.name for path in later if not (path / MANIFEST).is_file()]
     why = f"no {MANIFEST}: they hold only the model, are incomplete or were changed"
     return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})" if names else ""
 
@@ -232,7 +227,7 @@ def put_names_back(run_folder: Path) -> None:
 def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoint) -> Path | None:
     """Return the newest earlier checkpoint that passes `check`, that is, for which it raises no `CheckpointError`."""
     for other in reversed(_with_state(checkpoint.parent)):
-        if not _is_checkpoint(checkpoint) or _place(other) < _place(checkpoint):
+        if not _place(checkpoint) or _place(other) < _place(checkpoint):
             with suppress(CheckpointError):
                 check(other)
                 return other
@@ -265,7 +260,7 @@ def delete_later(base: Path, iteration: int, keep: int | None = None, *, interru
         for left in [path for path in base.glob("*") if path.is_dir()]:
             if _is_left(left):
                 remove_path(left)
-            elif _is_checkpoint(left) and not (left / MANIFEST).is_file() and is_own(left):
+            elif _place(left) and not (left / MANIFEST).is_file() and is_own(left):
                 _remove_state(left)
         for path in later:
             remove_path(path) if path.is_symlink() else _remove_state(path)
@@ -275,28 +270,20 @@ def delete_later(base: Path, iteration: int, keep: int | None = None, *, interru
         raise CheckpointError(f"cannot remove files later than the checkpoint: {reason(error)}") from error
 
 
-def ended_early(checkpoint: Path) -> bool:
-    """Return True if the checkpoint was saved when the run ended early."""
-    return _is_checkpoint(checkpoint) and _place(checkpoint)[1]
-
-
 def delete_interrupted(base: Path, but: Path | None = None) -> None:
     """Remove all checkpoints saved when the run ended early, except `but`."""
-    for path in base.glob("*"):
-        if path != but and ended_early(path) and path.is_dir():
+    for path in _all(base):
+        if path != but and ended_early(path):
             remove(path)
 
 
 def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] = ()) -> None:
     """Remove the oldest checkpoints, including their models, until `keep` are left.
 
-    Args:
-        base: the run's `checkpoints` folder.
-        iteration: current iteration of the run; later checkpoints from an earlier attempt are ignored.
-        keep: number of checkpoints to keep; the newest is always kept.
-        spare: checkpoints to keep regardless of age; they are included in `keep`.
+    The newest is always kept, and so are those in `spare`, which count towards `keep`. Checkpoints later than the
+    current iteration are those of an earlier attempt and are ignored.
     """
-    found = [path for path in checkpoints_in(base) if _place(path)[0] <= iteration and is_own(path)]
+    found = [path for path in checkpoints_in(base) if _place(path) <= (iteration, True) and is_own(path)]
     stay = {*found[-1:], *(path for path in found if path in spare)}
     for path in [path for path in found if path not in stay][: max(len(found) - max(keep, len(stay)), 0)]:
         remove(path)
@@ -307,7 +294,12 @@ def checkpoints_in(base: Path) -> list[Path]:
 
     Folders with other names, such as a user's copies, are ignored.
     """
-    return sorted((p for p in base.glob("*") if _is_checkpoint(p) and not ended_early(p) and p.is_dir()), key=_place)
+    return [path for path in _all(base) if not ended_early(path)]
+
+
+def ended_early(checkpoint: Path) -> bool:
+    """Return True if the checkpoint was saved when the run ended early."""
+    return _place(checkpoint)[1:] == (True,)
 
 
 def remove(checkpoint: Path) -> None:
@@ -340,21 +332,22 @@ def is_own(checkpoint: Path) -> bool:
     return isinstance(manifest, dict) and manifest.get("run") == mark
 
 
+def _all(base: Path) -> list[Path]:
+    return sorted((path for path in base.glob("*") if _place(path) and path.is_dir()), key=_place)
+
+
 def _with_state(base: Path) -> list[Path]:
     """Return all checkpoints that can be resumed, oldest first."""
-    return sorted((p for p in base.glob("*") if _is_checkpoint(p) and (p / MANIFEST).is_file()), key=_place)
+    return [path for path in _all(base) if (path / MANIFEST).is_file()]
 
 
-def _is_checkpoint(path: Path) -> bool:
-    found = _NAME.fullmatch(path.name)
-    return found is not None and not found["left"]
+def _place(checkpoint: Path) -> tuple[int, bool] | tuple[()]:
+    """Return the sort key of a checkpoint: its number, and True if the run ended early in the following iteration.
 
-
-def _place(checkpoint: Path) -> tuple[int, bool]:
-    """Return the sort key of a checkpoint: its number, and True if the run ended early in the following iteration."""
+    It is empty for other folders and for those left by a killed process.
+    """
     found = _NAME.fullmatch(checkpoint.name)
-    assert found is not None
-    return int(found["number"]), found["early"] is not None
+    return () if found is None or found["left"] else (int(found["number"]), found["early"] is not None)
 
 
 def _is_left(path: Path) -> bool:
@@ -413,10 +406,3 @@ def _digest(file: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # the package is used from source without being installed
-        return None

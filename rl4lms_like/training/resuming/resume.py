@@ -22,6 +22,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from filelock import FileLock
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
-from rl4lms_like.core.import_paths import code_options
+from rl4lms_like.core.import_paths import code_options, trust_option
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.secrets import masked
 from rl4lms_like.core.wording import shown
@@ -44,7 +45,6 @@ from rl4lms_like.tracking.run_folder import (
     to_json,
     try_hold,
 )
-from rl4lms_like.training.config.remote_code import trust_option
 from rl4lms_like.training.config.run_config import AnyConfig, parse_config
 from rl4lms_like.training.config.yaml_file import apply_overrides
 from rl4lms_like.training.resuming.checkpoints import (
@@ -106,8 +106,6 @@ _LENGTHS = {
 }
 """Key of a run's length -> key of its learning rate schedule, and the schedules independent of the length."""
 
-Difference = tuple[str, Any, Any]
-"""Path of a key, its value in the run, and its new value."""
 N_SHOWN = 3
 """Largest number of differences in the reason why a run does not match a command."""
 
@@ -172,16 +170,11 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
 def find_unfinished(config: AnyConfig, wanted: Path) -> tuple[Resumption | None, list[str]]:
     """Find the first run of this config in `wanted`, `wanted_2` ... that can be resumed.
 
-    Args:
-        config: config of the command.
-        wanted: the folder that the command names.
-
     Returns:
         The first matching run, with its lock, and for each run before it the reason why it does not match.
 
     Raises:
-        CheckpointError: the matching run has a damaged checkpoint. The message names the newest older checkpoint that
-            is intact.
+        CheckpointError: as for `resumption`.
         ConfigError: the `config.json` of the matching run was edited by hand.
     """
     reasons: list[str] = []
@@ -203,13 +196,11 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
         before = parse_config(_own_config(folder), source=str(folder / CONFIG_FILE))
     except (CheckpointError, ConfigError):
         return f"its {CONFIG_FILE} cannot be read"
-    now = to_json(masked(config.to_dict()))
-    differences = _other_computations(to_json(before.to_dict()), now)
-    message = []
-    for path, old, new in differences[:N_SHOWN]:
-        schedule = _follows_length(path, now)
-        why = f" (the learning rate is {schedule} over the run)" if schedule else ""
-        message.append(f"{path} is {shown(old)} there, {shown(new)} here{why}")
+    differences = _other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
+    message = [
+        f"{path} is {shown(old)} there, {shown(new)} here" + (f" ({schedule})" if schedule else "")
+        for path, old, new, schedule in differences[:N_SHOWN]
+    ]
     if len(differences) > N_SHOWN:
         message.append(f"and {len(differences) - N_SHOWN} more")
     return f"its config differs: {'; '.join(message)}" if message else None
@@ -217,15 +208,15 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
 
 def _locked(config: AnyConfig, folder: Path) -> Resumption | str:
     """Lock the folder and return the run in it; or release the lock, and return why the run cannot be resumed."""
-    lock, found = try_hold(folder), None
+    lock = try_hold(folder)
     if lock is None:
         return "another process is writing to it"
-    try:
+    with ExitStack() as stack:
+        stack.callback(lock.release)
         found = _found(config, folder, lock)
+        if isinstance(found, Resumption):
+            stack.pop_all()
         return found
-    finally:
-        if not isinstance(found, Resumption):
-            lock.release()
 
 
 def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
@@ -248,13 +239,8 @@ def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
 def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int, unit: str) -> None:
     """Save the model to `checkpoints/interrupted_<n_done>`, unless that folder holds a checkpoint to resume from.
 
-    A failure is logged and not raised, so that it does not hide the error that ended the run.
-
-    Args:
-        tracker: tracker of the run.
-        save: writes the model to a folder.
-        n_done: number of completed iterations or steps.
-        unit: unit of `n_done`, "iterations" or "steps".
+    A failure is logged and not raised, so that it does not hide the error that ended the run. `n_done` counts
+    iterations or steps, as `unit` says.
     """
     folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
     if (folder / MANIFEST).is_file():  # the run resumed from it and ended again before a newer state was saved
@@ -289,11 +275,11 @@ def remove_later(
     """Remove the logs and checkpoints later than the checkpoint from which a run resumes, and log that it resumes.
 
     Args:
-        tracker: tracker of the run.
+        tracker: writes the logs.
         checkpoint: folder of the checkpoint.
-        state: state of the checkpoint, already restored.
-        where: "in iteration 3".
-        keep: number of newest checkpoints to keep; see `write_checkpoint`.
+        state: its content, already restored.
+        where: "in iteration 3", for the message.
+        keep: see `write_checkpoint`.
 
     Raises:
         CheckpointError: a file of the run is shorter than at the checkpoint, or a later checkpoint cannot be removed.
@@ -333,13 +319,20 @@ def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -
     return None
 
 
-def _other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """Return the differences of two configs that change what the run computes."""
-    return [
-        (path, old, new)
-        for path, old, new in _differences(before, after)
-        if not {path, path.partition(".")[0]} & {*MAY_CHANGE} or _follows_length(path, after)
-    ]
+def _other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any, str | None]]:
+    """Return the differences of two configs that change what the run computes.
+
+    Each is a path, its value in the run, its new value, and if the path is a length that the learning rate follows, a
+    text that says so.
+    """
+    found = []
+    for path, old, new in _differences(before, after):
+        key, free = _LENGTHS.get(path, ("", (None,)))
+        schedule = at(after, key)
+        schedule = None if schedule in free else schedule or "linear"  # transformers' own default
+        if schedule or not {path, path.partition(".")[0]} & {*MAY_CHANGE}:
+            found.append((path, old, new, f"the learning rate is {schedule} over the run" if schedule else None))
+    return found
 
 
 def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -351,13 +344,6 @@ def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
             message = "from here on, results may differ from those of an unchanged run, at first by rounding"
             notices.append(f"{path} changes from {shown(old)} to {shown(new)}: {message}")
     return notices
-
-
-def _follows_length(path: str, config: Mapping[str, Any]) -> str | None:
-    """Return the learning rate schedule if `path` is a length on which it depends; else None."""
-    key, free = _LENGTHS.get(path, ("", (None,)))
-    schedule = at(config, key) if key else None
-    return None if schedule in free else schedule or "linear"  # transformers' own default
 
 
 def _places(path: str | Path) -> tuple[Path, Path | None]:
@@ -401,17 +387,20 @@ def _refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str,
 
 def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
     """Raise a `ConfigError` with every difference that changes what the run computes."""
-    issues = []
-    for path, old, new in _other_computations(before, after):
-        message = f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming"
-        if schedule := _follows_length(path, after):
-            message = f"the learning rate is {schedule} over the run, so its length cannot change"
-        issues.append(ConfigIssue(path, message))
+    issues = [
+        ConfigIssue(
+            path,
+            f"{schedule}, so its length cannot change"
+            if schedule
+            else f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming",
+        )
+        for path, old, new, schedule in _other_computations(before, after)
+    ]
     if issues:
         raise ConfigError(issues, source)
 
 
-def _differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]:
+def _differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             yield from _differences(before.get(key), after.get(key), join(path, key))

@@ -1,28 +1,276 @@
-"""States of models, optimizers and random generators as tensors and numbers; digests of what does not change in a run.
+"""State from which a run can be resumed: its parts as tensors and numbers, captured and restored.
 
-    weights       trained parameters and buffers; their names are prefixed by the caller
-    optimizer     moments, named `optimizer.<parameter>.<name>`; steps, learning rates
-    random        the states of Python's, NumPy's and torch's global generators
-    frozen        SHA-256 of weights that are not trained, and of the samples
+completed iterations ─ mark ─┐
+steps of an update ─ mark_in_update ─┴─ the run ends ─ rescue ─> checkpoints/interrupted_00003
+                                        save_every ── write ──> checkpoints/iteration_00003
 
-Checkpoints of both RL and supervised runs use these functions.
+    weights        trained parameters, buffers, NLPO's mask model      policy.training_state()
+    optimizer      moments, named `optimizer.<parameter>.<name>`; steps, learning rates
+    algorithm      tokens, updates, KL coefficient, order of minibatches, seeds of the sampling
+    environment    position in the sequence of prompts; state of a reward with `state_dict`
+    metrics        state of metrics with `state_dict`
+    random         the states of Python's, NumPy's and torch's global generators
+    update         rollout and completed steps of an interrupted update
+
+What does not change (the reference model, a frozen base model, the samples) is not saved; digests of it are. Supervised
+runs use the same functions, with the state of transformers' Trainer.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import logging
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
+from rl4lms_like.core.component_state import load_state, not_json, state_of
+from rl4lms_like.core.disk import saving, with_filename
+from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.secrets import secret_in
+from rl4lms_like.core.wording import shown
+from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.resuming.checkpoints import (
+    INTERRUPTED,
+    ITERATION,
+    MANIFEST,
+    TrainingState,
+    read_checkpoint,
+    write_checkpoint,
+)
+from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted
+
+if TYPE_CHECKING:
+    from rl4lms_like.training.trainer import OnPolicyTrainer
+
+logger = logging.getLogger(__name__)
+
+
+class ResumePoint:
+    """State that a run resumes from, after a whole number of iterations or of steps of an update.
+
+    Args:
+        trainer: of the run.
+
+    Attributes:
+        is_saved: whether a checkpoint of this state exists.
+
+    Raises:
+        RewardError: the reward's state does not survive a round trip through JSON, or contains a secret.
+        MetricError: the same holds for the state of a metric.
+    """
+
+    def __init__(self, trainer: OnPolicyTrainer) -> None:
+        self.trainer, self.run, self.tracker = trainer, trainer.run, trainer.tracker
+        self.is_saved = False
+        self._state: TrainingState | None = None
+        self._components()  # reports unsavable state now, not at the first checkpoint
+        if trainer.schedule.save_model:
+            _ = self._frozen  # computed before a reward or a metric may change the samples
+
+    @cached_property
+    def _frozen(self) -> dict[str, str]:
+        return frozen_digests(self.run.policy, self.run.policy.training_state(), self.run.samples)
+
+    # --- capturing --------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Discard the state: the run cannot be resumed in the middle of what follows."""
+        self._state = None
+
+    def mark(self, *, is_saved: bool = False) -> None:
+        """Capture all but the weights; if the run ends before the next mark, it resumes from here."""
+        trainer = self.trainer
+        generators, random_numbers = random_state()
+        numbers = {
+            "algorithm": self.run.algorithm.training_state(),
+            **self._components(),
+            "random": random_numbers,
+            "trainer": {"iteration": trainer.current_iter, "evaluated": sorted(trainer.evaluated)},
+            "watchers": {name: callback.state_dict() for name, callback in trainer.callbacks.items()},
+            "files": self.tracker.file_sizes(on_disk=False),
+        }
+        self._state, self.is_saved = TrainingState(copy.deepcopy(numbers), generators), is_saved
+
+    def mark_in_update(self) -> None:
+        """Capture the state between two steps of an update; stop the run here if an interruption was requested.
+
+        An update changes neither the environment nor the metrics.
+        """
+        if self._state is None or "update" not in self._state.numbers:
+            self.mark()
+        assert self._state is not None
+        generators, random_numbers = random_state()
+        update: Any = self.run.algorithm.update
+        changed = {
+            "algorithm": self.run.algorithm.training_state(),
+            "random": random_numbers,
+            "update": update.state_dict(),
+            "trainer": self._state.numbers["trainer"] | {"seconds": self.trainer.seconds},
+        }
+        self._state, self.is_saved = TrainingState(self._state.numbers | changed, generators), False
+        self.trainer.interruption.check()
+
+    def _components(self) -> dict[str, Any]:
+        """Return the states of environment, reward and metrics."""
+        shared: Any = self.run.env  # a TextVecEnv has one sampler for all its environments
+        envs = shared.state_dict() if hasattr(type(shared), "state_dict") else shared.env_method("state_dict")
+        for env in [envs] if isinstance(envs, dict) else envs:
+            if message := _why_unfit(env["reward"]):
+                raise RewardError(f"the result of the reward's state_dict() cannot be saved: {message}")
+        metrics = [state_of(metric) for metric in self.run.metrics]
+        for metric, state in zip(self.run.metrics, metrics, strict=True):
+            if message := _why_unfit(state):
+                raise MetricError(f"the result of {type(metric).__name__}.state_dict() cannot be saved: {message}")
+        return {"env": envs, "metrics": metrics}
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def write(self) -> Path:
+        """Write the checkpoint of a completed iteration.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        self.mark()
+        assert self._state is not None
+        folder = self._write(self._state, ITERATION)
+        self.is_saved = True
+        return folder
+
+    def _write(self, captured: TrainingState, name: str) -> Path:
+        """Write a captured state together with the weights, which must be those at the time of its capture."""
+        run, iteration = self.run, self.trainer.current_iter
+        moments, scalars = optimizer_state(run.policy.optimizer)
+        tensors = {f"policy.{name}": tensor for name, tensor in run.policy.training_state().items()}
+        config = to_json(self.tracker.run_config)
+        numbers = captured.numbers | {"optimizer": scalars, "frozen": self._frozen, "config": config}
+        if "update" in numbers:
+            numbers["update"], rollout = run.algorithm.update_state(numbers["update"])
+            tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
+        state = TrainingState(numbers, tensors | moments | captured.tensors)
+        base, keep = self.tracker.checkpoint_base_path, self.trainer.schedule.keep_last
+        with saving(f"the checkpoint of iteration {iteration}"), with_filename(base / name.format(iteration)):
+            self.tracker.file_sizes()  # flushes the files to disk
+            return write_checkpoint(base, iteration, state, self.trainer.save, name=name, keep=keep)
+
+    def rescue(self, error: BaseException) -> None:
+        """Save the state to resume from when a run ends early, unless nothing would be lost."""
+        trainer, update, state = self.trainer, self.run.algorithm.update, self._state
+        is_fresh = trainer.current_iter == 0 and update is None and isinstance(error, Exception)
+        try:
+            if trainer.interruption.requests > 1:
+                return
+            if not trainer.schedule.save_model:
+                self.tracker.log_info("this run saves nothing: train_evaluation.save_model is false")
+            elif state is None or (update is not None and not ("update" in state.numbers and update.can_go_on)):
+                save_interrupted(self.tracker, trainer.save, trainer.current_iter, "iterations")
+            elif not self.is_saved and not is_fresh:
+                self._write_interrupted(state)
+        finally:
+            if trainer.interruption.requests > 1:
+                self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
+            log_resume_hint(self.tracker, error)
+
+    def _write_interrupted(self, state: TrainingState) -> None:
+        """Write the checkpoint of an interrupted run; a failure is only logged, to not hide why the run ended."""
+        try:
+            folder = self._write(state, INTERRUPTED)
+        except Exception as error:
+            logger.warning("the state to resume from could not be saved: %s: %s", type(error).__name__, error)
+        else:
+            done = self.trainer.current_iter
+            self.tracker.log_info(f"interrupted after {done} iterations; state saved to {folder}")
+
+    # --- restoring --------------------------------------------------------------------------------------------------
+
+    def resume(self, checkpoint: Path) -> None:
+        """Restore the state of a checkpoint, and remove what was written to the run's folder after it.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or of another run.
+        """
+        trainer, state = self.trainer, read_checkpoint(checkpoint)
+        with restoring(checkpoint):
+            self._restore(state)
+            numbers = state.numbers["trainer"]
+            trainer.current_iter, trainer.seconds_before = numbers["iteration"], numbers.get("seconds", 0.0)
+            trainer.evaluated = {(epoch, split) for epoch, split in numbers["evaluated"]}
+            if not all(type(epoch) is int and split in self.run.samples for epoch, split in trainer.evaluated):
+                raise CheckpointError("trainer.evaluated is not a list of epochs and splits")
+            if state.numbers["watchers"].keys() != trainer.callbacks.keys():
+                raise CheckpointError("callbacks differ from those of the run")
+            for name, callback in trainer.callbacks.items():
+                callback.load_state_dict(state.numbers["watchers"][name])
+        done = trainer.current_iter
+        where = f"in iteration {done + 1}" if "update" in state.numbers else f"after {done}"
+        remove_later(self.tracker, checkpoint, state, where, keep=trainer.schedule.keep_last)
+        self.is_saved = (self.tracker.checkpoint_base_path / ITERATION.format(done) / MANIFEST).is_file()
+
+    def _restore(self, state: TrainingState) -> None:
+        """Restore a state into a run that was just assembled from the same config."""
+        run, numbers = self.run, state.numbers
+        check_frozen(self._frozen, numbers["frozen"])
+        _check_alike(run.algorithm.training_state(), numbers["algorithm"], "algorithm")
+        own, saved = self._components()["env"], numbers["env"]
+        is_shared = isinstance(own, dict)
+        for mine, theirs in [(own, saved)] if is_shared else zip(own, saved, strict=True):
+            _check_alike(mine["sampler"], theirs["sampler"], "env.sampler")
+        load_weights(run.policy.training_state(), state.part("policy."))
+        load_optimizer(run.policy.optimizer, numbers["optimizer"], state.part("optimizer."))
+        run.algorithm.load_training_state(numbers["algorithm"])
+        if run.algorithm.num_timesteps:  # before that, environments may still expect their seed at the first reset
+            # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
+            run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
+            run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
+            if is_shared:
+                run.env.load_state_dict(saved)  # type: ignore[attr-defined]
+            for index, each in enumerate(() if is_shared else saved):
+                run.env.env_method("load_state_dict", each, indices=[index])
+        for metric, metric_state in zip(run.metrics, numbers["metrics"], strict=True):
+            load_state(metric, metric_state)
+        if "update" in numbers:
+            run.algorithm.load_update_state(numbers["update"], state.part("update."))
+        load_random(numbers["random"], state.part("random."))
+
+
+def _why_unfit(state: Any) -> str | None:
+    """Return why a component's state cannot be written to a checkpoint; None if it can."""
+    if message := not_json(state):
+        return f"it does not survive a round trip through JSON: {message}"
+    if place := secret_in(state):
+        return f"{place} contains a secret, which every checkpoint would contain; omit it and look it up on loading"
+    return None
+
+
+def _check_alike(own: Any, saved: Any, path: str) -> None:
+    """Raise a `CheckpointError` where a saved state lacks keys of the run's own, or has values of other types."""
+    if isinstance(own, dict):
+        if not isinstance(saved, dict) or not own.keys() <= saved.keys():
+            raise CheckpointError(f"it does not match this run: {path} lacks keys")
+        for key, value in own.items():
+            _check_alike(value, saved[key], f"{path}.{key}")
+    elif type(own) is int:  # a counter, or a word of a generator's state
+        is_alike = type(saved) is int and saved >= min(own, 0)
+    elif isinstance(own, float):
+        is_alike = type(saved) in (int, float) and math.isfinite(saved)
+    else:
+        is_alike = own is None or type(saved) is type(own)
+    if not isinstance(own, dict) and not is_alike:
+        raise CheckpointError(f"it does not match this run: {path} is {shown(saved)}")
+
+
+# --- parts of the state -----------------------------------------------------------------------------------------------
 
 _FROZEN = "weights that are not trained (reference, frozen base)"
 
@@ -62,13 +310,9 @@ def load_weights(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the moments, named `optimizer.<parameter>.<name>`, and the other numbers with the learning rates."""
     state = optimizer.state_dict()
-    moments, numbers = {}, {}
-    for index, entries in state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                moments[f"optimizer.{index}.{name}"] = value
-            else:
-                numbers[f"{index}.{name}"] = value
+    found = {f"{index}.{name}": value for index, each in state["state"].items() for name, value in each.items()}
+    moments = {f"optimizer.{name}": value for name, value in found.items() if isinstance(value, Tensor)}
+    numbers = {name: value for name, value in found.items() if not isinstance(value, Tensor)}
     rates = [float(group["lr"]) for group in state["param_groups"]]
     return moments, {"numbers": numbers, "lr": rates, "moments": _kinds(moments)}
 
@@ -113,15 +357,9 @@ def load_optimizer(
 def frozen_digests(
     module: torch.nn.Module, trained: Mapping[str, Tensor], samples: Mapping[str, Sequence[Sample]]
 ) -> dict[str, str]:
-    """Return digests of what is not saved in checkpoints and must be the same when a run is resumed.
+    """Return the SHA-256, by description, of what checkpoints omit and a resumed run must share.
 
-    Args:
-        module: module whose parameters are read, each once.
-        trained: tensors of the module that are trained, and saved.
-        samples: split -> samples.
-
-    Returns:
-        Description -> SHA-256.
+    These are the samples, and the parameters of the module except for the `trained` ones, which are saved.
     """
     changing = {tensor.data_ptr() for tensor in trained.values()}
     texts = hashlib.sha256()
@@ -139,11 +377,7 @@ def frozen_digests(
 
 
 def check_frozen(own: Mapping[str, str], saved: Mapping[str, str]) -> None:
-    """Compare results of `frozen_digests`.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Raise a `CheckpointError` if two results of `frozen_digests` differ."""
     for what, digest in own.items():
         if saved[what] != digest:
             raise CheckpointError(f"the {what} are not those of the run")

@@ -29,10 +29,9 @@ from rl4lms_like.training.assemble import (
     load_generation_config,
     n_parameters,
 )
-from rl4lms_like.training.components import build_components, check_references
+from rl4lms_like.training.components import build_components, check_references, prompt_lengths
 from rl4lms_like.training.config.run_config import SupervisedConfig
 from rl4lms_like.training.config.settings import check_vocabulary, device_issues
-from rl4lms_like.training.data_summary import prompt_lengths
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 from rl4lms_like.training.supervised.examples import ExampleEncoder, Examples
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments

@@ -27,7 +27,7 @@ from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.config.cross_checks import SUPERVISED, unknown_metric
-from rl4lms_like.training.evaluation import Evaluation, evaluate_on_samples
+from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
 from rl4lms_like.training.resuming.states import frozen_digests
@@ -121,18 +121,18 @@ class SupervisedTrainer:
     def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
         """Generate texts and score them, without changing the random state that dropout uses in training."""
         seed = self.run.config.seed
+        responder = Responder(
+            self.run.writer,
+            self.run.tokenizer,
+            batch_size=self.schedule.eval_batch_size,
+            max_prompt_length=self.run.max_prompt_length,
+            eos_token_ids=self.run.eos_token_ids,
+            seed=seed,
+        )
+        post_processor = self.run.post_processor
         with seeded(derived_seed(seed, "metrics"), self.run.model.device):
             return evaluate_on_samples(
-                self.run.writer,
-                self.run.tokenizer,
-                samples,
-                self.run.metrics,
-                split_name=split,
-                batch_size=self.schedule.eval_batch_size,
-                max_prompt_length=self.run.max_prompt_length,
-                eos_token_ids=self.run.eos_token_ids,
-                post_processor=self.run.post_processor,
-                seed=seed,
+                responder, samples, self.run.metrics, split_name=split, post_processor=post_processor
             )
 
     def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.training.config.keys_elsewhere import ELSEWHERE, HERE
+from rl4lms_like.training.config.cross_checks import ELSEWHERE, HERE
 from rl4lms_like.training.config.run_config import parse_config
 from tests.training.configs import run_blocks, supervised_blocks
 

@@ -18,9 +18,8 @@ from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.model_weights import names_folder
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.training.config import run_config as config_module
-from rl4lms_like.training.config.binding import with_defaults
+from rl4lms_like.training.config.binding import REGISTRIES, with_defaults
 from rl4lms_like.training.config.notices import learning_rate_notice
-from rl4lms_like.training.config.places import REGISTRIES
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig, load_config, parse_config
 from rl4lms_like.training.config.yaml_file import apply_values, dump_yaml, parse_yaml
 from tests.training.configs import run_blocks, supervised_blocks

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rl4lms_like.core.token_text import text_pieces
 from rl4lms_like.testing.models import make_tokenizer
+from rl4lms_like.training.token_credit import text_pieces
 
 TEXT = "Zoë’s film, “naïve” — it's 10/10 🎬👍🏽!\n\tOui.  "
 
@@ -79,7 +79,7 @@ def test_long_texts_are_halved_and_have_the_same_pieces(kind, monkeypatch):
 
     pieces, work = text_pieces(decode, ids), sum(calls)
     calls.clear()
-    monkeypatch.setattr("rl4lms_like.core.token_text.SHORT", len(ids))
+    monkeypatch.setattr("rl4lms_like.training.token_credit.SHORT", len(ids))
     assert pieces == text_pieces(decode, ids)
     assert work < sum(calls) / 2
 
