@@ -40,7 +40,7 @@ def test_split_gives_consecutive_slices():
     assert [len(first), len(second)] == [5, 3]
     assert second[0][0].id == "train_5"
     for ratios in ([0.9, 0.2], [-0.1]):
-        with pytest.raises(ValueError, match="split ratios"):
+        with pytest.raises(ValueError):
             first.split(ratios)
 
 
