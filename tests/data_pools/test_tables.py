@@ -73,8 +73,9 @@ def test_what_cannot_be_read_is_named(lay, name, content, data):
 
 
 def test_parquet_names_its_extra(lay, no_datasets):
-    with pytest.raises(MissingExtraError, match=r"a.parquet .*'pyarrow'.*\[data\]"):
+    with pytest.raises(MissingExtraError) as caught:
         list(table_rows(Path(lay({"a.parquet": "x"})) / "a.parquet"))
+    assert caught.value.extra == "data"
 
 
 def test_parallel_lines_are_paired_and_must_be_as_many(lay):

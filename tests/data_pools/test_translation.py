@@ -61,7 +61,7 @@ def test_either_order_of_languages_names_the_configuration(hub):
 
 
 def test_a_set_that_is_not_there_is_not_asked_for_twice(hub):
-    with pytest.raises(DataPoolError, match="'me/pairs'"):
+    with pytest.raises(DataPoolError):
         WMT.prepare("train", "en", "de", wmt_id="me/pairs")
     assert len(hub.asked) == 1
 

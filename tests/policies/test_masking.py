@@ -59,7 +59,7 @@ def masks_by_teacher_forcing(policy, episodes, model):
     """The masks of a model that reads the finished episodes in one pass."""
     reader = policy.reader_class(model)
     with torch.no_grad():
-        return policy.writer.rule.allowed(reader.logits(replace(episodes, allowed=None)))
+        return policy.generator.rule.allowed(reader.logits(replace(episodes, allowed=None)))
 
 
 def test_the_recorded_masks_are_those_of_the_mask_model_alone(policy):
@@ -120,7 +120,7 @@ def test_padding_packing_and_order_never_change_a_masked_number(policy):
 
 def test_the_families_allow_the_same_tokens_for_the_same_logits(tiny_gpt2_dir, tiny_t5_dir):
     logits = 3 * torch.randn(5, 320, generator=torch.Generator().manual_seed(0))
-    masks = [maskable(folder).writer.rule.allowed(logits.clone()) for folder in (tiny_gpt2_dir, tiny_t5_dir)]
+    masks = [maskable(folder).generator.rule.allowed(logits.clone()) for folder in (tiny_gpt2_dir, tiny_t5_dir)]
     assert torch.equal(*masks)
 
 
@@ -135,7 +135,7 @@ def test_a_second_call_starts_anew(model, tiny_gpt2_dir, tiny_t5_dir):
 def test_where_nothing_allowed_is_left_everything_is_and_the_record_says_so(tiny_gpt2_dir):
     """The only allowed token is the end, and it is suppressed for three steps."""
     policy = maskable(tiny_gpt2_dir, generation_kwargs={"do_sample": True, "top_k": 0, "min_new_tokens": 3})
-    policy.writer.rule = _OnlyTheEnd("learned_top_k", 1)
+    policy.generator.rule = _OnlyTheEnd("learned_top_k", 1)
     episodes = written(policy)
     assert episodes.lengths.tolist() == [4] * 6
     assert episodes.pad(n_allowed(episodes.allowed)).tolist() == [[320, 320, 320, 1]] * 6
@@ -152,7 +152,7 @@ def test_rules_that_turn_infinities_into_numbers_leave_nothing_either(tiny_gpt2_
     """`remove_invalid_values` makes the suppressed end a finite number; it must not be written all the same."""
     kwargs = {"do_sample": True, "top_k": 0, "min_new_tokens": 3, "remove_invalid_values": True}
     policy = maskable(tiny_gpt2_dir, generation_kwargs=kwargs)
-    policy.writer.rule = _OnlyTheEnd("learned_top_k", 1)
+    policy.generator.rule = _OnlyTheEnd("learned_top_k", 1)
     assert written(policy).lengths.tolist() == [4] * 6
 
 
@@ -218,7 +218,7 @@ def test_the_policys_own_best_are_those_that_its_generation_leaves(tiny_gpt2_dir
     with torch.no_grad():
         logits = policy.reader.logits(episodes)
     logits[:, suppressed] = -torch.inf
-    assert torch.equal(episodes.allowed, pack(policy.writer.rule.allowed(logits)))
+    assert torch.equal(episodes.allowed, pack(policy.generator.rule.allowed(logits)))
 
 
 @pytest.mark.parametrize("mask_type", ["learned_top_k", "topk"])

@@ -95,6 +95,6 @@ def test_sacre_bleu_says_how_to_get_the_model_of_a_tokenizer(monkeypatch):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU.__init__", no_network)
-    with pytest.raises(MissingResourceError, match=r"'flores200'") as caught:
+    with pytest.raises(MissingResourceError) as caught:
         REWARDS.get("sacre_bleu", {"tokenize": "flores200"})
     assert "sacrebleu.BLEU(tokenize='flores200')" in str(caught.value)

@@ -51,7 +51,7 @@ def test_concepts_are_needed_only_where_they_count(paid):
 def test_rl4lms_config_says_how_to_get_the_weights():
     """D-38: RL4LMs downloaded them into its own package, and crashed without a device."""
     args = {"model_type": "11b", "device": "cpu", "batch_size": 5}
-    with pytest.raises(MissingResourceError, match=r"'common_gen_preference_model'"):
+    with pytest.raises(MissingResourceError):
         REWARDS.get("common_gen_preference_model", args)
 
 

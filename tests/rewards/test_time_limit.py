@@ -64,7 +64,7 @@ def keep_everything_to_oneself():
 )
 def test_a_call_is_left_wherever_it_waits(wait):
     start = time.monotonic()
-    with pytest.raises(TimeIsUp, match=r"0\.1 s"):
+    with pytest.raises(TimeIsUp):
         within(0.1, wait)
     assert time.monotonic() - start < 30
 
@@ -76,7 +76,7 @@ def test_what_comes_back_from_an_except_that_takes_everything_does_not_count():
         except BaseException:
             return 0.0
 
-    with pytest.raises(TimeIsUp, match=r"0\.1 s"):
+    with pytest.raises(TimeIsUp):
         within(0.1, give_up)
 
 

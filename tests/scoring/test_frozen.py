@@ -135,7 +135,7 @@ def test_a_device_that_is_no_device_is_a_mistake_in_the_config():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_a_device_that_is_not_here_is_an_error_when_the_component_is_built(folder):
-    with pytest.raises(ValueError, match="'cuda:1'"):
+    with pytest.raises(ValueError):
         FrozenModel(str(folder), CLASSIFIER, device="cuda:1")
     assert existing_device("auto") == "cpu"
 

@@ -17,6 +17,7 @@ from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.training.config.binding import build_component, with_defaults
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks
 
 OWN = '''
@@ -295,14 +296,15 @@ def test_a_metric_may_hold_a_reward():
     assert isinstance(built_metric, PassAtK) and built_metric.k == [1, 2]
     assert isinstance(built_metric.scorer, MathEqualReward) and built_metric.scorer.rel_tol == 0.01
     metric["args"]["scorer"] = "increasing_numbers"
-    with pytest.raises(ConfigError, match=r"metrics\.0\.args\.scorer: expected a BatchedRewardFunction"):
+    place = "train_evaluation.metrics.0.args.scorer"
+    with raises_at(place, f"{place}.args.min_tokens"):
         parse_config(blocks)
 
 
 def test_an_inner_reward_that_cannot_be_built_is_named_with_its_place():
-    with pytest.raises(ComponentError, match=r"reward 'regex' \(args.rewards.1 of the reward 'combine'\) could not be"):
+    with pytest.raises(ComponentError, match=r"'regex' .*args.rewards.1 .*'combine'"):
         built("combine", {"rewards": ["sentiment", {"id": "regex", "args": {"pattern": "("}}]})
-    with pytest.raises(ComponentError, match=r"reward 'regex' \(args.shaping_fn of the reward 'sentiment'\) could"):
+    with pytest.raises(ComponentError, match=r"'regex' .*args.shaping_fn .*'sentiment'"):
         built("sentiment", {"shaping_fn": {"id": "regex", "args": {"pattern": "("}}})
 
 
@@ -314,8 +316,9 @@ def test_a_missing_extra_of_an_inner_reward_says_what_to_install(tmp_path, monke
     monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
     args = {"rewards": [{"id": "needs_extra:Reward", "args": {"x": 1}}]}
     assert parsed("combine", args).reward_fn.args["rewards"][0]["args"] == {"x": 1}
-    with pytest.raises(MissingExtraError, match=r"pip install 'rl4lms_like\[lexical\]'"):
+    with pytest.raises(MissingExtraError) as caught:
         built("combine", args)
+    assert caught.value.extra == "lexical"
 
 
 def test_a_default_of_null_may_be_said_whatever_the_type_says(own):
@@ -347,7 +350,7 @@ def test_what_is_no_reward_or_metric_is_told_before_it_is_built(own):
     assert reported[0].startswith(f"reward_fn.args.rewards.0: {no_reward}")
     blocks = run_blocks()
     blocks["train_evaluation"]["metrics"] = [{"id": "own_rewards:TakesAnything"}]
-    with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is not a valid metric"):
+    with raises_at("train_evaluation.metrics.0.id"):
         parse_config(blocks)
 
 
