@@ -120,13 +120,13 @@ def test_the_tokenizers_special_tokens_are_always_allowed(tiny_gpt2_dir, tiny_to
     built = build(tiny_gpt2_dir, tiny_tokenizer, masks={**TOP_P, "mask_type": "learned_top_k", "top_mask": 1})
     built.learn_iteration(0, 1)
     allowed = built.rollout_buffer.episodes.allowed
-    assert built.policy.writer.rule.special_token_ids == tuple(sorted(tiny_tokenizer.all_special_ids))
+    assert built.policy.generator.rule.special_token_ids == tuple(sorted(tiny_tokenizer.all_special_ids))
     for token in tiny_tokenizer.all_special_ids:
         assert bool(contains(allowed, torch.full((len(allowed),), token)).all())
 
 
 def test_it_needs_a_maskable_policy(tiny_gpt2_dir, tiny_tokenizer):
-    with pytest.raises(ModelError, match="use MaskableCausalLMActorCriticPolicy"):
+    with pytest.raises(ModelError, match="MaskableCausalLMActorCriticPolicy"):
         NLPO(POLICIES["causal"], make_env(tiny_tokenizer, tiny_gpt2_dir))
 
 

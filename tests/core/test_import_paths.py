@@ -156,7 +156,7 @@ def test_sources_of_editable_packages_count_as_installed(tmp_path, monkeypatch):
 def mistakes_of(blocks):
     with pytest.raises(ConfigError) as caught:
         parse_config(blocks)
-    return [str(issue) for issue in caught.value.issues]
+    return [issue.path for issue in caught.value.issues]
 
 
 @pytest.mark.parametrize(
@@ -174,25 +174,21 @@ def test_no_place_of_a_config_takes_code_that_is_no_component(id, elsewhere):
     for place in places.values():
         place()
     found = mistakes_of(rl)
-    assert set(places) <= {issue.partition(": ")[0] for issue in found}, found
+    assert set(places) <= set(found), found
     post = "alg.generation_kwargs.post_processing_fn"
     supervised["alg"]["generation_kwargs"]["post_processing_fn"] = {"id": id, "args": {}}
-    assert any(issue.startswith(f"{post}.id: ") for issue in mistakes_of(supervised))
+    assert f"{post}.id" in mistakes_of(supervised)
     nested = run_blocks() | {"reward_fn": {"id": "combine", "args": {"rewards": [{"id": id, "args": {}}]}}}
-    assert any(issue.startswith("reward_fn.args.rewards.0.id: ") for issue in mistakes_of(nested))
+    assert "reward_fn.args.rewards.0.id" in mistakes_of(nested)
     shaped = run_blocks() | {"reward_fn": {"id": "sentiment", "args": {"shaping_fn": id}}}
-    assert any(issue.startswith("reward_fn.args.shaping_fn: ") for issue in mistakes_of(shaped))
+    assert "reward_fn.args.shaping_fn" in mistakes_of(shaped)
     assert not elsewhere.exists(), "the module was imported"
 
 
 def test_a_class_that_is_no_component_is_told_the_way_out(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "Duck", type("Duck", (), {"__call__": len}), raising=False)
-    hint = "derive it, or register it in Python under an id"
-    message = mistakes_of(run_blocks() | {"reward_fn": {"id": "__main__:Duck"}})
-    assert message == [
-        "reward_fn.id: '__main__:Duck' is not a valid reward: its class is not derived from RewardFunction or "
-        f"BatchedRewardFunction; {hint}"
-    ]
+    with raises_at("reward_fn.id", mentions="BatchedRewardFunction"):
+        parse_config(run_blocks() | {"reward_fn": {"id": "__main__:Duck"}})
     REGISTRIES["rewards"].add("duck", sys.modules["__main__"].Duck)
     try:
         assert REGISTRIES["rewards"].resolve("duck") is sys.modules["__main__"].Duck
@@ -203,7 +199,8 @@ def test_a_class_that_is_no_component_is_told_the_way_out(monkeypatch):
 @pytest.mark.parametrize("function", ["os:system", "subprocess:run", "attack_module:score"])
 def test_the_function_of_a_python_reward_comes_from_the_same_places(function, elsewhere):
     blocks = run_blocks() | {"reward_fn": {"id": "python", "args": {"function": function}}}
-    assert mistakes_of(blocks)[0].startswith(f"reward_fn.args.function: {function!r} is refused: ")
+    with raises_at("reward_fn.args.function", among_others=True, mentions=repr(function)):
+        parse_config(blocks)
     assert not elsewhere.exists(), "the module was imported"
 
 
