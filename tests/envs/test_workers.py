@@ -249,7 +249,7 @@ def is_running(process):
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
 def test_what_a_worker_has_started_ends_with_it(make_env, play_all, tmp_path):
     env = make_env(RunsAProgram(tmp_path / "started"), 1, reward_timeout=1)
-    with pytest.raises(RewardError, match="RunsAProgram"):
+    with pytest.raises(RewardError):
         play_all(env)
     started = (tmp_path / "started").read_text().split()
     for _ in range(200):

@@ -107,7 +107,7 @@ def test_anything_but_one_finite_number_is_refused(episodes, value):
         score_episodes(Pays(value), episodes[:1])
     assert f"Pays returned {excerpt(value)} for token 1 of sample 's0'" in str(caught.value)
     assert "token 1 of sample 's0' (prompt 'The film'); expected one finite number" in str(caught.value)
-    with pytest.raises(RewardError, match="Pays "):
+    with pytest.raises(RewardError):
         score_transition(Pays(value), episodes[0].after(0), 50, episodes[0], True)
 
 

@@ -99,7 +99,7 @@ def test_a_batch_without_observed_tokens_joins_as_all_actions():
     holes = dataclasses.replace(with_holes(), group_ids=None, prompt_rows=None, behavior_log_prob=None)
     joined = EpisodeBatch.concatenated([episodes_of_lengths([2]), holes])
     assert joined.lengths.tolist() == [2, *holes.lengths.tolist()]
-    with pytest.raises(ValueError, match=r"1 of 2 .*group_ids"):
+    with pytest.raises(ValueError):
         EpisodeBatch.concatenated([episodes_of_lengths([2]), with_holes()])
 
 

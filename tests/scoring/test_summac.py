@@ -155,7 +155,7 @@ def test_settings_that_cannot_be_are_said_at_once(settings, key):
 
 @pytest.mark.usefixtures("language_data")
 def test_a_folder_that_is_not_there_is_said_at_once(tmp_path):
-    with pytest.raises(ModelError, match="none"):
+    with pytest.raises(ModelError):
         SummaCZSMetric(str(tmp_path / "none"))
     for bins in ("even0", "odd50", "even"):
         with pytest.raises(ValueError):
@@ -177,7 +177,7 @@ def test_a_model_that_breaks_down_is_an_error_and_no_score(tmp_path):
     model = NliModel(str(make_nli(tmp_path)), device="cpu")
     with torch.no_grad():
         model.model.classifier.bias.fill_(float("nan"))
-    with pytest.raises(ModelError, match="nan"):
+    with pytest.raises(ModelError):
         model.probabilities([(DOCUMENTS[0], SUMMARIES[0])])
 
 
