@@ -151,7 +151,7 @@ def test_an_empty_folder_is_told_what_is_read(tmp_path):
 def test_what_is_no_folder_and_what_is_no_split_is_named(tmp_path):
     with pytest.raises(DataPoolError):
         texts("train", Source(str(tmp_path / "nowhere")))
-    with pytest.raises(DataPoolError):
+    with pytest.raises(DataPoolError, match=r"'dev'.* train, val, test"):
         texts("dev", Source(str(tmp_path)))
 
 
@@ -191,5 +191,5 @@ def test_every_pool_lists_its_files_to_whom_has_none(id, tmp_path):
 @pytest.mark.parametrize("id", PUBLISHED)
 def test_every_pool_says_what_it_needs_and_knows_the_splits(id, tmp_path):
     assert "extra 'data'" in DATA_POOLS.entry(id).needs
-    with pytest.raises(DataPoolError, match="'validation'"):
+    with pytest.raises(DataPoolError, match=r"'validation'.* train, val, test"):
         DATA_POOLS.get(id, {"split": "validation", "data_dir": str(tmp_path), **PUBLISHED[id]})

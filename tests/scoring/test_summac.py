@@ -124,7 +124,7 @@ def test_no_head_is_ever_made_up(tmp_path):
     """RL4LMs' scores came from random layers where `start_file` was not given (D-20)."""
     with pytest.raises(MissingResourceError):
         SummaCConvMetric()
-    with pytest.raises(MissingResourceError):
+    with pytest.raises(MissingResourceError, match=r"head\.bin"):
         SummaCConvMetric(start_file=str(tmp_path / "head.bin"))
 
 
