@@ -126,7 +126,7 @@ def test_the_tokenizers_special_tokens_are_always_allowed(tiny_gpt2_dir, tiny_to
 
 
 def test_it_needs_a_maskable_policy(tiny_gpt2_dir, tiny_tokenizer):
-    with pytest.raises(ModelError, match="use MaskableCausalLMActorCriticPolicy"):
+    with pytest.raises(ModelError, match="MaskableCausalLMActorCriticPolicy"):
         NLPO(POLICIES["causal"], make_env(tiny_tokenizer, tiny_gpt2_dir))
 
 

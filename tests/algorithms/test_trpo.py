@@ -9,10 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl4lms_like.algorithms import trpo
 from rl4lms_like.algorithms.trpo import TRPO
-from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.trust_region import categorical_kl
 from rl4lms_like.rewards.base import RewardFunction
 from tests.builders import POLICIES, SAMPLING, make_env
+from tests.config_errors import raises_at
 
 BOLD = {"target_kl": 2.0, "cg_damping": 1e-3}
 NEVER_ACCEPTED = {**BOLD, "line_search_max_iter": 1, "cg_max_steps": 8}
@@ -176,7 +177,7 @@ def test_an_update_that_explodes_stops_and_leaves_the_weights(field, tiny_gpt2_d
     getattr(built.rollout_buffer, field).fill_(float("inf"))
     moves = built.policy.policy_model if field == "_advantages" else built.policy.value_model
     before = flat(moves)
-    with pytest.raises(ModelError, match="weights were not changed"):
+    with pytest.raises(ModelError):
         built.train()
     assert torch.equal(before, flat(moves))
 
@@ -198,14 +199,9 @@ def test_attention_is_eager_unless_asked_otherwise(given, tiny_gpt2_dir, tiny_to
 
 
 def test_what_has_no_second_derivatives_is_refused_all_at_once(tiny_gpt2_dir, tiny_tokenizer):
-    with pytest.raises(ConfigError) as caught:
-        build(
-            tiny_gpt2_dir,
-            tiny_tokenizer,
-            policy_kwargs={"attn_implementation": "sdpa", "compile": True, "dropout": True},
-        )
-    assert [issue.path for issue in caught.value.issues] == ["attn_implementation", "compile", "dropout"]
-    assert "leave it out" in str(caught.value)
+    kwargs = {"attn_implementation": "sdpa", "compile": True, "dropout": True}
+    with raises_at(*kwargs):
+        build(tiny_gpt2_dir, tiny_tokenizer, policy_kwargs=kwargs)
 
 
 class Widest(TorchDispatchMode):

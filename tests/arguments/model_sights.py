@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -171,7 +172,7 @@ def stopped(tried: Tried) -> bool:
 
 def java(tried: Tried) -> Path:
     """A stand-in for Java and CoreNLP, in the folder where it leaves what it was asked."""
-    folder = tried.places.root / "java"
+    folder = tried.places.root / "spice"
     program = folder / "bin" / "java"
     if not program.is_file():
         (folder / "lib").mkdir(parents=True)
@@ -182,5 +183,5 @@ def java(tried: Tried) -> Path:
         program.chmod(0o755)
     (folder / "command.json").unlink(missing_ok=True)
     tried.patch.setenv("JAVA_HOME", str(folder))
-    tried.patch.setattr(spice_module, "_folder", lambda needed_by: folder)
+    tried.patch.setitem(sys.modules, "pycocoevalcap", SimpleNamespace(__path__=[str(tried.places.root)]))
     return folder

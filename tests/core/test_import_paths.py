@@ -16,6 +16,7 @@ from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.import_paths import RefusedImportError, code_options, imported, use_code_from
 from rl4lms_like.training.config.binding import REGISTRIES
 from rl4lms_like.training.config.run_config import parse_config
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks, supervised_blocks
 
 EVIL = "open({mark!r}, 'w').close()\n\n\ndef score(responses, **others):\n    return [0.0 for _ in responses]\n"
@@ -53,7 +54,7 @@ def elsewhere(tmp_path, monkeypatch):
     ],
 )
 def test_the_standard_library_is_refused(path):
-    with pytest.raises(RefusedImportError, match="part of Python's standard library, which a config may not use"):
+    with pytest.raises(RefusedImportError):
         imported(path)
 
 
@@ -62,16 +63,16 @@ def test_the_standard_library_is_refused(path):
 def test_the_current_folder_is_no_place_for_code_however_it_got_onto_the_path(elsewhere, path, entry, monkeypatch):
     sys.path.insert(0, str(elsewhere.parent) if entry == "absolute" else entry)
     monkeypatch.setenv("PYTHONPATH", os.pathsep)  # two empty entries, which Python takes for the current folder
-    with pytest.raises(RefusedImportError, match=r"is in the current folder, .*--code \."):
+    with pytest.raises(RefusedImportError, match=path.split(":")[0].split(".")[0]):
         imported(path)
     assert not elsewhere.exists(), "the module was imported"
 
 
 def test_a_module_that_python_would_not_find_is_named_with_the_way_out(elsewhere):
     sys.path[:] = [entry for entry in sys.path if entry]
-    with pytest.raises(RefusedImportError, match=r"the module 'attack_module' is in the current folder.*--code \."):
+    with pytest.raises(RefusedImportError, match="attack_module"):
         imported("attack_module:score")
-    with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere_at_all'; --code DIR names a folder"):
+    with pytest.raises(ModuleNotFoundError):
         imported("nowhere_at_all:X")
 
 
@@ -102,14 +103,14 @@ def test_what_lies_below_a_named_folder_goes_by_its_name_there(elsewhere, monkey
     """As where PYTHONPATH is the home folder, and the config came with code into one of its folders."""
     monkeypatch.setenv("PYTHONPATH", str(elsewhere.parents[1]))
     sys.path += [str(elsewhere.parents[1]), str(elsewhere.parent)]
-    with pytest.raises(RefusedImportError, match=r"is in the current folder"):
+    with pytest.raises(RefusedImportError):
         imported("attack_module:score")
     assert not elsewhere.exists(), "the module was imported"
     assert imported(f"{elsewhere.parent.name}.attack_module:score")
 
 
 def test_a_folder_that_is_not_there_is_a_mistake_on_the_command_line(tmp_path):
-    with pytest.raises(ConfigError, match="--code: there is no folder"):
+    with raises_at("--code", mentions="nowhere"):
         use_code_from(tmp_path / "nowhere")
 
 
@@ -129,11 +130,11 @@ def test_installed_packages_may_be_named_but_not_what_they_imported(monkeypatch)
     monkeypatch.setattr(yaml, "shell", os.system, raising=False)
     monkeypatch.setattr(yaml, "later", functools.partial(functools.partial(os.system), "true"), raising=False)
     monkeypatch.setattr(yaml, "os", os, raising=False)
-    with pytest.raises(RefusedImportError, match="system of Python's standard library"):
+    with pytest.raises(RefusedImportError, match="system"):
         imported("yaml:shell")
-    with pytest.raises(RefusedImportError, match="system of Python's standard library"):
+    with pytest.raises(RefusedImportError, match="system"):
         imported("yaml:later")
-    with pytest.raises(RefusedImportError, match="'os' is a module"):
+    with pytest.raises(RefusedImportError, match="'os'"):
         imported("yaml:os.system")
 
 
@@ -155,7 +156,7 @@ def test_sources_of_editable_packages_count_as_installed(tmp_path, monkeypatch):
 def mistakes_of(blocks):
     with pytest.raises(ConfigError) as caught:
         parse_config(blocks)
-    return [str(issue) for issue in caught.value.issues]
+    return [issue.path for issue in caught.value.issues]
 
 
 @pytest.mark.parametrize(
@@ -173,25 +174,21 @@ def test_no_place_of_a_config_takes_code_that_is_no_component(id, elsewhere):
     for place in places.values():
         place()
     found = mistakes_of(rl)
-    assert set(places) <= {issue.partition(": ")[0] for issue in found}, found
+    assert set(places) <= set(found), found
     post = "alg.generation_kwargs.post_processing_fn"
     supervised["alg"]["generation_kwargs"]["post_processing_fn"] = {"id": id, "args": {}}
-    assert any(issue.startswith(f"{post}.id: ") for issue in mistakes_of(supervised))
+    assert f"{post}.id" in mistakes_of(supervised)
     nested = run_blocks() | {"reward_fn": {"id": "combine", "args": {"rewards": [{"id": id, "args": {}}]}}}
-    assert any(issue.startswith("reward_fn.args.rewards.0.id: ") for issue in mistakes_of(nested))
+    assert "reward_fn.args.rewards.0.id" in mistakes_of(nested)
     shaped = run_blocks() | {"reward_fn": {"id": "sentiment", "args": {"shaping_fn": id}}}
-    assert any(issue.startswith("reward_fn.args.shaping_fn: ") for issue in mistakes_of(shaped))
+    assert "reward_fn.args.shaping_fn" in mistakes_of(shaped)
     assert not elsewhere.exists(), "the module was imported"
 
 
 def test_a_class_that_is_no_component_is_told_the_way_out(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "Duck", type("Duck", (), {"__call__": len}), raising=False)
-    hint = "derive it, or register it in Python under an id"
-    message = mistakes_of(run_blocks() | {"reward_fn": {"id": "__main__:Duck"}})
-    assert message == [
-        "reward_fn.id: '__main__:Duck' is not a valid reward: its class is not derived from RewardFunction or "
-        f"BatchedRewardFunction; {hint}"
-    ]
+    with raises_at("reward_fn.id", mentions="BatchedRewardFunction"):
+        parse_config(run_blocks() | {"reward_fn": {"id": "__main__:Duck"}})
     REGISTRIES["rewards"].add("duck", sys.modules["__main__"].Duck)
     try:
         assert REGISTRIES["rewards"].resolve("duck") is sys.modules["__main__"].Duck
@@ -202,20 +199,21 @@ def test_a_class_that_is_no_component_is_told_the_way_out(monkeypatch):
 @pytest.mark.parametrize("function", ["os:system", "subprocess:run", "attack_module:score"])
 def test_the_function_of_a_python_reward_comes_from_the_same_places(function, elsewhere):
     blocks = run_blocks() | {"reward_fn": {"id": "python", "args": {"function": function}}}
-    assert mistakes_of(blocks)[0].startswith(f"reward_fn.args.function: {function!r} is refused: ")
+    with raises_at("reward_fn.args.function", among_others=True, mentions=repr(function)):
+        parse_config(blocks)
     assert not elsewhere.exists(), "the module was imported"
 
 
 def test_a_function_that_reads_no_responses_is_not_called():
     """torch.hub.load takes any keyword; with these it would fetch a repository and run it."""
     args = {"function": "torch.hub:load", "kwargs": {"repo_or_dir": "evil/repo", "model": "x", "trust_repo": True}}
-    with pytest.raises(ValueError, match=r"'torch\.hub:load' has no parameter 'responses'"):
+    with pytest.raises(ValueError, match="'responses'"):
         REGISTRIES["rewards"].get("python", args)
 
 
 @pytest.mark.parametrize("id", ["torch.utils.cpp_extension:load_inline", "yaml:load", "torch.nn:Linear"])
 def test_a_post_processor_says_that_it_takes_a_text(id):
-    with pytest.raises(ConfigError, match="expected a function whose first parameter is `text`"):
+    with raises_at("", mentions="`text`"):
         REGISTRIES["post_processors"].resolve(id)
 
 
@@ -227,9 +225,9 @@ def test_an_entry_point_is_held_to_the_same_rules(monkeypatch):
     points = [EntryPoint("shell", "os:system", "g"), EntryPoint("hub", "torch.hub:load", "g")]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     rewards = registry.Registry("reward", group="g", table={}, misfit=registry.derived_from("a.b:RewardFunction"))
-    with pytest.raises(ConfigError, match="standard library"):
+    with raises_at("", mentions="os:system"):
         rewards.resolve("shell")
-    with pytest.raises(ConfigError, match="expected a class derived from RewardFunction"):
+    with raises_at("", mentions="RewardFunction"):
         rewards.resolve("hub")
 
 

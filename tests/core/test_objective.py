@@ -25,7 +25,7 @@ def test_each_aggregation_is_its_definition(aggregation, norm, expected):
 
 
 def test_a_sum_needs_a_constant():
-    with pytest.raises(ValueError, match="requires `norm`"):
+    with pytest.raises(ValueError):
         action_weights(LENGTHS, "seq_mean_token_sum_norm")
 
 

@@ -92,7 +92,7 @@ def test_observations_of_an_episode_share_one_array_and_cannot_change_it(tiny_to
         assert part.action_ids.tolist() == [50, 51, 52, 53][:n_actions]
         assert np.shares_memory(part.action_ids, last.action_ids) or not n_actions
     for array in (last.action_ids, last.prompt_ids):
-        with pytest.raises(ValueError, match="read-only"):
+        with pytest.raises(ValueError):
             array[0] = 0
 
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.secrets import is_secret_name, masked, secret_in, secret_issues, with_values, without_secrets
 from rl4lms_like.training.config.run_config import parse_config
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks
 
 SECRET = "correct-horse-battery-staple"
@@ -66,9 +67,8 @@ def test_a_secret_in_a_config_is_a_mistake_that_does_not_show_it(args, path):
     blocks = run_blocks() | {
         "reward_fn": {"id": "python", "args": {"function": "yaml:dump", "kwargs": args, "x": args}}
     }
-    with pytest.raises(ConfigError) as caught:
+    with raises_at(f"reward_fn.args.kwargs.{path}", among_others=True) as caught:
         parse_config(blocks)
-    assert any(issue.path == f"reward_fn.args.kwargs.{path}" for issue in caught.value.issues), str(caught.value)
     assert SECRET not in str(caught.value) and "471147114711" not in str(caught.value)
     assert "hf_abc" not in str(caught.value) and RANDOM not in str(caught.value)
 
@@ -124,16 +124,16 @@ def test_a_secret_in_what_a_component_remembers_is_found(state, place, monkeypat
 def test_a_long_secret_is_not_shown_in_part_where_a_message_shortens_it():
     blocks = run_blocks()
     blocks["reward_fn"] = {"id": "increasing_numbers", "args": {"min_tokens": "hf_" + "abcdefghij" * 10}}
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("reward_fn.args.min_tokens", among_others=True) as caught:
         parse_config(blocks)
-    assert "expected a whole number" in str(caught.value) and "abcdef" not in str(caught.value)
+    assert "abcdef" not in str(caught.value)
 
 
 def test_the_value_of_an_own_token_is_recognised_wherever_it_stands(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     blocks = run_blocks()
     blocks["datapool"]["args"]["prompt"] = SECRET
-    with pytest.raises(ConfigError, match=r"datapool\.args\.prompt: looks like a secret") as caught:
+    with raises_at("datapool.args.prompt") as caught:
         parse_config(blocks)
     assert SECRET not in str(caught.value)
 
@@ -149,14 +149,14 @@ def test_a_variable_s_name_stays_in_the_config_and_its_value_reaches_the_compone
 
 
 def test_a_variable_that_is_not_set_is_named():
-    with pytest.raises(RL4LMsLikeError, match="api_key: the environment variable NOT_SET_AT_ALL is not set"):
+    with pytest.raises(RL4LMsLikeError, match=r"api_key.*NOT_SET_AT_ALL"):
         with_values({"api_key": "${NOT_SET_AT_ALL}"})
 
 
 def test_a_variable_is_not_looked_up_just_anywhere():
     blocks = run_blocks()
     blocks["tokenizer"]["model_name"] = "${MODEL}"
-    with pytest.raises(ConfigError, match=r"tokenizer\.model_name: variables are replaced in the args of"):
+    with raises_at("tokenizer.model_name"):
         parse_config(blocks)
 
 

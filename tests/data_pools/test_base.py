@@ -27,11 +27,9 @@ def test_a_pool_is_a_sequence_of_sample_and_weight():
     assert [sample.id for sample, weight in pool] == ["train_0", "train_1", "train_2"]
 
 
-def test_a_user_s_pool_passes_the_checker_and_is_prepared_by_the_registry(monkeypatch):
+def test_a_user_s_pool_passes_the_checker_and_is_prepared_by_the_registry():
     check_data_pool(Numbers, n=4)
-    monkeypatch.setattr(DATA_POOLS, "_table", dict(DATA_POOLS._table))
-    DATA_POOLS.add("numbers_of_a_test", Numbers)
-    assert len(DataPoolRegistry.get("numbers_of_a_test", {"split": "val", "n": 2})) == 2
+    assert len(DataPoolRegistry.get(f"{__name__}:Numbers", {"split": "val", "n": 2})) == 2
 
 
 def test_split_gives_consecutive_slices():
@@ -40,7 +38,7 @@ def test_split_gives_consecutive_slices():
     assert [len(first), len(second)] == [5, 3]
     assert second[0][0].id == "train_5"
     for ratios in ([0.9, 0.2], [-0.1]):
-        with pytest.raises(ValueError, match="split ratios"):
+        with pytest.raises(ValueError):
             first.split(ratios)
 
 

@@ -79,21 +79,19 @@ def test_pairs_in_tables_may_have_longer_contexts(lay):
 
 def test_contexts_that_are_too_short_are_an_error(lay):
     folder = lay({"train.txt": "hello .,hi .\n"})
-    with pytest.raises(DataPoolError, match=r"no utterance of the split 'train' has 5 before it, at most 1"):
+    with pytest.raises(DataPoolError, match=r"'train' .* 5 .* 1:"):
         DailyDialog.prepare("train", context_size=5, data_dir=folder)
 
 
 def test_what_is_wrong_is_named(lay):
     files = original("train") | {"dialogues_act_train.txt": "1 2\n4 1\n"}
-    with pytest.raises(DataPoolError, match=r"dialogues_train.txt, line 1: 3 utterances, but 2 acts and 3 emotions"):
+    with pytest.raises(DataPoolError, match=r"dialogues_train.txt, line 1: 3 .* 2 .* 3 "):
         DailyDialog.prepare("train", context_size=1, data_dir=lay(files))
     files = original("train") | {"dialogues_emotion_train.txt": "0 4 6\n0 sad\n"}
-    with pytest.raises(
-        DataPoolError, match=r"dialogues_emotion_train.txt, line 2: expected whole numbers, got '0 sad'"
-    ):
+    with pytest.raises(DataPoolError, match=r"dialogues_emotion_train.txt, line 2: .*'0 sad'"):
         DailyDialog.prepare("train", context_size=1, data_dir=lay(files))
     rows = {"val.jsonl": json.dumps(ROWS[0] | {"act": [1]})}
-    with pytest.raises(DataPoolError, match=r"val.jsonl, line 1, column 'act': expected a number for each of 3"):
+    with pytest.raises(DataPoolError, match=r"val.jsonl, line 1, column 'act': .*3"):
         DailyDialog.prepare("val", context_size=1, data_dir=lay(rows))
 
 

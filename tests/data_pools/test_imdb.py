@@ -95,6 +95,6 @@ def test_csv_labels_are_numbers(lay):
     folder = lay({"train.csv": rows, "test.csv": rows})
     check_data_pool(IMDBForSeq2Seq, data_dir=folder)
     broken = lay({"train.csv": rows.replace(",1", ",good"), "test.csv": rows}, "broken")
-    with pytest.raises(DataPoolError, match=r"train.csv, line \d+, column 'label': expected 0 or 1, got 'good'"):
+    with pytest.raises(DataPoolError, match=r"train.csv, line \d+, column 'label': .*'good'"):
         IMDBForSeq2Seq.prepare("train", data_dir=broken)
     assert isinstance(IMDB.prepare("train", data_dir=broken).samples[0], Sample)

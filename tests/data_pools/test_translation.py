@@ -56,12 +56,12 @@ def test_either_order_of_languages_names_the_configuration(hub):
     assert prompts(WMT, "val", wmt_id="wmt16", **PAIR) == ["b"]
     assert [call["name"] for call in hub.asked] == ["en-de", "de-en"]
     assert WMT.prepare("val", "de", "en").samples == [Sample("val_0", "B", ["b"])]
-    with pytest.raises(DataPoolError, match=r"cannot load 'wmt/wmt16'.*'fr-en' not found. Available: \['de-en'\]"):
+    with pytest.raises(DataPoolError, match=r"'wmt/wmt16'.*'fr-en' .*\['de-en'\]"):
         WMT.prepare("val", "en", "fr")
 
 
 def test_a_set_that_is_not_there_is_not_asked_for_twice(hub):
-    with pytest.raises(DataPoolError, match="cannot load 'me/pairs'"):
+    with pytest.raises(DataPoolError):
         WMT.prepare("train", "en", "de", wmt_id="me/pairs")
     assert len(hub.asked) == 1
 
@@ -109,9 +109,9 @@ def test_tables_with_one_column_for_both_or_one_each_are_read(lay, files):
 
 def test_what_is_wrong_is_named(lay):
     folder = lay({"train.en": "A.\nB.\n", "train.de": "A.\n", "val.jsonl": '{"translation": {"en": "A."}}'})
-    with pytest.raises(DataPoolError, match=r"train.de has 1 lines, .*train.en has more"):
+    with pytest.raises(DataPoolError, match=r"train.de .* 1 .*train.en"):
         WMT.prepare("train", "en", "de", data_dir=folder)
-    with pytest.raises(DataPoolError, match=r"val.jsonl, line 1: no column 'translation.de'"):
+    with pytest.raises(DataPoolError, match=r"val.jsonl, line 1: .*'translation.de'"):
         WMT.prepare("val", "en", "de", data_dir=folder)
     with pytest.raises(DataPoolError, match=r"train.en`, `train.de"):
         WMT.prepare("test", "fr", "en", data_dir=folder)

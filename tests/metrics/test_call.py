@@ -41,23 +41,23 @@ def test_nan_means_not_defined():
 
 
 @pytest.mark.parametrize(
-    ("results", "message"),
+    ("results", "data"),
     [
-        (None, "Reports returned NoneType"),
-        ([("f/n", 1.0)], "Reports returned list"),
-        ({"f/n": 1.0}, r"result 'f/n': expected a pair \(scores or None, score\), got 1.0"),
-        ({"f/n": ([1.0], 1.0)}, "result 'f/n': 1 scores for 2 texts"),
-        ({"f/n": ([1.0, "n/a"], 1.0)}, "result 'f/n': expected a number, got 'n/a'"),
-        ({"f/n": (None, None)}, "result 'f/n': expected a number, got None"),
-        ({"f/n": (3.0, 1.0)}, "result 'f/n': expected a list of 2 scores or None, got 3.0"),
-        (ValueError("no"), r"Reports failed on split 'val' \(2 texts\): ValueError: no"),
+        (None, "Reports .*NoneType"),
+        ([("f/n", 1.0)], "Reports .*list"),
+        ({"f/n": 1.0}, "'f/n': .* 1.0$"),
+        ({"f/n": ([1.0], 1.0)}, "'f/n': 1 .* 2 "),
+        ({"f/n": ([1.0, "n/a"], 1.0)}, "'f/n': .*'n/a'"),
+        ({"f/n": (None, None)}, "'f/n': .*None"),
+        ({"f/n": (3.0, 1.0)}, "'f/n': .* 3.0$"),
+        (ValueError("no"), "Reports .*'val' .*2 .*: ValueError: no"),
     ],
 )
-def test_anything_else_is_refused_by_name(results, message):
-    with pytest.raises(MetricError, match=message):
+def test_anything_else_is_refused_by_name(results, data):
+    with pytest.raises(MetricError, match=data):
         computed(results)
 
 
 def test_a_split_without_texts_is_refused():
-    with pytest.raises(MetricError, match="Reports: split 'test' has no texts to score"):
+    with pytest.raises(MetricError, match=r"Reports: .*'test'"):
         compute_metric(Reports({}), [], [], [], split_name="test")

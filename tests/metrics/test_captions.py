@@ -65,7 +65,7 @@ def test_the_reward_passes_its_checker_with_a_file_and_as_dependent_on_its_batch
 
 
 def test_one_text_without_a_file_is_an_error_that_names_the_way_out():
-    with pytest.raises(ValueError, match=r"always 0.*references_file.*env\.n_envs above 1, env\.reward_workers 0"):
+    with pytest.raises(ValueError, match="references_file"):
         SpiderRewardFunction(0.0, 1.0)([""], TEXTS[:1], REFERENCES[:1], [True])
 
 
@@ -81,9 +81,7 @@ def test_spice_is_only_run_where_it_counts(counted_spice):
 
 def test_a_sample_without_references_is_an_error_of_the_reward():
     without = (Sample("a", "Say it", []), Sample("b", "Say that", ["A cat."]))
-    with pytest.raises(
-        AssertionError, match=r"text 0 of .* has no references to compare with \(prompt 'Say it'"
-    ) as caught:
+    with pytest.raises(AssertionError, match=r"text 0 .*'Say it'") as caught:
         check_reward_function(SpiderRewardFunction(0.0, 1.0), without, batch_independent=False)
     assert isinstance(caught.value.__cause__, RewardError)
 
@@ -91,11 +89,12 @@ def test_a_sample_without_references_is_an_error_of_the_reward():
 def test_what_is_missing_is_said_when_the_component_is_built(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     for build in (SpiceMetric, lambda: SpiderRewardFunction(0.5, 0.5)):
-        with pytest.raises(MissingResourceError, match=r"Java 8 to 14 \(none is found\)"):
+        with pytest.raises(MissingResourceError):
             build()
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError):
         CIDERMetric(references_file=str(tmp_path / "none.txt"))
     monkeypatch.setitem(__import__("sys").modules, "spacy", None)
     for build in (CIDERMetric, lambda: SpiderRewardFunction(0.0, 0.5)):
-        with pytest.raises(MissingExtraError, match=r"rl4lms_like\[captions\]"):
+        with pytest.raises(MissingExtraError) as caught:
             build()
+        assert caught.value.extra == "captions"

@@ -54,14 +54,12 @@ def test_a_table_without_sentences_is_nan_in_the_metric_and_an_error_in_the_rewa
     scores, mean = results["table_to_text/parent_overall_f_score"]
     assert math.isnan(scores[1])
     assert mean == scores[0]
-    with pytest.raises(ValueError, match="text 1 has no final sentence"):
+    with pytest.raises(ValueError, match="text 1 "):
         PARENTRewardFunction().scores(Texts(["", ""], TEXTS[:2], [[], []], infos))
 
 
 def test_a_sample_of_another_pool_is_an_error_that_names_totto():
-    with pytest.raises(
-        AssertionError, match=r"PARENTRewardFunction failed .* the data pool 'totto' provides it"
-    ) as caught:
+    with pytest.raises(AssertionError, match="'totto'") as caught:
         check_reward_function(PARENTRewardFunction())
     assert isinstance(caught.value.__cause__, RewardError)
 
@@ -69,5 +67,6 @@ def test_a_sample_of_another_pool_is_an_error_that_names_totto():
 @pytest.mark.parametrize("component", [PARENTRewardFunction, ParentToTTo, BLEUToTTo])
 def test_without_the_extra_it_is_not_even_built(component, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
-    with pytest.raises(MissingExtraError, match=r"rl4lms_like\[lexical\]"):
+    with pytest.raises(MissingExtraError) as caught:
         component()
+    assert caught.value.extra == "lexical"

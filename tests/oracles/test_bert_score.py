@@ -95,7 +95,7 @@ def test_a_text_without_references(minilm):
         "semantic/bert_score"
     ]
     assert math.isnan(scores[1]) and overall == scores[0]
-    with pytest.raises(ValueError, match=r"no references.*prompt 'q'"):
+    with pytest.raises(ValueError, match=r"'q'"):
         REWARDS.get("bert_score", args)(["p", "q"], ["a", "b"], [["a"], []], [True, True])
     assert math.isnan(METRICS.get("bert_score", args).compute(["p"], ["a"], [[]])["semantic/bert_score"][1])
 
@@ -115,15 +115,16 @@ def test_languages_choose_the_packages_models():
 
 
 def test_what_cannot_be_is_an_error_when_it_is_built(minilm, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="num_layers is required"):
+    with pytest.raises(ValueError, match="num_layers"):
         BERTScore("en", minilm)
-    with pytest.raises(ValueError, match="no baseline"):
+    with pytest.raises(ValueError, match="baseline"):
         BERTScore("en", minilm, LAYERS, rescale_with_baseline=True)
-    with pytest.raises(ModelError, match="no folder"):
+    with pytest.raises(ModelError):
         BERTScore("en", str(tmp_path / "nowhere"), LAYERS)
     monkeypatch.setitem(__import__("sys").modules, "bert_score", None)
-    with pytest.raises(MissingExtraError, match=r"the reward 'bert_score' needs .*rl4lms_like\[semantic\]"):
+    with pytest.raises(MissingExtraError) as caught:
         REWARDS.get("bert_score")
+    assert caught.value.extra == "semantic"
 
 
 def test_rescaling_is_the_packages(minilm, monkeypatch, tmp_path):
@@ -155,5 +156,5 @@ def test_a_model_that_breaks_down_is_an_error_and_no_score(tmp_path):
     model = BERTScore("en", str(tmp_path), 1, device="cpu")
     with torch.no_grad():
         model._scorer._model.embeddings.LayerNorm.bias.fill_(float("nan"))
-    with pytest.raises(ModelError, match=r"the model of BERTScore .* returned nan"):
+    with pytest.raises(ModelError, match=r"BERTScore .*nan"):
         model.per_text(texts(["a joy"], [["the film was good"]]))

@@ -277,7 +277,7 @@ def test_a_missing_base_is_named(checkpoints, tmp_path):
     base = shutil.copytree(checkpoints["gpt2"], tmp_path / "base")
     saved = make_policy("causal", base, peft=LORA).save_model(tmp_path / "adapter")
     shutil.rmtree(base)
-    with pytest.raises(ModelError, match=r"adapter' was trained on '.*base', which does not exist"):
+    with pytest.raises(ModelError, match=str(base)):
         load_model(AutoModelForCausalLM, str(saved))
 
 
@@ -286,7 +286,7 @@ def test_an_adapter_without_the_name_of_a_base_says_so(base, checkpoints, tmp_pa
     saved = make_policy("causal", checkpoints["gpt2"], peft=LORA).save_model(tmp_path / "adapter")
     file = saved / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
-    with pytest.raises(ModelError, match="does not name its base model"):
+    with pytest.raises(ModelError, match=str(saved)):
         load_model(AutoModelForCausalLM, str(saved))
 
 
@@ -308,7 +308,7 @@ def test_an_adapter_of_another_model_is_refused(checkpoints, tmp_path):
     saved = make_policy("causal", checkpoints["gpt2"], peft=LORA).save_model(tmp_path / "adapter")
     file = saved / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(checkpoints["llama"])}))
-    with pytest.raises(ModelError, match="cannot be merged into its base"):
+    with pytest.raises(ModelError, match=str(saved)):
         load_model(AutoModelForCausalLM, str(saved))
 
 
@@ -324,26 +324,26 @@ def test_an_adapter_of_the_output_layer_is_read_through_the_model(checkpoints):
 
 @pytest.mark.parametrize(("family", "target"), [("gpt2", "lm_head"), ("gpt2", "wte"), ("t5", "shared")])
 def test_tied_weights_take_no_adapter(family, target, checkpoints):
-    with pytest.raises(ModelError, match=f"peft adds an adapter to '.*{target}', whose weights are tied"):
+    with pytest.raises(ModelError, match=target):
         make_policy(FAMILIES[family], checkpoints[family], peft={**LORA, "target_modules": [target]})
 
 
 def test_modules_that_are_not_there_are_named(checkpoints):
-    with pytest.raises(ModelError, match=r"peft does not fit the model '.*gpt2'.*nowhere"):
+    with pytest.raises(ModelError, match="nowhere"):
         make_policy("causal", checkpoints["gpt2"], peft={"target_modules": ".*nowhere"})
 
 
 @pytest.mark.parametrize(
-    ("peft", "message"),
+    ("peft", "name"),
     [
-        ({"target_modules": ["c_attn", "c_prjo"]}, r"peft\.target_modules: 'c_prjo' .*did you mean 'c_proj'\?"),
-        ({"target_modules": "all-linear", "exclude_modules": ["nope"]}, r"exclude_modules: 'nope' is not a layer"),
+        ({"target_modules": ["c_attn", "c_prjo"]}, r"peft\.target_modules: 'c_prjo' .*'c_proj'"),
+        ({"target_modules": "all-linear", "exclude_modules": ["nope"]}, "exclude_modules: 'nope'"),
         ({"target_modules": ["c_attn"], "rank_pattern": {"h.7.attn.c_attn": 2}}, r"peft\.rank_pattern: 'h\.7"),
     ],
 )
-def test_every_name_must_be_that_of_a_layer(peft, message, checkpoints):
+def test_every_name_must_be_that_of_a_layer(peft, name, checkpoints):
     """PEFT is content if one name of a list fits: a typo would leave layers without adapters."""
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=name):
         make_policy("causal", checkpoints["gpt2"], peft=peft)
 
 
@@ -356,5 +356,6 @@ def test_a_name_may_be_that_of_the_critics_layers_only(checkpoints):
 
 def test_without_peft_the_extra_is_named(checkpoints, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(MissingExtraError, match=r"rl4lms_like\[peft\]"):
+    with pytest.raises(MissingExtraError) as caught:
         make_policy("causal", checkpoints["gpt2"], peft=LORA)
+    assert caught.value.extra == "peft"

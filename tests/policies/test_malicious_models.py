@@ -58,7 +58,7 @@ def without_safetensors(folder, copy, weights, name):
 
 def test_a_model_of_pickled_weights_runs_no_code(tiny_gpt2_dir, weights, mark, tmp_path):
     folder = without_safetensors(tiny_gpt2_dir, tmp_path / "model", weights, "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot load the model"):
+    with pytest.raises(ModelError):
         load_model(auto_class_of(load_model_config(folder)), folder)
     assert not mark.exists()
 
@@ -68,7 +68,7 @@ def test_a_scorer_of_pickled_weights_runs_no_code(tiny_gpt2_dir, weights, mark, 
     with pytest.raises(ModelError):
         Classifier(folder, batch_size=1).logits(["x"])
     head = Head(str(weights), 1, "percentile", "e", "mean", False)
-    with pytest.raises(ModelError, match="cannot read the head"):
+    with pytest.raises(ModelError, match=weights.name):
         _ = head._weights
     assert not mark.exists()
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.masked import own_special_tokens
 from rl4lms_like.testing import models
 from tests.builders import MASKABLE, make_policy
+from tests.config_errors import raises_at
 from tests.policies.test_masking import maskable, moved, written
 
 
@@ -92,7 +93,7 @@ def test_a_mask_model_of_other_tokens_is_refused(tiny_gpt2_dir, tmp_path, tiny_t
     other = models.make_causal_lm("gpt2", tiny_tokenizer)
     other.resize_token_embeddings(400)
     other.save_pretrained(folder / "mask_model")
-    with pytest.raises(ModelError, match="differ in vocabulary"):
+    with pytest.raises(ModelError):
         maskable(folder)
 
 
@@ -103,17 +104,17 @@ def test_without_a_tokenizers_ids_the_models_own_special_tokens_are_allowed(tiny
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "path"),
     [
-        ({"mask_type": "learned_top_p", "top_mask": -1}, "a probability above 0 and at most 1, got -1"),
-        ({"mask_type": "learned_top_p", "top_mask": 50}, "set mask_type: learned_top_k"),
-        ({"mask_type": "learned_top_k", "top_mask": 0.9}, "set mask_type: learned_top_p"),
-        ({"mask_type": "topk", "top_mask": 0}, "a whole number of at least 1"),
-        ({"generation_kwargs": {"num_beams": 4}}, "beam search"),
+        ({"mask_type": "learned_top_p", "top_mask": -1}, "top_mask"),
+        ({"mask_type": "learned_top_p", "top_mask": 50}, "top_mask"),
+        ({"mask_type": "learned_top_k", "top_mask": 0.9}, "top_mask"),
+        ({"mask_type": "topk", "top_mask": 0}, "top_mask"),
+        ({"generation_kwargs": {"num_beams": 4}}, "generation_kwargs.num_beams"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_before_a_model_is_loaded(arguments, message):
-    with pytest.raises(ConfigError, match=message):
+def test_arguments_that_do_not_fit_are_refused_before_a_model_is_loaded(arguments, path):
+    with raises_at(path):
         make_policy_args = {"model_name": "no-such-model", "top_mask": 0.5, "mask_type": "learned_top_p", **arguments}
         MASKABLE["causal"](None, None, None, **make_policy_args)
 

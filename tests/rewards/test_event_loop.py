@@ -28,7 +28,7 @@ def test_the_first_failure_ends_the_others_even_if_they_do_not_hear_it_at_once()
     async def both():
         return await asyncio.wait_for(gathered([work_that_forgets_to_be_cancelled, failure], 2), 60)
 
-    with pytest.raises(ValueError, match="of one"):
+    with pytest.raises(ValueError):
         asyncio.run(both())
 
 

@@ -53,7 +53,7 @@ def test_nothing_generated_earns_nothing(id):
 def test_a_sample_without_references_is_named(id):
     texts = EpisodesOfTexts([Sample("a", "the prompt of a", [SENTENCE]), Sample("b", "that of b", [])], ["x", "y"])
     episodes: list[Observation] = texts.episodes
-    with pytest.raises(RewardError, match=r"text 1 of 2 has no references to compare with \(prompt 'that of b'\)"):
+    with pytest.raises(RewardError, match=r"text 1 of 2 .*'that of b'"):
         score_episodes(REWARDS.get(id, ARGS[id]), episodes)
 
 
@@ -84,7 +84,7 @@ def test_ter_goes_below_zero_for_more_edits_than_the_reference_has_words():
 
 
 def test_sacre_bleu_names_tokenizers_that_there_are():
-    with pytest.raises(ValueError, match=r"no tokenizer 'words'; it has none, zh, 13a"):
+    with pytest.raises(ValueError, match=r"'words'.*zh, 13a"):
         REWARDS.get("sacre_bleu", {"tokenize": "words"})
 
 
@@ -95,8 +95,6 @@ def test_sacre_bleu_says_how_to_get_the_model_of_a_tokenizer(monkeypatch):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU.__init__", no_network)
-    with pytest.raises(
-        MissingResourceError, match=r"model of sacrebleu's tokenizer 'flores200'.*\.sacrebleu"
-    ) as caught:
+    with pytest.raises(MissingResourceError) as caught:
         REWARDS.get("sacre_bleu", {"tokenize": "flores200"})
     assert "sacrebleu.BLEU(tokenize='flores200')" in str(caught.value)

@@ -378,10 +378,10 @@ def test_secrets_come_from_the_environment_and_are_never_shown(scorer, reward, m
 
 def test_a_secret_that_is_not_there_or_is_no_header_is_told_when_the_reward_is_built(reward, monkeypatch):
     monkeypatch.delenv("SCORER_TOKEN", raising=False)
-    with pytest.raises(ValueError, match="SCORER_TOKEN, for the header Authorization, is not set in the environment"):
+    with pytest.raises(ValueError, match=r"SCORER_TOKEN.*Authorization"):
         reward(headers_from_env={"Authorization": "SCORER_TOKEN"})
     monkeypatch.setenv("SCORER_TOKEN", "s3cr3t\nX-Other: 1")
-    with pytest.raises(ValueError, match="the value of SCORER_TOKEN cannot be a header") as caught:
+    with pytest.raises(ValueError, match="SCORER_TOKEN") as caught:
         reward(headers_from_env={"Authorization": "SCORER_TOKEN"})
     assert "s3cr3t" not in str(caught.value)
     monkeypatch.setenv("SCORER_TOKEN", " padded \n")
@@ -390,7 +390,7 @@ def test_a_secret_that_is_not_there_or_is_no_header_is_told_when_the_reward_is_b
 
 @pytest.mark.parametrize("url", ["score", "ftp://host/x", "http://", "http://user:pw@host/x", "http://host:99999/x"])
 def test_what_is_no_url_or_holds_a_password_is_refused(url):
-    with pytest.raises(ValueError, match=r"url:|Port") as caught:
+    with pytest.raises(ValueError) as caught:
         HttpReward(url)
     assert "pw" not in str(caught.value)
 
@@ -426,5 +426,5 @@ def test_a_failure_names_reward_and_sample(scorer, reward, tiny_tokenizer):
     scorer.answer = status(404, b"nothing here")
     layout = TextLayout(tiny_tokenizer, 8, 8)
     episode = Observation(SAMPLES[0], layout.encode("x"), layout.encode("yes"), 1, layout)
-    with pytest.raises(RewardError, match=r"HttpReward failed.*sample 'check_0'.*answered 404: 'nothing here'"):
+    with pytest.raises(RewardError, match=r"HttpReward .*'check_0'.*404: 'nothing here'"):
         score_episodes(reward(), [episode])

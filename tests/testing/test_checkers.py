@@ -123,7 +123,7 @@ def test_a_metric_is_checked_on_any_number_of_samples_of_ones_own():
     samples = [Sample(str(index), "a prompt", ["a reference"]) for index in range(5)]
     check_metric(Mean(), samples[:1])
     check_metric(Mean(), samples)
-    with pytest.raises(AssertionError, match="2 texts for 1 samples"):
+    with pytest.raises(AssertionError, match=r"2 .* 1 "):
         check_metric(Mean(), samples[:1], ["one", "two"])
 
 
@@ -134,67 +134,67 @@ def shortened(text: str, limit: int) -> str:
 def test_a_metric_reports_what_it_declares():
     check_metric(Mean(), keys=("family/name",))
     check_metric(ManyKeys(), keys=("family/{n}_grams", "family/mean"))
-    with pytest.raises(AssertionError, match="ManyKeys reports 'family/mean', which it does not declare"):
+    with pytest.raises(AssertionError, match=r"ManyKeys .*'family/mean'"):
         check_metric(ManyKeys(), keys=("family/{n}_grams",))
-    with pytest.raises(AssertionError, match="Mean declares 'family/other', but does not report it"):
+    with pytest.raises(AssertionError, match=r"Mean .*'family/other'"):
         check_metric(Mean(), keys=("family/name", "family/other"))
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "data"),
     [
-        (lambda text: None, "returned None for .*expected a text"),
-        (lambda text: text.splitlines()[0], "failed on the text '': IndexError"),
-        (lambda text: f"{text}{next(Pool.made)}", "returns different texts in a second call"),
+        (lambda text: None, "None"),
+        (lambda text: text.splitlines()[0], "'': IndexError"),
+        (lambda text: f"{text}{next(Pool.made)}", "second call"),
     ],
 )
-def test_bad_post_processors_are_told_why(function, message):
-    with pytest.raises(AssertionError, match=message):
+def test_bad_post_processors_are_told_why(function, data):
+    with pytest.raises(AssertionError, match=data):
         check_post_processor(function)
 
 
 @pytest.mark.parametrize(
-    ("reward", "message"),
+    ("reward", "data"),
     [
-        (SaysTerminal, "SaysTerminal is marked terminal, but returns .* although done is False"),
-        (Counts, "Counts returns different rewards for the same episodes"),
-        (Nan, "Nan returned nan for token 1 of sample 'check_0'"),
-        (Changes, "Changes changes the samples"),
-        (Locked, "Locked cannot be pickled"),
-        (Relative, "Relative returns different rewards for an episode alone"),
+        (SaysTerminal, "SaysTerminal .*done"),
+        (Counts, "Counts .*same episodes"),
+        (Nan, "Nan .*nan .* 1 .*'check_0'"),
+        (Changes, "Changes .*samples"),
+        (Locked, "Locked .*pickle"),
+        (Relative, "Relative .*alone"),
     ],
 )
-def test_bad_rewards_are_told_why(reward, message):
-    with pytest.raises(AssertionError, match=message):
+def test_bad_rewards_are_told_why(reward, data):
+    with pytest.raises(AssertionError, match=data):
         check_reward_function(reward())
 
 
 @pytest.mark.parametrize(
-    ("metric", "message"),
+    ("metric", "data"),
     [
-        (OneWordKey, "reports 'name'; names are 'family/name'"),
-        (Sorts, "Sorts changes the lists"),
-        (Divides, "Divides failed on split 'val' .*ZeroDivisionError"),
-        (ShyOfNothing, "ShyOfNothing failed on split 'val' .*an empty text"),
-        (Forgets, "returns a different 'family/name' for the same texts"),
+        (OneWordKey, "'name'"),
+        (Sorts, "Sorts .*lists"),
+        (Divides, "Divides .*'val' .*ZeroDivisionError"),
+        (ShyOfNothing, "ShyOfNothing .*'val' .*an empty text"),
+        (Forgets, "'family/name'"),
     ],
 )
-def test_bad_metrics_are_told_why(metric, message):
-    with pytest.raises(AssertionError, match=message):
+def test_bad_metrics_are_told_why(metric, data):
+    with pytest.raises(AssertionError, match=data):
         check_metric(metric())
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "data"),
     [
-        ("ids", "ids occur more than once"),
-        ("number", "sample 0: the id is 3, not text"),
-        ("random", "a second call of prepare\\(\\) gives other samples"),
-        ("references", "references are 'text', not a list"),
-        ("list", "prepare\\(\\) returned list, not a TextGenPool"),
-        ("empty", "Pool, split 'train': there are no samples"),
+        ("ids", "ids"),
+        ("number", "sample 0: .*3"),
+        ("random", "second call"),
+        ("references", "references .*'text'"),
+        ("list", "list, .*TextGenPool"),
+        ("empty", "Pool, .*'train'"),
     ],
 )
-def test_bad_pools_are_told_why(fault, message):
-    with pytest.raises(AssertionError, match=message):
+def test_bad_pools_are_told_why(fault, data):
+    with pytest.raises(AssertionError, match=data):
         check_data_pool(Pool, fault=fault)

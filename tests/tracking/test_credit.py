@@ -234,7 +234,7 @@ def test_many_short_texts_are_thinned_evenly(report):
     [{"rank": "first"}, {"tokens": None}, {"kl": [1.0]}, {"special": 3, "tokens": ["", "", "", ""]}],
 )
 def test_a_file_that_is_something_else_is_named(report, damage):
-    with pytest.raises(RL4LMsLikeError, match=r"token_credit\.jsonl was not written by a run"):
+    with pytest.raises(RL4LMsLikeError, match=r"token_credit\.jsonl"):
         report(line(1, episode() | damage))
 
 

@@ -197,7 +197,7 @@ def test_a_run_folder_of_rl4lms_is_read_too(tmp_path):
 
 
 def test_a_folder_without_a_run_and_a_broken_file_are_errors(tmp_path, tracker):
-    with pytest.raises(RL4LMsLikeError, match="not a run folder"):
+    with pytest.raises(RL4LMsLikeError, match=str(tmp_path)):
         write_report(tmp_path)
     (tracker.run_path / "val_split_metrics.jsonl").write_text("not json\n")
     with pytest.raises(RL4LMsLikeError, match=r"val_split_metrics\.jsonl"):

@@ -160,8 +160,9 @@ def test_an_unreachable_wandb_is_named_and_the_run_goes_on(tmp_path, monkeypatch
 
 def test_a_missing_package_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match=r"rl4lms_like\[wandb\]"):
+    with pytest.raises(MissingExtraError) as caught:
         Tracker(tmp_path, {}, "p", "e", wandb_log=True, quiet=True)
+    assert caught.value.extra == "wandb"
     assert not list(tmp_path.iterdir())
 
 

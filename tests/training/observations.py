@@ -260,18 +260,34 @@ def table_lines(made: Made) -> int:
     return sum(line.startswith("| ") for line in out.getvalue().splitlines())
 
 
-def event_files(made: Made) -> list[Any]:
-    """Where a run is asked to write what TensorBoard reads."""
-    from rl4lms_like.tracking import base
-    from rl4lms_like.training import run
+class TrackerReachedError(Exception):
+    """Ends a run where it would start to write."""
 
-    asked: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_services", lambda wandb, folder: asked.append(folder) or [])
-        trainer = SimpleNamespace(train_and_eval=lambda: None)
-        patch.setattr(run, "_assembled", lambda config: (lambda *args: trainer, lambda: None))
+
+def at_the_tracker(made: Made, observe: Callable[[dict[str, Any]], Any]) -> Any:
+    """What is observed when a run creates its tracker, from the tracker's arguments."""
+    from rl4lms_like.tracking import base
+    from rl4lms_like.training import assemble, run
+    from rl4lms_like.training.supervised import assemble as supervised
+
+    found: list[Any] = []
+
+    def tracker(*_: Any, **given: Any) -> None:
+        found.append(observe(given))
+        raise TrackerReachedError
+
+    unused = SimpleNamespace(env=SimpleNamespace(close=lambda: None))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrackerReachedError):
+        patch.setattr(base, "Tracker", tracker)
+        patch.setattr(assemble, "assemble", lambda config: unused)
+        patch.setattr(supervised, "assemble_supervised", lambda config: unused)
         run.train_config(made.run.config, base_path_to_store_results=made.folder, quiet=True)
-    return asked
+    return found[0]
+
+
+def event_files(made: Made) -> Any:
+    """Where a run is asked to write what TensorBoard reads."""
+    return at_the_tracker(made, lambda given: given["tensorboard_log"])
 
 
 def files_of(folder: Path) -> dict[str, Any]:
@@ -321,11 +337,7 @@ def after_a_nan(made: Made) -> Any:
 
 def deterministic(made: Made) -> bool:
     """Whether torch is asked for deterministic operations while it trains."""
-    from rl4lms_like.training import run
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "_train", lambda *args, **kwargs: torch.are_deterministic_algorithms_enabled())
-        return bool(run.train_config(made.run.config, base_path_to_store_results=made.folder))
+    return at_the_tracker(made, lambda given: torch.are_deterministic_algorithms_enabled())
 
 
 SICK = {

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import ConfigError, MetricError, MissingExtraError, MissingResourceError, NotReadyError
+from rl4lms_like.core.errors import MetricError, MissingExtraError, MissingResourceError, NotReadyError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.metrics.call import compute_metrics
@@ -17,6 +17,7 @@ from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks, supervised_blocks
 
 
@@ -49,29 +50,23 @@ def lacking(monkeypatch):
 def test_everything_that_is_missing_is_said_at_once_and_each_thing_once(lacking):
     with pytest.raises(NotReadyError) as caught:
         build_components(parse_config(lacking))
-    first, *lines = str(caught.value).splitlines()
-    assert first == "4 components cannot be built:"
-    assert lines == [
-        "  reward_fn, train_evaluation.metrics.1: needs the words, which is missing: get words. "
-        "Without a network: copy words",
-        "  train_evaluation.metrics.2: needs the package 'pack': pip install 'rl4lms_like[lexical]'",
-        "  train_evaluation.metrics.3: needs the package 'pack': pip install 'rl4lms_like[semantic]'",
-        "  all packages at once: pip install 'rl4lms_like[lexical,semantic]'",
-    ]
+    paths = [f"train_evaluation.metrics.{index}" for index in (1, 2, 3)]
+    assert list(caught.value.errors) == ["reward_fn", *paths]
+    assert f"reward_fn, {paths[0]}: " in str(caught.value) and str(caught.value).count("get words") == 1
+    assert "rl4lms_like[lexical,semantic]" in str(caught.value)
 
 
 def test_one_thing_is_said_by_its_own_error(lacking):
     lacking["reward_fn"] = {"id": "sentiment"}
     del lacking["train_evaluation"]["metrics"][2:]
-    with pytest.raises(MissingResourceError, match="the words"):
+    with pytest.raises(MissingResourceError):
         build_components(parse_config(lacking))
 
 
 def test_what_a_constructor_refuses_is_a_mistake_of_the_config(lacking):
     lacking["reward_fn"] = {"id": "regex", "args": {"pattern": "("}}
-    with pytest.raises(ConfigError, match="is not a valid regular expression") as caught:
+    with raises_at("reward_fn.args", among_others=True, mentions="'('") as caught:
         build_components(parse_config(lacking))
-    assert caught.value.issues[0].path == "reward_fn.args"
     assert len(caught.value.issues) > 1, "with all that is lacking"
 
 
@@ -86,10 +81,9 @@ def test_a_data_pool_says_what_it_lacks_with_the_others(lacking, monkeypatch, tm
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "datasets" else find_spec(name))
     lacking["datapool"] = {"id": "commongen"}
-    with pytest.raises(
-        NotReadyError, match=r"datapool: needs the package 'datasets': pip install 'rl4lms_like\[data\]'"
-    ):
+    with pytest.raises(NotReadyError) as caught:
         build_components(parse_config(lacking))
+    assert caught.value.errors["datapool"].extra == "data"
     lacking["datapool"]["args"] = {"data_dir": str(tmp_path)}  # a local copy needs no hub
     with pytest.raises(NotReadyError) as caught:
         build_components(parse_config(lacking))
@@ -127,11 +121,8 @@ def named(*metrics):
 
 
 def test_two_metrics_that_report_the_same_are_a_mistake_in_the_config():
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("train_evaluation.metrics.2", mentions="train_evaluation.metrics.0"):
         parse_config(named({"id": "distinct_n"}, {"id": "length"}, {"id": "diversity"}))
-    (issue,) = caught.value.issues
-    assert issue.path == "train_evaluation.metrics.2"
-    assert "reports 'diversity_metrics/distinct-1', as train_evaluation.metrics.0 (distinct_n) does" in issue.message
 
 
 def test_a_name_tells_them_apart():
@@ -147,7 +138,7 @@ def test_a_name_tells_them_apart():
 
 def test_two_metrics_of_one_name_are_a_mistake_too():
     twice = [{"id": "sentiment", "args": {"include_prompt": value}, "name": "a"} for value in (True, False)]
-    with pytest.raises(ConfigError, match="semantic/sentiment/a"):
+    with raises_at("train_evaluation.metrics.1", mentions="semantic/sentiment/a"):
         parse_config(named(*twice))
 
 
@@ -164,7 +155,7 @@ def test_metrics_of_ones_own_that_report_the_same_stop_the_evaluation():
         def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
             return {"mine/score": (None, 1.0)}
 
-    with pytest.raises(MetricError, match="Mine and Mine both report 'mine/score'"):
+    with pytest.raises(MetricError, match=r"Mine .*Mine .*'mine/score'"):
         compute_metrics([Mine(), Mine()], ["a"], ["b"], [[]])
     assert set(compute_metrics([Mine(), NamedMetric(Mine(), "b")], ["a"], ["b"], [[]])) == {
         "mine/score",

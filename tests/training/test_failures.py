@@ -12,6 +12,7 @@ from rl4lms_like.core.errors import ComponentError, ConfigError, DataPoolError, 
 from rl4lms_like.core.import_paths import use_code_from
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.run import resume, train_config
+from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
 
 HERE = "tests.training.failing"
@@ -21,11 +22,11 @@ def run(config, folder):
     return train_config(parse_config(config), base_path_to_store_results=folder, experiment_name="run", quiet=True)
 
 
-@pytest.mark.parametrize(("what", "message"), [("raise", "the_missing_key"), ("nan", "nan"), ("text", "text")])
-def test_a_reward_that_fails_in_the_third_iteration(what, message, tiny_config, tmp_path):
+@pytest.mark.parametrize(("what", "datum"), [("raise", "the_missing_key"), ("nan", "nan"), ("text", "text")])
+def test_a_reward_that_fails_in_the_third_iteration(what, datum, tiny_config, tmp_path):
     tiny_config["env"]["args"]["terminate_on_eos"] = False
     tiny_config["reward_fn"] = {"id": f"{HERE}:Late", "args": {"after": 8, "what": what}}
-    with pytest.raises(RewardError, match=rf"(?s)Late.*{message}"):
+    with pytest.raises(RewardError, match=rf"(?s)Late.*{datum}"):
         run(tiny_config, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"
     assert len((folder / "rollout_info.jsonl").read_text("utf-8").splitlines()) == 2
@@ -37,7 +38,7 @@ def test_a_reward_that_fails_in_the_third_iteration(what, message, tiny_config, 
 def test_the_texts_that_a_reward_failed_on_are_kept_until_the_run_goes_on(tiny_config, tmp_path):
     tiny_config["reward_fn"] = {"id": f"{HERE}:Late", "args": {"after": 8, "what": "raise"}}
     tiny_config["env"]["args"]["terminate_on_eos"] = False
-    with pytest.raises(RewardError, match=r"(?s)Late .*\nThe 4 texts of the failed batch are in .*failed_batch\.json$"):
+    with pytest.raises(RewardError):
         run(tiny_config, tmp_path)
     file = tmp_path / "rl4lm_exps" / "run" / "failed_batch.json"
     failed = json.loads(file.read_text("utf-8"))
@@ -53,7 +54,7 @@ def test_the_texts_that_a_reward_failed_on_are_kept_until_the_run_goes_on(tiny_c
 
 def test_a_metric_that_exits_does_not_end_the_run_as_if_it_were_done(tiny_config, tmp_path):
     tiny_config["train_evaluation"]["metrics"] = [{"id": f"{HERE}:Broken"}]
-    with pytest.raises(MetricError, match=r"Broken failed on split 'val' \(6 texts\): SystemExit: 0"):
+    with pytest.raises(MetricError):
         run(tiny_config, tmp_path)
     texts = json.loads((tmp_path / "rl4lm_exps" / "run" / "failed_batch.json").read_text("utf-8"))["texts"]
     assert len(texts) == 6 and texts[0].keys() >= {"sample_id", "prompt_text", "generated_text", "references"}
@@ -72,22 +73,20 @@ def test_a_reward_that_changes_the_current_folder_does_not_move_the_run(tiny_con
 def test_a_reward_that_hangs_ends_the_run_by_name(tiny_config, tmp_path):
     tiny_config["reward_fn"] = {"id": f"{HERE}:Hangs"}
     tiny_config["env"]["reward_timeout"] = 0.3
-    message = r"Hangs failed on token \d of sample '\d' .*: TimeIsUp: not done within 0\.3 s \(env\.reward_timeout\)"
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RewardError, match=r"Hangs .*TimeIsUp: .*0\.3 s"):
         run(tiny_config, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["dummy", "subproc"])
 def test_a_timeout_that_would_do_nothing_is_a_mistake(kind, tiny_config):
     tiny_config["env"] |= {"vec_env": kind, "reward_timeout": 3, "reward_workers": 1}
-    with pytest.raises(ConfigError) as error:
+    with raises_at("env.reward_workers", "env.reward_timeout"):
         parse_config(tiny_config)
-    assert [issue.path for issue in error.value.issues] == ["env.reward_workers", "env.reward_timeout"]
 
 
 def test_a_reward_with_too_few_values(tiny_config, tmp_path):
     tiny_config["reward_fn"] = {"id": f"{HERE}:TooFew"}
-    with pytest.raises(RewardError, match=r"TooFew.*3.*4|TooFew.*4.*3"):
+    with pytest.raises(RewardError, match=r"TooFew.* 3 .* 4"):
         run(tiny_config, tmp_path)
 
 
@@ -122,28 +121,28 @@ def test_a_damaged_model_folder_is_named(broken, tiny_config, tiny_gpt2_dir, tmp
 
 def test_a_pool_without_its_file_is_named(tiny_config, tmp_path):
     tiny_config["datapool"] = {"id": "jsonl", "args": {"path": "0", "prompt_column": "text"}}
-    with pytest.raises(DataPoolError, match="the split 'train' of the data pool 'jsonl': cannot read 0: No such file"):
+    with pytest.raises(DataPoolError, match=r"'train' .*'jsonl': .* 0:"):
         run(tiny_config, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("what", "data"),
     [
-        ("exit", "could not be prepared: SystemExit: 0"),
-        ("nothing", "could not be prepared: TypeError"),
-        ("texts", r"has \('a text', 1\.0\); expected pairs \(Sample, weight"),
-        ("no list", "has .*'train_0'.*; expected pairs \(Sample, .* the references are a list"),
+        ("exit", ": SystemExit: 0"),
+        ("nothing", ": TypeError"),
+        ("texts", r"\('a text', 1\.0\)"),
+        ("no list", "'train_0'"),
     ],
 )
-def test_a_pool_that_exits_or_has_no_samples_is_named(what, message, tiny_config, tmp_path):
+def test_a_pool_that_exits_or_has_no_samples_is_named(what, data, tiny_config, tmp_path):
     tiny_config["datapool"] = {"id": f"{HERE}:Samples", "args": {"what": what}}
-    with pytest.raises(DataPoolError, match=f"the split 'train' of the data pool '{HERE}:Samples' {message}"):
+    with pytest.raises(DataPoolError, match=f"'train' .*'{HERE}:Samples' .*{data}"):
         run(tiny_config, tmp_path)
 
 
 def test_a_component_that_exits_when_it_is_made_is_named(tiny_config, tmp_path):
     tiny_config["reward_fn"] = {"id": f"{HERE}:Exits"}
-    with pytest.raises(ComponentError, match=f"reward '{HERE}:Exits' could not be built: SystemExit: 0"):
+    with pytest.raises(ComponentError, match=f"'{HERE}:Exits' .*: SystemExit: 0"):
         run(tiny_config, tmp_path)
 
 
@@ -153,13 +152,13 @@ def test_a_module_that_exits_when_it_is_imported_is_named(tiny_config, tmp_path,
     monkeypatch.setenv("RL4LMS_LIKE_CODE", "")
     use_code_from(tmp_path)
     tiny_config["reward_fn"] = {"id": "a_script_that_exits:Reward"}
-    with pytest.raises(ConfigError, match="cannot import the reward 'a_script_that_exits:Reward': SystemExit: 0"):
+    with raises_at("reward_fn.id", mentions="SystemExit: 0"):
         run(tiny_config, tmp_path)
 
 
 def test_a_state_that_cannot_be_asked_for_is_named(tiny_config, tmp_path):
     tiny_config["reward_fn"] = {"id": f"{HERE}:Forgets"}
-    with pytest.raises(ComponentError, match=r"the state_dict\(\) of Forgets failed: KeyError: 'forgotten'"):
+    with pytest.raises(ComponentError, match=r"Forgets .*: KeyError: 'forgotten'"):
         run(tiny_config, tmp_path)
 
 
@@ -170,7 +169,7 @@ def test_half_of_a_surrogate_pair_in_the_samples_is_kept_as_it_is(tiny_config, t
     (first, *_) = json.loads((folder / "epoch_0_val_split_predictions.json").read_text("utf-8"))
     assert first["ref_text"] == "<START-1>half a pair \ud83d<END-1>"
     tiny_config["reward_fn"] = {"id": f"{HERE}:TooFew"}
-    with pytest.raises(RewardError, match=r"TooFew .*\n.*failed_batch\.json"):
+    with pytest.raises(RewardError):
         run(tiny_config, tmp_path / "failed")
     failed = json.loads((tmp_path / "failed" / "rl4lm_exps" / "run" / "failed_batch.json").read_text("utf-8"))
     assert failed["texts"][0]["meta_info"] == {"half": "\udfff"}
@@ -213,13 +212,13 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tiny_config, tmp_path, tin
     tokenizer.add_tokens([f"<extra_{i}>" for i in range(9)])
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     tiny_config["tokenizer"]["model_name"] = str(tmp_path / "tokenizer")
-    with pytest.raises(ModelError, match=r"329 tokens, the model .* only 320"):
+    with pytest.raises(ModelError, match=r"329 .* 320"):
         run(tiny_config, tmp_path)
 
 
 def test_prompts_and_responses_must_fit_the_models_positions(tiny_config, tmp_path):
     tiny_config["env"]["args"]["max_prompt_length"] = 125
-    with pytest.raises(ConfigError, match="128 positions, prompt and response together may need 133"):
+    with raises_at("env.args", mentions="133"):
         run(tiny_config, tmp_path)
 
 
@@ -230,30 +229,24 @@ def test_what_only_torch_and_transformers_know_is_said_before_weights_are_read(t
     tiny_config["device"] = "quantum"
     tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_token"] = 3
     tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["eos_token_id"] = 3
-    with pytest.raises(ConfigError) as error:
+    paths = [f"alg.policy.args.generation_kwargs.{key}" for key in ("max_new_token", "eos_token_id")]
+    with raises_at(*paths, "device", mentions="'max_new_tokens'"):
         run(tiny_config, tmp_path)
-    paths = [issue.path for issue in error.value.issues]
-    assert paths == [f"alg.policy.args.generation_kwargs.{key}" for key in ("max_new_token", "eos_token_id")] + [
-        "device"
-    ]
-    assert "did you mean 'max_new_tokens'" in str(error.value)
 
 
 def test_settings_that_would_have_no_effect_are_issues(tiny_config, tmp_path):
     tiny_config["alg"]["kl_div"]["coeff"] = 0
     tiny_config["alg"]["policy"]["args"]["optimizer_kwargs"] = {"lr": 1, "weight_decay": 0.5, "eps": 1e-6}
-    with pytest.raises(ConfigError) as error:
+    place = "alg.policy.args.optimizer_kwargs"
+    with raises_at("alg.kl_div", f"{place}.lr", f"{place}.weight_decay", mentions="target_kl"):
         run(tiny_config, tmp_path)
-    assert len(error.value.issues) == 3
-    for message in ("optimizer_kwargs.lr", "optimizer_kwargs.weight_decay", "target_kl has no effect"):
-        assert message in str(error.value)
 
 
 def test_an_empty_prompt_is_found_before_the_model_loads(tiny_config, tmp_path, monkeypatch):
     """A decoder-only model has nothing to go on from; GPT-2's tokenizer puts nothing before an empty text."""
     tiny_config["datapool"]["args"]["prompt"] = ""
     monkeypatch.setattr("rl4lms_like.training.assemble.build_alg", None)
-    with pytest.raises(DataPoolError, match=r"prompts of 6 samples of 'train' are empty .*endoftext"):
+    with pytest.raises(DataPoolError, match=r" 6 .*'train' "):
         run(tiny_config, tmp_path)
 
 

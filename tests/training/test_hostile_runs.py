@@ -27,6 +27,7 @@ from rl4lms_like.training.config.run_config import load_config, parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming.resume import log_resume_hint, resumption
 from rl4lms_like.training.run import train_config
+from tests.config_errors import raises_at
 
 SECRET = "correct-horse-battery-staple"
 OWN_TOKEN = "the-token-of-whoever-runs-this"
@@ -113,7 +114,7 @@ class Keeps(Judge):
 
 def test_a_reward_that_remembers_its_secret_is_refused_before_anything_is_saved(judged, tmp_path):
     judged["reward_fn"]["id"] = f"{__name__}:Keeps"
-    with pytest.raises(RewardError, match=r"state\['api_key'\] .*secret") as caught:
+    with pytest.raises(RewardError, match=r"'api_key'") as caught:
         train_config(parse_config(judged), base_path_to_store_results=tmp_path)
     refuse_secrets(str(caught.value).encode(), "the error")
     for path, content in texts_below(tmp_path).items():
@@ -170,7 +171,7 @@ def test_an_error_cannot_steer_a_terminal_either(judged, tmp_path, capsys):
 @pytest.mark.parametrize("option", ["project_name", "experiment_name"])
 def test_a_run_s_names_lead_nowhere_but_below_the_results(tiny_config, tmp_path, option, name):
     results = tmp_path / "deep" / "results"
-    with pytest.raises(ConfigError, match=f"{option}: expected the name of a folder in"):
+    with raises_at(option):
         train_config(parse_config(tiny_config), base_path_to_store_results=results, **{option: name})
     assert list(tmp_path.iterdir()) == []
 
@@ -262,7 +263,7 @@ class Shuffled(TextGenPool):
 
 def test_a_reward_s_failure_is_still_named(judged, tmp_path):
     judged["reward_fn"]["args"]["fails"] = True
-    with pytest.raises(RewardError, match="Judge failed on a batch of 4"):
+    with pytest.raises(RewardError, match=r"Judge .* 4,"):
         train_config(parse_config(judged), base_path_to_store_results=tmp_path)
 
 

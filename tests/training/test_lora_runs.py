@@ -17,6 +17,7 @@ from rl4lms_like.training.estimates.memory import estimate_memory
 from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.run import train_config
 from tests.builders import make_policy
+from tests.config_errors import raises_at
 
 pytest.importorskip("peft")
 
@@ -77,18 +78,15 @@ def test_a_field_that_lora_does_not_have_is_a_mistake(peft, key, message, tiny_c
 def test_contradictions_are_issues(tiny_config):
     args = policy_args(tiny_config)
     args |= {"critic": "shared", "critic_model": "./nowhere", "merge_on_save": True}
-    with pytest.raises(ConfigError) as caught:
+    place = "alg.policy.args"
+    with raises_at(f"{place}.critic_model", f"{place}.critic_model", f"{place}.merge_on_save", mentions="'./nowhere'"):
         parse_config(tiny_config)
-    found = [f"{issue.path} {issue.message}" for issue in caught.value.issues]
-    assert any("critic_model there is no folder" in text for text in found)
-    assert any("critic_model is the network of a separate critic" in text for text in found)
-    assert any("merge_on_save there are no adapters to merge" in text for text in found)
 
 
 def test_what_only_peft_knows_is_found_before_a_model_loads(tiny_config, monkeypatch):
     policy_args(tiny_config)["peft"] = {"target_modules": "all-linear", "layers_to_transform": [0]}
     monkeypatch.setattr("rl4lms_like.training.assemble.load_model_config", None)
-    with pytest.raises(ConfigError, match=r"alg\.policy\.args\.peft: `layers_to_transform` cannot be used"):
+    with raises_at("alg.policy.args.peft", mentions="`layers_to_transform`"):
         assemble(parse_config(tiny_config))
 
 
@@ -96,14 +94,15 @@ def test_a_missing_peft_is_found_before_a_model_loads(tiny_config, monkeypatch):
     policy_args(tiny_config)["peft"] = {}
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     monkeypatch.setattr("rl4lms_like.training.assemble.load_model_config", None)
-    with pytest.raises(MissingExtraError, match=r"rl4lms_like\[peft\]"):
+    with pytest.raises(MissingExtraError) as caught:
         assemble(parse_config(tiny_config))
+    assert caught.value.extra == "peft"
 
 
 def test_a_critic_with_too_few_positions_is_a_mistake(tiny_config, tiny_tokenizer, tmp_path):
     short = models.make_causal_lm("gpt2", tiny_tokenizer, n_positions=16)
     policy_args(tiny_config)["critic_model"] = str(models.save_model(tmp_path / "short", short, tiny_tokenizer))
-    with pytest.raises(ConfigError, match="the critic has 16 positions"):
+    with raises_at("env.args", mentions="16"):
         assemble(parse_config(tiny_config))
 
 

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import ComponentError, ConfigError
+from rl4lms_like.core.errors import ComponentError
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run
 from rl4lms_like.training.run import train_config
 from rl4lms_like.training.supervised import assemble as assembling
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks, supervised_blocks
 
 PLACE = "alg.generation_kwargs.post_processing_fn"
@@ -67,29 +68,26 @@ def test_metrics_and_predictions_see_what_the_function_makes_of_the_texts(tiny_g
 def test_a_function_that_fails_is_told_before_a_model_is_loaded(tiny_gpt2_dir, monkeypatch):
     monkeypatch.setattr(assembling, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     blocks = blocks_with({"id": f"{__name__}:broken"}, tiny_gpt2_dir)
-    with pytest.raises(ComponentError, match=r"post-processor broken failed .*no texts today"):
+    with pytest.raises(ComponentError, match=r"broken .*no texts today"):
         assembling.assemble_supervised(parse_config(blocks))
 
 
 @pytest.mark.parametrize(
-    ("post", "message"),
+    ("post", "path"),
     [
-        (
-            {"id": "three_sentence_sumary"},
-            f"{PLACE}.id: unknown post-processor .*did you mean 'three_sentence_summary'",
-        ),
-        ({"id": "three_sentence_summary", "arg": {}}, f"{PLACE}.arg: unknown key; did you mean 'args'"),
-        ({"id": f"{__name__}:bracketed", "args": {"widht": 3}}, f"{PLACE}.args.widht: .*did you mean 'width'"),
-        ({"id": f"{__name__}:bracketed", "args": {"text": "x"}}, f"{PLACE}.args.text: unknown key"),
-        ({"id": f"{__name__}:PLACE"}, f"{PLACE}.id: .*is not a valid post-processor"),
-        ({"args": {}}, f"{PLACE}: expected null or a mapping with id"),
-        ("three_sentence_summary", f"{PLACE}: expected null or a mapping with id"),
+        ({"id": "three_sentence_sumary"}, f"{PLACE}.id"),
+        ({"id": "three_sentence_summary", "arg": {}}, f"{PLACE}.arg"),
+        ({"id": f"{__name__}:bracketed", "args": {"widht": 3}}, f"{PLACE}.args.widht"),
+        ({"id": f"{__name__}:bracketed", "args": {"text": "x"}}, f"{PLACE}.args.text"),
+        ({"id": f"{__name__}:PLACE"}, f"{PLACE}.id"),
+        ({"args": {}}, PLACE),
+        ("three_sentence_summary", PLACE),
     ],
 )
-def test_mistakes_are_found_with_the_config(post, message):
+def test_mistakes_are_found_with_the_config(post, path):
     blocks = supervised_blocks()
     blocks["alg"]["generation_kwargs"]["post_processing_fn"] = post
-    with pytest.raises(ConfigError, match=message):
+    with raises_at(path):
         parse_config(blocks)
 
 
@@ -99,10 +97,10 @@ def test_the_catalogues_function_is_taken():
     assert parse_config(blocks).alg.generation_kwargs["post_processing_fn"]["id"] == "three_sentence_summary"
 
 
-@pytest.mark.parametrize("place", ["policy", "evaluation"])
-def test_an_rl_run_has_none_and_says_so(place):
+@pytest.mark.parametrize("path", ["alg.policy.args", "train_evaluation"])
+def test_an_rl_run_has_none_and_says_so(path):
     blocks = run_blocks()
-    holder = blocks["alg"]["policy"]["args"] if place == "policy" else blocks["train_evaluation"]
+    holder = blocks["train_evaluation"] if path == "train_evaluation" else blocks["alg"]["policy"]["args"]
     holder["generation_kwargs"] = {"do_sample": True, "post_processing_fn": {"id": "three_sentence_summary"}}
-    with pytest.raises(ConfigError, match=r"generation_kwargs\.post_processing_fn: is only for supervised runs"):
+    with raises_at(f"{path}.generation_kwargs.post_processing_fn"):
         parse_config(blocks)

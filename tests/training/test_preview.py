@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from rl4lms_like.core.errors import ConfigError, DataPoolError, ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import DataPoolError, ModelError, RL4LMsLikeError
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.training import assemble as training_assemble
@@ -13,13 +13,14 @@ from rl4lms_like.training.assemble import assemble, load_model_config
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.settings import response_length
 from rl4lms_like.training.preview import preview
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks, supervised_blocks
 
 
 def test_arguments_of_generate_are_checked():
     blocks = run_blocks()
     blocks["alg"]["policy"]["args"]["generation_kwargs"]["max_new_token"] = 3
-    with pytest.raises(ConfigError, match=r"generation_kwargs.max_new_token: .*did you mean 'max_new_tokens'"):
+    with raises_at("alg.policy.args.generation_kwargs.max_new_token", mentions="'max_new_tokens'"):
         list(preview(parse_config(blocks)))
 
 
@@ -27,7 +28,7 @@ def test_arguments_of_the_optimizer_are_checked():
     blocks = run_blocks()
     for kwargs in ({"momentum": 0.9}, {"eps": "tiny"}, {"betas": [2, 3]}):
         blocks["alg"]["policy"]["args"]["optimizer_kwargs"] = kwargs
-        with pytest.raises(ConfigError, match=r"alg.policy.args.optimizer_kwargs: torch's AdamW does not accept them"):
+        with raises_at("alg.policy.args.optimizer_kwargs"):
             list(preview(parse_config(blocks)))
     blocks["alg"] |= {"id": "a2c", "args": {}}
     blocks["alg"]["policy"]["args"]["optimizer_kwargs"] = {"momentum": 0.9}
@@ -52,31 +53,21 @@ def test_mistakes_of_settings_models_and_data_are_reported_together(on):
     blocks["env"]["args"]["max_prompt_length"] = 200
     blocks["alg"]["policy"]["args"]["generation_kwargs"]["no_such_setting"] = 1
     blocks["reward_fn"] = {"id": "rouge", "args": {"rouge_type": "rouge1"}}
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("alg.policy.args.generation_kwargs.no_such_setting", "env.args", "reward_fn"):
         list(preview(parse_config(blocks)))
-    assert [issue.path for issue in caught.value.issues] == [
-        "alg.policy.args.generation_kwargs.no_such_setting", "env.args", "reward_fn"
-    ]  # fmt: skip
 
 
 def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(on, tiny_t5_dir):
     assert "fit: " in "\n".join(preview(parse_config(on())))
     family = on(model=tiny_t5_dir, critic_model=str(tiny_t5_dir))
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("alg.policy.args.model_name", "alg.policy.args.critic_model"):
         list(preview(parse_config(family)))
-    assert [issue.path for issue in caught.value.issues] == [
-        "alg.policy.args.model_name",
-        "alg.policy.args.critic_model",
-    ]
-    for key, value, message in (
-        ("max_prompt_length", 200, "env.args: the model has 128 positions, prompt and response together may need 220"),
-        ("max_prompt_length", None, "env.args.max_prompt_length: the tokenizer has no length limit"),
-    ):
+    for value, path in ((200, "env.args"), (None, "env.args.max_prompt_length")):
         blocks = on()
-        blocks["env"]["args"][key] = value
-        with pytest.raises(ConfigError, match=message) as caught:
+        blocks["env"]["args"]["max_prompt_length"] = value
+        with raises_at(path) as caught:
             list(preview(parse_config(blocks)))
-        with pytest.raises(ConfigError) as trained:
+        with raises_at(path) as trained:
             assemble(parse_config(blocks))
         assert trained.value.issues == caught.value.issues
 
@@ -110,9 +101,8 @@ def test_a_supervised_model_that_lacks_weights_is_refused_by_check(tiny_gpt2_dir
 def test_no_memory_is_estimated_for_lengths_that_the_model_does_not_have(on):
     blocks = on()
     blocks["env"]["args"]["max_prompt_length"] = 2**31
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("env.args"):
         list(preview(parse_config(blocks)))
-    assert [issue.path for issue in caught.value.issues] == ["env.args"]
 
 
 def test_episodes_are_no_longer_than_their_default_limit(on, tiny_t5_dir):
@@ -126,7 +116,7 @@ def test_episodes_are_no_longer_than_their_default_limit(on, tiny_t5_dir):
 def test_a_family_that_a_supervised_model_is_not_of_is_told_by_check(tiny_gpt2_dir):
     blocks = supervised_blocks()
     blocks["alg"]["model_name"] = blocks["tokenizer"]["model_name"] = str(tiny_gpt2_dir)
-    with pytest.raises(ConfigError, match=r"alg.model_type: .* is a causal model: write causal"):
+    with raises_at("alg.model_type", among_others=True, mentions="causal"):
         list(preview(parse_config(blocks)))
 
 
@@ -139,14 +129,14 @@ def test_a_device_that_is_elsewhere_is_not_a_mistake_of_the_file():
 def test_a_device_that_is_none_on_any_machine_is_told_with_its_key(place, device):
     blocks = run_blocks()
     (blocks if place == "device" else blocks["alg"]["args"])["device"] = device
-    with pytest.raises(ConfigError, match=f"{place}: expected auto, cpu, cuda, cuda:1 or the like, got '{device}'"):
+    with raises_at(place, mentions=f"'{device}'"):
         list(preview(parse_config(blocks)))
 
 
 def test_a_supervised_runs_device_is_told_by_check_where_no_machine_has_it(tiny_gpt2_dir):
     blocks = supervised_blocks()
-    for device, detail in [("CPU", "expected auto, cpu"), ("cuda:1", "uses the first visible GPU")]:
-        with pytest.raises(ConfigError, match=f"device: .*{detail}"):
+    for device in ("CPU", "cuda:1"):
+        with raises_at("device", among_others=True):
             list(preview(parse_config(blocks | {"device": device})))
 
 
@@ -196,7 +186,7 @@ class Broken(TextGenPool):
 
 
 def test_a_pool_that_cannot_be_prepared_is_told_by_check(on):
-    with pytest.raises(DataPoolError, match="could not be prepared: ValueError: it is broken"):
+    with pytest.raises(DataPoolError, match="ValueError: it is broken"):
         list(preview(parse_config(on() | {"datapool": {"id": f"{__name__}:Broken"}})))
 
 
@@ -212,9 +202,8 @@ def test_a_reward_that_needs_references_refuses_samples_without_them_before_weig
     blocks = on() | {"datapool": rows, "reward_fn": reward}
     blocks["train_evaluation"]["metrics"] = [{"id": "exact_match"}, {"id": "length"}]
     for checked in (assemble, lambda config: list(preview(config))):
-        with pytest.raises(ConfigError, match=r"6 of 30 samples of 'train' lack .the first is 'train_0'") as caught:
+        with raises_at("reward_fn", mentions="'train_0'"):
             checked(parse_config(blocks))
-        assert [issue.path for issue in caught.value.issues] == ["reward_fn"]
 
 
 @pytest.mark.parametrize("metric", [
@@ -226,9 +215,8 @@ def test_a_reward_that_needs_references_refuses_samples_without_them_before_weig
 def test_a_metric_that_needs_references_refuses_splits_without_any(on, metric):
     blocks = on()
     blocks["train_evaluation"]["metrics"] = [{"id": "length"}, {"id": "length"}, metric]
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("train_evaluation.metrics.2"):
         assemble(parse_config(blocks))
-    assert [issue.path for issue in caught.value.issues] == ["train_evaluation.metrics.2"]
 
 
 def test_what_needs_no_references_is_not_refused(on):

@@ -17,6 +17,7 @@ from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.training.config.binding import build_component, with_defaults
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks
 
 OWN = '''
@@ -129,7 +130,7 @@ def built(id, args=None):
 def mistakes_of(id, args=None):
     with pytest.raises(ConfigError) as caught:
         parsed(id, args)
-    return [str(issue) for issue in caught.value.issues]
+    return [issue.path for issue in caught.value.issues]
 
 
 def test_combine_builds_its_parts_first_and_names_them_by_their_ids():
@@ -164,14 +165,11 @@ def test_every_mistake_inside_is_told_with_its_place():
         {"id": "sentiment", "weight": float("inf"), "name": "last"},
     ]
     place = "reward_fn.args.rewards"
-    reported = mistakes_of("combine", {"rewards": rewards})
-    assert reported[:3] == [
-        f"{place}.0.weigt: unknown key; did you mean 'weight'?",
-        f"{place}.0.args.min_tokns: unknown key; did you mean 'min_tokens'?",
-        f"{place}.0.args.min_tokens: missing; expected a whole number",
-    ]
-    assert reported[3].startswith(f"{place}.1: unknown reward 'sentimental'; did you mean 'sentiment'?")
-    assert [message.partition(":")[0] for message in reported[4:]] == [
+    assert mistakes_of("combine", {"rewards": rewards}) == [
+        f"{place}.0.weigt",
+        f"{place}.0.args.min_tokns",
+        f"{place}.0.args.min_tokens",
+        f"{place}.1",
         f"{place}.2.id",
         f"{place}.3.args",
         f"{place}.4",
@@ -180,10 +178,8 @@ def test_every_mistake_inside_is_told_with_its_place():
         f"{place}.6.weight",
         f"{place}.5.name",
     ]
-    assert mistakes_of("combine") == [
-        f"{place}: missing; expected a list, each a mapping with the keys id, args, weight, name"
-    ]
-    assert mistakes_of("combine", {"rewards": {"id": "sentiment"}})[0].startswith(f"{place}: expected a list, got")
+    assert mistakes_of("combine") == [place]
+    assert mistakes_of("combine", {"rewards": {"id": "sentiment"}}) == [place]
 
 
 def test_parts_are_shown_complete_and_parse_to_the_same_run():
@@ -210,8 +206,7 @@ def test_parts_are_shown_complete_and_parse_to_the_same_run():
 )
 def test_any_reward_takes_a_shaping_function(shaping):
     if shaping in ("increasing_numbers", {"id": "increasing_numbers"}):
-        path = "reward_fn.args.shaping_fn.args.min_tokens"
-        assert mistakes_of("sentiment", {"shaping_fn": shaping}) == [f"{path}: missing; expected a whole number"]
+        assert mistakes_of("sentiment", {"shaping_fn": shaping}) == ["reward_fn.args.shaping_fn.args.min_tokens"]
         return
     reward = built("sentiment", {"include_prompt": False, "shaping_fn": shaping})
     parts = [(part.name, part.weight, type(part.reward)) for part in reward.parts]
@@ -221,8 +216,8 @@ def test_any_reward_takes_a_shaping_function(shaping):
 
 def test_a_shaping_function_that_is_unknown_is_told():
     for shaping, where in (("sentimental", "shaping_fn"), ({"id": "sentimental"}, "shaping_fn.id")):
-        (reported,) = mistakes_of("sentiment", {"shaping_fn": shaping})
-        assert reported.startswith(f"reward_fn.args.{where}: unknown reward 'sentimental'; did you mean 'sentiment'?")
+        with raises_at(f"reward_fn.args.{where}", mentions="'sentiment'"):
+            parsed("sentiment", {"shaping_fn": shaping})
     assert type(built("sentiment", {"shaping_fn": None})) is SentimentReward
 
 
@@ -241,18 +236,12 @@ def test_a_wrapper_of_ones_own_gets_the_object(own):
     assert isinstance(reward.inner, SentimentReward) and not reward.inner.include_prompt and reward.by == 4.0
     nested = built("own_rewards:Halved", {"inner": {"id": "own_rewards:Halved", "args": {"inner": "sentiment"}}})
     assert isinstance(nested.inner.inner, SentimentReward)
-    assert mistakes_of("own_rewards:Halved") == [
-        "reward_fn.args.inner: missing; expected a RewardFunction, or a BatchedRewardFunction"
-    ]
-    path = "reward_fn.args.inner.args.include_promt"
-    reported = mistakes_of("own_rewards:Halved", {"inner": {"id": "sentiment", "args": {"include_promt": 1}}})
-    assert reported == [f"{path}: unknown key; did you mean 'include_prompt'?"]
-    assert mistakes_of("own_rewards:Halved", {"inner": None})[0].startswith(
-        "reward_fn.args.inner: expected a mapping with the keys id, args; got null"
-    )
-    assert mistakes_of("own_rewards:Halved", {"inner": {"id": "sentiment", "arg": {}}}) == [
-        "reward_fn.args.inner.arg: unknown key; did you mean 'args'?"
-    ]
+    assert mistakes_of("own_rewards:Halved") == ["reward_fn.args.inner"]
+    with raises_at("reward_fn.args.inner.args.include_promt", mentions="'include_prompt'"):
+        parsed("own_rewards:Halved", {"inner": {"id": "sentiment", "args": {"include_promt": 1}}})
+    assert mistakes_of("own_rewards:Halved", {"inner": None}) == ["reward_fn.args.inner"]
+    with raises_at("reward_fn.args.inner.arg", mentions="'args'"):
+        parsed("own_rewards:Halved", {"inner": {"id": "sentiment", "arg": {}}})
 
 
 def test_lists_mappings_and_dataclasses_may_hold_rewards(own):
@@ -273,17 +262,11 @@ def test_lists_mappings_and_dataclasses_may_hold_rewards(own):
 
 
 def test_a_reward_of_the_wrong_kind_is_told(own):
-    reported = mistakes_of("own_rewards:Rules", {"rules": [{"reward": "sentiment"}], "judge": "sentences_with_dates"})
-    assert reported == [
-        "reward_fn.args.rules.0.reward: expected a RewardFunction; 'sentiment' is a BatchedRewardFunction",
-        "reward_fn.args.judge: expected a BatchedRewardFunction; 'sentences_with_dates' is a RewardFunction",
-    ]
-    (reported,) = mistakes_of(
-        "own_rewards:Rules", {"rules": [], "judge": {"id": "sentiment", "args": {"shaping_fn": "sentences_with_dates"}}}
-    )
-    assert reported.startswith(
-        "reward_fn.args.judge.id: expected a BatchedRewardFunction; 'sentiment' is a combination"
-    )
+    with raises_at("reward_fn.args.rules.0.reward", "reward_fn.args.judge", mentions="BatchedRewardFunction"):
+        parsed("own_rewards:Rules", {"rules": [{"reward": "sentiment"}], "judge": "sentences_with_dates"})
+    shaped = {"id": "sentiment", "args": {"shaping_fn": "sentences_with_dates"}}
+    with raises_at("reward_fn.args.judge.id", mentions="BatchedRewardFunction"):
+        parsed("own_rewards:Rules", {"rules": [], "judge": shaped})
 
 
 def test_a_metric_may_hold_a_reward():
@@ -295,14 +278,15 @@ def test_a_metric_may_hold_a_reward():
     assert isinstance(built_metric, PassAtK) and built_metric.k == [1, 2]
     assert isinstance(built_metric.scorer, MathEqualReward) and built_metric.scorer.rel_tol == 0.01
     metric["args"]["scorer"] = "increasing_numbers"
-    with pytest.raises(ConfigError, match=r"metrics\.0\.args\.scorer: expected a BatchedRewardFunction"):
+    place = "train_evaluation.metrics.0.args.scorer"
+    with raises_at(place, f"{place}.args.min_tokens"):
         parse_config(blocks)
 
 
 def test_an_inner_reward_that_cannot_be_built_is_named_with_its_place():
-    with pytest.raises(ComponentError, match=r"reward 'regex' \(args.rewards.1 of the reward 'combine'\) could not be"):
+    with pytest.raises(ComponentError, match=r"'regex' .*args.rewards.1 .*'combine'"):
         built("combine", {"rewards": ["sentiment", {"id": "regex", "args": {"pattern": "("}}]})
-    with pytest.raises(ComponentError, match=r"reward 'regex' \(args.shaping_fn of the reward 'sentiment'\) could"):
+    with pytest.raises(ComponentError, match=r"'regex' .*args.shaping_fn .*'sentiment'"):
         built("sentiment", {"shaping_fn": {"id": "regex", "args": {"pattern": "("}}})
 
 
@@ -314,8 +298,9 @@ def test_a_missing_extra_of_an_inner_reward_says_what_to_install(tmp_path, monke
     monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
     args = {"rewards": [{"id": "needs_extra:Reward", "args": {"x": 1}}]}
     assert parsed("combine", args).reward_fn.args["rewards"][0]["args"] == {"x": 1}
-    with pytest.raises(MissingExtraError, match=r"pip install 'rl4lms_like\[lexical\]'"):
+    with pytest.raises(MissingExtraError) as caught:
         built("combine", args)
+    assert caught.value.extra == "lexical"
 
 
 def test_a_default_of_null_may_be_said_whatever_the_type_says(own):
@@ -327,27 +312,26 @@ def test_a_default_of_null_may_be_said_whatever_the_type_says(own):
 
 
 def test_names_of_rewards_are_text(own):
-    reported = mistakes_of("own_rewards:Rules", {"rules": [], "more": {1: "sentiment"}})
-    assert reported == ["reward_fn.args.more: keys must be text: put 1 in quotes"]
-    (reported,) = mistakes_of("combine", {"rewards": [{"id": "sentiment", "name": ""}]})
-    assert reported == "reward_fn.args.rewards.0.name: expected text or null, got ''"
+    assert mistakes_of("own_rewards:Rules", {"rules": [], "more": {1: "sentiment"}}) == ["reward_fn.args.more"]
+    nameless = {"rewards": [{"id": "sentiment", "name": ""}]}
+    assert mistakes_of("combine", nameless) == ["reward_fn.args.rewards.0.name"]
 
 
 def test_a_misspelt_shaping_fn_is_recognised(own):
-    assert mistakes_of("sentiment", {"shaping": "sentiment"}) == [
-        "reward_fn.args.shaping: unknown key; did you mean 'shaping_fn'?"
-    ]
-    assert mistakes_of("own_rewards:OwnShaping", {"x": 1}) == ["reward_fn.args.x: unknown key; known: shaping_fn"]
+    with raises_at("reward_fn.args.shaping", mentions="'shaping_fn'"):
+        parsed("sentiment", {"shaping": "sentiment"})
+    with raises_at("reward_fn.args.x", mentions="shaping_fn"):
+        parsed("own_rewards:OwnShaping", {"x": 1})
 
 
 def test_what_is_no_reward_or_metric_is_told_before_it_is_built(own):
-    no_reward = "'own_rewards:NoReward' is not a valid reward: its class is not derived from RewardFunction or Batched"
-    assert mistakes_of("own_rewards:NoReward")[0].startswith(f"reward_fn.id: {no_reward}")
-    reported = mistakes_of("combine", {"rewards": ["own_rewards:NoReward"]})
-    assert reported[0].startswith(f"reward_fn.args.rewards.0: {no_reward}")
+    with raises_at("reward_fn.id", mentions="RewardFunction"):
+        parsed("own_rewards:NoReward")
+    with raises_at("reward_fn.args.rewards.0", mentions="RewardFunction"):
+        parsed("combine", {"rewards": ["own_rewards:NoReward"]})
     blocks = run_blocks()
     blocks["train_evaluation"]["metrics"] = [{"id": "own_rewards:TakesAnything"}]
-    with pytest.raises(ConfigError, match="'own_rewards:TakesAnything' is not a valid metric"):
+    with raises_at("train_evaluation.metrics.0.id"):
         parse_config(blocks)
 
 

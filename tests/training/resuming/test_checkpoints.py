@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from rl4lms_like.cli import main
 from rl4lms_like.core.component_state import not_json
-from rl4lms_like.core.errors import CheckpointError, ConfigError, RewardError, RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, RewardError, RL4LMsLikeError
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking import run_folder
@@ -30,6 +30,7 @@ from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption
 from rl4lms_like.training.resuming.states import load_random, random_state
 from rl4lms_like.training.run import resume
 from rl4lms_like.training.trainer import OnPolicyTrainer
+from tests.config_errors import raises_at
 from tests.training.resuming.test_resume import Stateful, StoppedError, blocks, files_of, started, stop_after
 
 N_DAMAGES = 40
@@ -219,7 +220,7 @@ def test_a_run_whose_checkpoints_are_on_another_disk_deletes_its_own_alone(tmp_p
         "iteration_00002", "iteration_00003.partial", "iteration_00005"
     ]  # fmt: skip
     assert {path: path.read_bytes() for path in kept} == kept
-    with pytest.raises(FileExistsError, match="iteration_00002"):
+    with pytest.raises(FileExistsError):
         written(base, 2)
     left = disk / f"iteration_00006.{mark_in(base)}.partial"
     left.mkdir()
@@ -253,9 +254,10 @@ def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest
         monkeypatch.setattr(checkpoints.os, "replace", full)
     elif first == "tensors":
         monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError) as caught:
         state = TrainingState({"trainer": {"iteration": 2}}, {"a": torch.ones(2)})
         write_checkpoint(base, 2, state, full if first == "model" else save_nothing)
+    assert caught.value.errno == errno.ENOSPC
     assert list(base.iterdir()) == [before]
     read_checkpoint(before)
 
@@ -331,14 +333,14 @@ def test_all_ways_to_name_a_run_lead_to_it(run, way, monkeypatch, tmp_path):
 def test_the_model_of_a_run_that_ended_early_is_no_checkpoint_and_the_way_out_is_said(run):
     shutil.copytree(run / "checkpoints" / "iteration_00004", run / "checkpoints" / "interrupted_00004")
     (run / "checkpoints" / "interrupted_00004" / checkpoints.MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"not a checkpoint that can be resumed\nan older one is intact"):
+    with pytest.raises(CheckpointError, match=str(run / "checkpoints" / "iteration_00004")):
         resumption(run / "checkpoints" / "interrupted_00004")
 
 
 def test_what_a_command_line_asks_for_and_cannot_get_is_said(run, capsys):
     assert main(["train", "--resume", str(run), "--experiment_name", "new"]) == 2
     assert "--experiment_name: a run resumes in its own folder" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"train_evaluation\.n_iters: 3, but iteration_00004 has already completed 4"):
+    with raises_at("train_evaluation.n_iters", mentions="iteration_00004"):
         resumption(run, ["train_evaluation.n_iters=3"])
 
 
@@ -354,7 +356,7 @@ def test_a_config_that_was_edited_by_hand_is_shown_as_differences(run):
     config = json.loads((run / "config.json").read_text())
     config["alg"]["args"]["learning_rate"] = 0.5
     (run / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"learning_rate: 0\.001 in the run, 0\.5 now"):
+    with raises_at("alg.args.learning_rate", mentions="0.5"):
         resumption(run)
 
 
@@ -368,7 +370,7 @@ def test_other_samples_under_the_same_name_are_refused(run, monkeypatch):
         return [(copy.replace(s, references=["other"]) if hasattr(copy, "replace") else _other(s), w) for s, w in pool]
 
     monkeypatch.setattr(assemble, "build_datapool", changed)
-    with pytest.raises(CheckpointError, match="samples of the data pool are not those of the run"):
+    with pytest.raises(CheckpointError, match="data pool"):
         resume(run, quiet=True)
 
 
@@ -385,9 +387,9 @@ def test_a_refused_second_process_changes_no_file(run):
     before = (run / "config.json").read_bytes()
     lock = hold(run)
     try:
-        with pytest.raises(RL4LMsLikeError, match="another process"):
+        with pytest.raises(RL4LMsLikeError, match=str(run)):
             resume(run, overrides=["train_evaluation.n_iters=9"], quiet=True)
-        with pytest.raises(RL4LMsLikeError, match="another process"):
+        with pytest.raises(RL4LMsLikeError, match=str(run)):
             started_again(run)
     finally:
         lock.release()
@@ -430,7 +432,7 @@ def test_checkpoints_that_may_not_be_changed_are_named(run, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
     monkeypatch.setattr(type(run), "unlink", refused)
-    with pytest.raises(CheckpointError, match=r"iteration_00004.*read-only.*permissions"):
+    with pytest.raises(CheckpointError, match=r"iteration_00004"):
         checkpoints.delete_later(run / "checkpoints", 2)
 
 
@@ -450,7 +452,7 @@ def test_a_disk_that_refuses_the_lock_file_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(run_folder.FileLock, "acquire", refused)
-    with pytest.raises(RL4LMsLikeError, match="cannot write to the run folder"):
+    with pytest.raises(RL4LMsLikeError, match=str(tmp_path)):
         hold(tmp_path)
 
 
@@ -510,7 +512,7 @@ def test_parts_of_rewards_and_metrics_remember(vec_env, tmp_path, monkeypatch, t
 def test_a_reward_whose_state_json_would_change_is_named_before_training(tmp_path, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
     mapping["reward_fn"] = {"id": f"{__name__}:Forgetful"}
-    with pytest.raises(RewardError, match=r"state\['counts'\] has the key 1, which is not a string"):
+    with pytest.raises(RewardError, match=r"'counts'.* 1,"):
         started(mapping, tmp_path)
 
 

@@ -20,7 +20,6 @@ from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming.resume import find_unfinished
 from rl4lms_like.training.resuming.states import ResumePoint
 from rl4lms_like.training.run import resume, train_config
-from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.conftest import REPOSITORY
 from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
 
@@ -211,8 +210,8 @@ def test_a_run_without_a_checkpoint_is_left_alone_and_the_first_that_fits_is_tak
 
 
 def test_a_run_that_was_killed_before_its_first_iteration_begins_again_in_its_folder(mapping, whole, tmp_path):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(OnPolicyTrainer, "_iterate", lambda *arguments: (_ for _ in ()).throw(SystemExit))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 0, "rollout")
         patch.setattr(ResumePoint, "rescue", lambda *arguments: None)  # as by SIGKILL
         started(mapping, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "run"

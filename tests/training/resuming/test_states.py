@@ -20,6 +20,11 @@ class Accelerator:
     def set_rng_state(self, state: torch.Tensor, device: int = 0) -> None:
         self.generators[device].set_state(state)
 
+    def is_initialized(self) -> bool:
+        return True
+
+    is_available = is_initialized  # asked of `torch.backends.mps`
+
     def draws(self) -> list[float]:
         return [torch.rand(1, generator=generator).item() for generator in self.generators]
 
@@ -31,10 +36,18 @@ class SeveralDevices(Accelerator):
         return [generator.get_state() for generator in self.generators]
 
 
+def use(device: Accelerator, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.get_device_module
+    monkeypatch.setattr(torch, "get_device_module", lambda name: device if name == kind else original(name))
+    if kind == "mps":
+        monkeypatch.setattr(torch, "mps", device)
+        monkeypatch.setattr(torch.backends, "mps", device)
+
+
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
 def test_the_generators_of_an_accelerator_go_on(kind, monkeypatch):
     device = Accelerator(1) if kind == "mps" else SeveralDevices(2)
-    monkeypatch.setattr(states, "_devices", lambda: {kind: device})
+    use(device, kind, monkeypatch)
     tensors, numbers = states.random_state()
     expected = device.draws()
     states.load_random(numbers, {name.removeprefix("random."): tensor for name, tensor in tensors.items()})
@@ -47,6 +60,6 @@ def test_the_generators_of_an_accelerator_go_on(kind, monkeypatch):
 def test_a_state_of_another_machine_leaves_the_accelerator_as_it_is(monkeypatch):
     tensors, numbers = states.random_state()
     device = SeveralDevices(1)
-    monkeypatch.setattr(states, "_devices", lambda: {"cuda": device})
+    use(device, "cuda", monkeypatch)
     states.load_random(numbers, {name.removeprefix("random."): tensor for name, tensor in tensors.items()})
     assert device.draws() == SeveralDevices(1).draws()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.core.errors import ModelError
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
@@ -16,6 +16,7 @@ from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.preview import preview
 from rl4lms_like.training.run import train_config
 from rl4lms_like.training.small_models import embedded
+from tests.config_errors import raises_at
 from tests.training.configs import run_blocks, supervised_blocks
 
 NAMES = {"causal": "embedded/gpt2-digits", "seq2seq": "embedded/t5-digits"}
@@ -109,24 +110,23 @@ def test_unknown_names_are_mistakes_wherever_they_stand(blocks, tmp_path, monkey
         {"id": "length"},
         {"id": "reference_perplexity", "args": {"model_name": "embedded/x"}},
     ]
-    with pytest.raises(ConfigError) as error:
+    metric = "train_evaluation.metrics.1.args.model_name"
+    with raises_at("tokenizer.model_name", metric, mentions="'embedded/gpt2-films'"):
         parse_config(blocks)
-    first, second = error.value.issues
-    assert first.path == "tokenizer.model_name"
-    assert first.message.endswith("did you mean 'embedded/gpt2-films'?")
-    assert second.path == "train_evaluation.metrics.1.args.model_name"
-    assert "there are embedded/gpt2-numbers" in second.message
+    blocks["tokenizer"]["model_name"] = "embedded/gpt2-films"
+    with raises_at(metric, mentions="embedded/gpt2-numbers"):
+        parse_config(blocks)
 
 
 def test_an_unknown_model_of_a_command_is_named():
-    with pytest.raises(ModelError, match="did you mean 'embedded/gpt2-films'"):
+    with pytest.raises(ModelError, match="'embedded/gpt2-films'"):
         generate_texts("embedded/gpt2-film", ["1"])
 
 
 def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="set RL4LMS_LIKE_HOME to another folder"):
+    with pytest.raises(ModelError, match="RL4LMS_LIKE_HOME"):
         embedded.embedded_model(NAMES["causal"])
 
 
@@ -141,7 +141,7 @@ def test_a_model_that_another_user_keeps_to_himself_is_named_with_the_way_out(ho
         return original(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(ModelError, match=r"Permission denied.*set RL4LMS_LIKE_HOME to another folder"):
+    with pytest.raises(ModelError, match=r"Permission denied.*RL4LMS_LIKE_HOME"):
         embedded.embedded_model(NAMES["causal"])
 
 
@@ -160,7 +160,7 @@ def test_a_model_may_be_read_by_whom_other_new_files_may_be(tmp_path, monkeypatc
 def test_without_a_home_the_way_out_is_named(monkeypatch):
     monkeypatch.delenv("RL4LMS_LIKE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody_has_this_name/cache")
-    with pytest.raises(ModelError, match="is unknown; set RL4LMS_LIKE_HOME"):
+    with pytest.raises(ModelError, match="RL4LMS_LIKE_HOME"):
         embedded.embedded_model(NAMES["causal"])
 
 

@@ -18,6 +18,7 @@ from rl4lms_like.training.resuming.resume import find_unfinished
 from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.supervised import trainer as supervised
 from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer
+from tests.config_errors import raises_at
 from tests.training.resuming.test_checkpoints import fit_manifest, spoil
 from tests.training.resuming.test_resume import StoppedError
 from tests.training.supervised.test_trainer import six_steps
@@ -211,7 +212,7 @@ def test_what_a_checkpoint_keeps_is_as_asked(tmp_path, tiny_gpt2_dir):
     found = sorted((folder / "checkpoints").iterdir())
     assert [path.name for path in found] == ["checkpoint-4", "checkpoint-6"]
     assert not [path for path in found if (path / TENSORS).exists()]
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+    with pytest.raises(CheckpointError):
         resume(folder, quiet=True)
 
 
@@ -239,12 +240,9 @@ def run(whole, tmp_path):
 
 
 def test_a_changed_config_is_refused_with_the_differences(run):
-    with pytest.raises(ConfigError) as caught:
-        resume(run, overrides=["alg.training_args.learning_rate=0.1", "alg.training_args.num_train_epochs=4"])
-    assert [str(issue) for issue in caught.value.issues] == [
-        "alg.training_args.num_train_epochs: the learning rate is linear over the run, so its length cannot change",
-        "alg.training_args.learning_rate: 0.01 in the run, 0.1 now; it affects results and cannot change on resuming",
-    ]
+    changed = {"alg.training_args.learning_rate": 0.1, "alg.training_args.num_train_epochs": 4}
+    with raises_at(*changed, mentions="0.01"):
+        resume(run, overrides=[f"{path}={value}" for path, value in changed.items()])
 
 
 def test_a_longer_run_needs_a_constant_learning_rate(tmp_path, tiny_gpt2_dir):
@@ -255,7 +253,7 @@ def test_a_longer_run_needs_a_constant_learning_rate(tmp_path, tiny_gpt2_dir):
     found = files_of(resume(folder, overrides=["alg.training_args.num_train_epochs=3"], quiet=True))
     assert found["model/model.safetensors"] == expected["model/model.safetensors"]
     assert found["training_info.jsonl"] == expected["training_info.jsonl"]
-    with pytest.raises(ConfigError, match=r"num_train_epochs: 1, but checkpoint-\d+ has already completed"):
+    with raises_at("alg.training_args.num_train_epochs"):
         resume(folder, overrides=["alg.training_args.num_train_epochs=1"], quiet=True)
 
 
@@ -267,7 +265,7 @@ def test_another_base_under_the_adapters_is_refused(tmp_path, tiny_gpt2_dir, mon
     folder = stopped(blocks("causal", model, alg={"peft": {"r": 2}}), tmp_path, 3, monkeypatch)
     weights = {name: weight + 0.01 for name, weight in load_file(model / "model.safetensors").items()}
     save_file(weights, model / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match="not trained"):
+    with pytest.raises(CheckpointError, match=folder.name):
         resume(folder, quiet=True)
 
 
@@ -276,7 +274,7 @@ def test_a_best_checkpoint_that_is_gone_is_said(tmp_path, tiny_gpt2_dir, monkeyp
     variant = VARIANTS["the best of regular checkpoints"] | {"save_total_limit": None}
     folder = stopped(blocks("causal", tiny_gpt2_dir, **variant), tmp_path, 4, monkeypatch)
     shutil.rmtree(folder / "checkpoints" / "checkpoint-2")
-    with pytest.raises(CheckpointError, match=r"the best checkpoint so far, .*checkpoint-2, is missing"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-2"):
         resume(folder, quiet=True)
 
 
@@ -311,7 +309,7 @@ def test_a_flipped_bit_is_refused_and_the_older_one_offered(run):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     older = run / "checkpoints" / "checkpoint-4"
-    with pytest.raises(CheckpointError, match=f"an older one is intact: --resume {older}"):
+    with pytest.raises(CheckpointError, match=str(older)):
         resume(run, quiet=True)
     assert resume(older, quiet=True) == run
     read_checkpoint(run / "checkpoints" / "checkpoint-6")
