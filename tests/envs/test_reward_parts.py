@@ -53,7 +53,7 @@ def make(tiny_tokenizer, samples):
         env = make_vec_env(
             kind,
             N_ENVS,
-            workers,
+            **({"reward_workers": workers} if workers else {}),
             tokenizer=tiny_tokenizer,
             reward_function=reward,
             samples=samples[:1],

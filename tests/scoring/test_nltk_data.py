@@ -55,7 +55,7 @@ def test_wordnet_knows_synonyms_irregular_forms_and_lexicographers(language_data
 
 
 def test_what_lexnames_says_is_what_manual_pages_say():
-    rows = [row.split("\t") for row in nltk_data._lexnames_table().splitlines()]
+    rows = [row.split("\t") for row in nltk_data._LEXNAMES.splitlines()]
     assert [int(number) for number, _, _ in rows] == list(range(45))
     assert rows[0] == ["00", "adj.all", "3"]
     assert rows[2] == ["02", "adv.all", "4"]
@@ -138,7 +138,7 @@ def test_a_zipped_wordnet_of_nltk_is_read_as_it_is(installed, nowhere):
     """NLTK's downloader leaves `corpora/wordnet.zip`, without a folder next to it."""
     (nowhere / "corpora").mkdir()
     with zipfile.ZipFile(nowhere / "corpora" / "wordnet.zip", "w") as archive:
-        archive.writestr("wordnet/lexnames", nltk_data._lexnames_table())
+        archive.writestr("wordnet/lexnames", nltk_data._LEXNAMES)
         for file in (*installed.glob("index.*"), *installed.glob("data.*"), *installed.glob("*.exc")):
             archive.write(file, f"wordnet/{file.name}")
     nltk_data.require_wordnet("the test")
