@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -278,13 +279,25 @@ def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) 
         id: name of the algorithm in messages.
     """
     needs, critic = getattr(algorithm, "needs_critic", True), policy_arguments.get("critic")
+    patterns = policy_arguments.get("critic_frozen") or []
+    if needs and patterns and critic == "shared":
+        return [ConfigIssue("critic_frozen", "is for a separate critic; set critic to 'separate', or remove it")]
+    for index, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
+        try:
+            re.compile(str(pattern))
+        except re.error as error:
+            return [ConfigIssue(f"critic_frozen.{index}", f"{pattern!r} is not a regular expression: {error}")]
     if needs and critic == "none":
         return [
             ConfigIssue("critic", f"{id} learns values: choose separate or shared, or an algorithm without a critic")
         ]
     if needs:
         return []
-    keys = [key for key in ("critic", "critic_model") if policy_arguments.get(key) not in (None, "none")]
+    keys = [
+        key
+        for key in ("critic", "critic_model", "critic_frozen")
+        if policy_arguments.get(key) not in (None, "none", [])
+    ]
     return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in keys]
 
 
@@ -310,9 +323,11 @@ def combination_issues(
     if band is not None:
         message = "has no effect with ratio_band, which replaces clipping; remove one of them"
         issues += [
-            ConfigIssue(key, message) for key in ("clip_range", "clip_range_high", "dual_clip") if given.get(key)
+            ConfigIssue(key, message)
+            for key in ("clip_range", "clip_range_high", "dual_clip")
+            if given.get(key) not in (None, defaults.get(key))
         ]
-    if given.get("nll_threshold") is not None and not values.get("nll_coef"):
+    if given.get("nll_threshold") not in (None, defaults.get("nll_threshold")) and not values.get("nll_coef"):
         issues.append(ConfigIssue("nll_threshold", "has no effect with nll_coef: 0"))
     return issues
 

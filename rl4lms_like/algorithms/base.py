@@ -27,6 +27,7 @@ from rl4lms_like.algorithms.arguments import (
     critic_issues,
     value_issues,
 )
+from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
@@ -44,7 +45,7 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Distance from 1 above which the first probability ratio of an update causes a warning."""
 
 
-class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[misc]
+class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """Base class of the library's algorithms.
 
     Args:
@@ -91,6 +92,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             raise ConfigError(issues, source="arguments and policy_kwargs")
         self._n_updates = 0
         self.n_iterations = 0
+        pretrain = options.critic_pretrain
+        self.pretraining = None if pretrain is None else CriticPretrainer(self, pretrain)
         self.guard = StepGuard(options.non_finite)
         super().__init__(
             policy,
@@ -111,7 +114,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             max_grad_norm=math.inf if options.max_grad_norm is None else options.max_grad_norm,
             use_sde=options.use_sde,
             sde_sample_freq=options.sde_sample_freq,
-            policy_kwargs=_filled(policy_kwargs or {}, self._policy_defaults()),
+            policy_kwargs=_filled(policy_kwargs or {}, self._policy_defaults(policy_kwargs or {})),
             tensorboard_log=options.tensorboard_log,
             verbose=options.verbose,
             seed=options.seed,
@@ -120,8 +123,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             _init_setup_model=_init_setup_model,
         )
 
-    def _policy_defaults(self) -> dict[str, Any]:
-        """Return the algorithm's defaults for policy arguments."""
+    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the algorithm's defaults for policy arguments; those in `given` take precedence."""
         return {} if self.arguments.needs_critic else {"critic": "none"}
 
     @abstractmethod
@@ -138,7 +141,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             passes = max(n_epochs, self._critic_epochs)
             for minibatch in update.minibatches(self.rollout_buffer, passes, self.batch_size, self._step_done):
                 if update.epoch > n_epochs:
-                    update.steps.append(self._critic_step(minibatch))
+                    update.steps.append(self.critic_step(minibatch))
                 elif not self._step(minibatch, update.steps):
                     break
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
@@ -200,7 +203,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self.loss_norm))
         return minibatch
 
-    def _critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Take a gradient step of the critic only; with `critic: shared` of its head, since the trunk is the policy's.
 
         The optimizer skips the policy's parameters, because they have no gradients.
@@ -305,13 +308,34 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the number of skipped steps."""
         state = {**super().training_state(), "left_out": self.guard.state_dict()}
-        return state | ({"n_iterations": self.n_iterations} if self.arguments.critic_only_iterations else {})
+        if self.arguments.critic_only_iterations:
+            state["n_iterations"] = self.n_iterations
+        if self.pretraining is not None:
+            state["critic_pretraining"] = self.pretraining.state_dict()
+        return state
 
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `training_state`."""
         super().load_training_state(state)
         self.guard.load_state_dict(state["left_out"])
         self.n_iterations = state.get("n_iterations", 0)
+        if self.pretraining is not None:
+            self.pretraining.load_state_dict(state["critic_pretraining"])
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "pretraining"]
+
+    @property
+    def has_sampled(self) -> bool:
+        """True once the environment has been used, for training or for pretraining the critic."""
+        return super().has_sampled or bool(self.pretraining and self.pretraining.explained)
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        """Collect a rollout; before the first one, pretrain the critic if that is requested and not done yet."""
+        if self.pretraining is not None and not self.num_timesteps:
+            for _ in self.pretraining.rollouts():
+                pass
+        return super().collect_rollouts(*args, **kwargs)
 
     # --- learning rates and log -------------------------------------------------------------------------------------
 
@@ -319,11 +343,14 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         """Set the learning rates as Stable-Baselines3 does, with a separate rate for the critic."""
         learning_rate = self.lr_schedule(self._current_progress_remaining)
         self.logger.record("train/learning_rate", learning_rate)
-        options = self.arguments
-        own = options.critic_learning_rate
-        factor = options.CRITIC_FACTOR if own is None else own / options.learning_rate
         for group in optimizers.param_groups:
-            group["lr"] = learning_rate * (factor if group["role"] == "critic" else 1.0)
+            group["lr"] = learning_rate * (self.critic_factor if group["role"] == "critic" else 1.0)
+
+    @property
+    def critic_factor(self) -> float:
+        """Ratio of the learning rates of critic and policy."""
+        own = self.arguments.critic_learning_rate
+        return self.arguments.CRITIC_FACTOR if own is None else own / self.arguments.learning_rate
 
     def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
         self._record_means(steps, [name for name in _KEYS if name in steps[0]])

@@ -59,7 +59,7 @@ class TRPO(OnPolicyTextAlgorithm):
         super().__init__(policy, env, policy_kwargs=dict(policy_kwargs or {}), **arguments)
         self.batch_size = self.arguments.batch_size
 
-    def _policy_defaults(self) -> dict[str, Any]:
+    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"attn_implementation": "eager"}  # fused attention has no second derivatives
 
     def _setup_model(self) -> None:
@@ -98,7 +98,7 @@ class TRPO(OnPolicyTextAlgorithm):
                 self._step_done()
             passes = self.arguments.n_critic_updates
             for minibatch in update.minibatches(self.rollout_buffer, passes, self.batch_size, self._step_done):
-                update.steps.append(self._critic_step(minibatch))
+                update.steps.append(self.critic_step(minibatch))
         self.policy.optimizer.zero_grad()
         self.guard.end_update(len(update.steps))
         policy_steps = [step for step in update.steps if "ratio_gap" in step]  # one, or none of a critic-only iteration

@@ -167,6 +167,11 @@ class TextRollouts:
             self._iteration = None
         self._custom_logger = True  # keep this logger instead of a new one in a new folder
 
+    @property
+    def has_sampled(self: Any) -> bool:
+        """True once the environment has been used."""
+        return bool(self.num_timesteps)
+
     def training_state(self: Any) -> dict[str, Any]:
         """Return the state that changes during a run, without the policy's, in JSON's types."""
         return {

@@ -229,7 +229,7 @@ class ResumePoint:
         load_weights(run.policy.training_state(), state.part("policy."))
         load_optimizer(run.policy.optimizer, numbers["optimizer"], state.part("optimizer."))
         run.algorithm.load_training_state(numbers["algorithm"])
-        if run.algorithm.num_timesteps:  # before that, environments may still expect their seed at the first reset
+        if run.algorithm.has_sampled:  # before that, environments may still expect their seed at the first reset
             # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
             run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
             run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
