@@ -312,22 +312,23 @@ def combination_issues(
         policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
     """
     defaults = {name: getattr(algorithm, name, None) for name in getattr(algorithm, "__dataclass_fields__", ())}
-    values = defaults | dict(given)
+    values = defaults | dict(given if isinstance(given, Mapping) else {})
     issues = []
     if values.get("critic_pretrain") is not None and policy_arguments.get("critic") == "shared":
         message = "needs critic: separate; a shared critic has no weights of its own to save. Set it to null"
         issues.append(ConfigIssue("critic_pretrain", message))
     band = values.get("ratio_band")
-    if isinstance(band, Sequence) and len(band) == 2 and not band[0] < 1 < band[1]:
+    is_band = isinstance(band, Sequence) and [type(limit) in (int, float) for limit in band] == [True, True]
+    if is_band and not band[0] < 1 < band[1]:
         issues.append(ConfigIssue("ratio_band", f"must contain 1, the ratio in the first minibatch; got {list(band)}"))
     if band is not None:
         message = "has no effect with ratio_band, which replaces clipping; remove one of them"
         issues += [
             ConfigIssue(key, message)
             for key in ("clip_range", "clip_range_high", "dual_clip")
-            if given.get(key) not in (None, defaults.get(key))
+            if values.get(key) not in (None, defaults.get(key))
         ]
-    if given.get("nll_threshold") not in (None, defaults.get("nll_threshold")) and not values.get("nll_coef"):
+    if values.get("nll_threshold") != defaults.get("nll_threshold") and not values.get("nll_coef"):
         issues.append(ConfigIssue("nll_threshold", "has no effect with nll_coef: 0"))
     return issues
 
