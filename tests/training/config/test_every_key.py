@@ -413,7 +413,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "n_epochs": Row(1),
             "critic_epochs": Row(3),
             "clip_range": Row(1e-3),
-            "clip_range_high": Row(1e-6, others={"alg.args.n_epochs": 4}),
+            "clip_range_high": Row(1e-6, others={"alg.args.learning_rate": 1e-4}),
             "dual_clip": Row(1.001),
             "ratio_band": Row([0.999, 1.001]),
             "nll_coef": Row(0.5, others={"alg.args.nll_coef": 0.1, "alg.args.nll_threshold": -100.0}),
