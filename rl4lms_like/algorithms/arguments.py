@@ -317,7 +317,7 @@ def combination_issues(
     if values.get("critic_pretrain") is not None and policy_arguments.get("critic") == "shared":
         message = "needs critic: separate; a shared critic has no weights of its own to save. Set it to null"
         issues.append(ConfigIssue("critic_pretrain", message))
-    band = values.get("ratio_band")
+    band: Any = values.get("ratio_band")
     is_band = isinstance(band, Sequence) and [type(limit) in (int, float) for limit in band] == [True, True]
     if is_band and not band[0] < 1 < band[1]:
         issues.append(ConfigIssue("ratio_band", f"must contain 1, the ratio in the first minibatch; got {list(band)}"))

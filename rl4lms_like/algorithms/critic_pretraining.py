@@ -69,6 +69,11 @@ class CriticPretrainer:
             self.n_tokens += buffer.n_tokens
             yield self.explained[-1]
 
+    def progress(self, explained: float) -> str:
+        """Return a line that describes the last rollout."""
+        done, most = len(self.explained), self.settings.max_rollouts
+        return f"critic, rollout {done} of at most {most}: explained variance {explained:.3f}"
+
     def _train(self, buffer: EpisodeBuffer) -> None:
         algorithm, rate = self.algorithm, self.settings.learning_rate
         algorithm.policy.set_training_mode(True)

@@ -90,9 +90,8 @@ class OnPolicyTrainer:
         if pretraining is None or pretraining.is_over:
             return
         for explained in pretraining.rollouts():
-            done, most = len(pretraining.explained), pretraining.settings.max_rollouts
-            self.tracker.log_info(f"critic, rollout {done} of at most {most}: explained variance {explained:.3f}")
             self.resume_point.mark()
+            self.tracker.log_info(pretraining.progress(explained))
             self.interruption.check()
         if self.schedule.save_model:
             folder = self.tracker.run_path / "critic"

@@ -14,6 +14,8 @@ from rl4lms_like.training.config.binding import GENERATION, with_defaults
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 FEW_EPISODES = 4
 """Minibatches with fewer episodes are reported."""
+SHORT = 4.0
+"""A length-adaptive lambda is reported if alpha times the longest response is below this number."""
 SUITABLE_LEARNING_RATES = ((10e6, 1e-4), (1e9, 2e-5), (float("inf"), 5e-6))
 """Upper limit of the number of parameters, and the learning rate of PPO that suits it: `docs/hyperparameters.md`."""
 LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
@@ -54,7 +56,15 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     """Return the notices about a config without mistakes."""
-    checks = (_without_meaning, _repeated_metrics, _sampling, _other_distribution, _sizes, _default_learning_rate)
+    checks = (
+        _without_meaning,
+        _repeated_metrics,
+        _sampling,
+        _other_distribution,
+        _sizes,
+        _short_lambda,
+        _default_learning_rate,
+    )
     trust = "code that comes with the files named here is run; keep this only if you trust them"
     return [Notice(path, trust) for path in trusting(blocks)] + [each for check in checks for each in check(blocks)]
 
@@ -138,6 +148,18 @@ def _sizes(blocks: Mapping[str, Any]) -> Iterator[Notice]:
             f"or more hold {FEW_EPISODES}"
         )
         yield Notice("alg.args.batch_size", message)
+
+
+def _short_lambda(blocks: Mapping[str, Any]) -> Iterator[Notice]:
+    """Report a length-adaptive lambda that is small for all responses."""
+    alpha, length = (at(with_defaults(blocks), "alg.args") or {}).get("gae_length_alpha"), _longest_response(blocks)
+    if alpha is not None and alpha * length < SHORT:
+        largest = max(0.0, 1 - 1 / (alpha * length))
+        message = (
+            f"responses have at most {length} tokens, so lambda is at most {largest:.2g} and a reward at the end hardly "
+            f"reaches the first tokens; {SHORT / length:.2g} or more gives {1 - 1 / SHORT:g} for the longest ones"
+        )
+        yield Notice("alg.args.gae_length_alpha", message)
 
 
 def _default_learning_rate(blocks: Mapping[str, Any]) -> Iterator[Notice]:

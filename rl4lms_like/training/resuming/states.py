@@ -167,7 +167,8 @@ class ResumePoint:
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost."""
         trainer, update, state = self.trainer, self.run.algorithm.update, self._state
-        is_fresh = trainer.current_iter == 0 and update is None and isinstance(error, Exception)
+        has_state = trainer.current_iter > 0 or update is not None or self.run.algorithm.has_sampled
+        is_fresh = not has_state and isinstance(error, Exception)
         try:
             if trainer.interruption.requests > 1:
                 return
