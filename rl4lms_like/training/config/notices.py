@@ -125,7 +125,7 @@ def _sizes(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     complete, kwargs = with_defaults(blocks), at(blocks, _ROLLOUTS) or {}
     args = at(complete, "alg.args") or {}
     n_steps, batch = args.get("n_steps"), args.get("batch_size")
-    length = min(at(blocks, "env.args.max_episode_length") or 512, response_limit(blocks, _ROLLOUTS))
+    length = _longest_response(blocks)
     is_shorter = (kwargs.get("min_length") or 0) < length and at(blocks, "env.args.terminate_on_eos")
     if n_steps and n_steps % length == 0 and is_shorter:
         message = (
@@ -152,14 +152,19 @@ def _sizes(blocks: Mapping[str, Any]) -> Iterator[Notice]:
 
 def _short_lambda(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     """Report a length-adaptive lambda that is small for all responses."""
-    alpha, length = (at(with_defaults(blocks), "alg.args") or {}).get("gae_length_alpha"), _longest_response(blocks)
+    alpha = (at(with_defaults(blocks), "alg.args") or {}).get("gae_length_alpha")
+    length = _longest_response(blocks)
     if alpha is not None and alpha * length < SHORT:
         largest = max(0.0, 1 - 1 / (alpha * length))
         message = (
-            f"responses have at most {length} tokens, so lambda is at most {largest:.2g} and a reward at the end hardly "
-            f"reaches the first tokens; {SHORT / length:.2g} or more gives {1 - 1 / SHORT:g} for the longest ones"
+            f"responses have at most {length} tokens, so lambda is at most {largest:.2g} and a reward at the end "
+            f"hardly reaches the first tokens; {SHORT / length:.2g} or more gives {1 - 1 / SHORT:g} for the longest ones"
         )
         yield Notice("alg.args.gae_length_alpha", message)
+
+
+def _longest_response(blocks: Mapping[str, Any]) -> int:
+    return min(at(blocks, "env.args.max_episode_length") or 512, response_limit(blocks, _ROLLOUTS))
 
 
 def _default_learning_rate(blocks: Mapping[str, Any]) -> Iterator[Notice]:
