@@ -158,7 +158,7 @@ def _short_lambda(blocks: Mapping[str, Any]) -> Iterator[Notice]:
         largest = max(0.0, 1 - 1 / (alpha * length))
         message = (
             f"responses have at most {length} tokens, so lambda is at most {largest:.2g} and a reward at the end "
-            f"hardly reaches the first tokens; {SHORT / length:.2g} or more gives {1 - 1 / SHORT:g} for the longest ones"
+            f"hardly reaches the first tokens; {SHORT / length:.2g} gives {1 - 1 / SHORT:g} for the longest ones"
         )
         yield Notice("alg.args.gae_length_alpha", message)
 
