@@ -353,7 +353,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         return self.arguments.CRITIC_FACTOR if own is None else own / self.arguments.learning_rate
 
     def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
-        self._record_means(steps, [name for name in _KEYS if name in steps[0]])
+        always = {name for name, _ in self._clipped_together()}  # not in the steps of an update that `target_kl` ended
+        self._record_means(steps, [name for name in _KEYS if name in steps[0] or name in always])
         self.logger.record("train/epochs", epochs)
         self.logger.record("train/optimizer_steps", len(steps))
         self._log_fit(steps[0].get("ratio_gap"), seconds)
@@ -408,9 +409,9 @@ _KEYS = {
     "loss": "ppo/loss",
     "approx_kl": "ppo/approx_kl",
     "clip_fraction": "ppo/clip_fraction",
+    "minibatch_episodes": "train/minibatch_episodes",
     "grad_norm": "train/grad_norm",
     "critic_grad_norm": "train/critic_grad_norm",
-    "minibatch_episodes": "train/minibatch_episodes",
 }
 
 

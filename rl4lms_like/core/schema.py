@@ -179,7 +179,7 @@ def check_value(
     Null is accepted as an empty mapping or list, since a YAML key with nothing under it is null.
     """
     origin = typing.get_origin(annotation)
-    if value is None and origin in (dict, list):
+    if value is None and origin in (dict, list) and not (special and special(annotation)):
         return origin(), []
     try:
         return _coerced(value, annotation, special), []
@@ -187,7 +187,7 @@ def check_value(
         inside = [(one["loc"], one.get("ctx", {}).get("error")) for one in error.errors()]
     refused = [(loc, one) for loc, one in inside if isinstance(one, RefusedError)]
     if refused:
-        return None, [issue.below(functools.reduce(join, loc, path)) for loc, one in refused for issue in one.issues]
+        return None, [issue.below(_path(value, loc, path)) for loc, one in refused for issue in one.issues]
     message = [str(one) for _, one in inside if isinstance(one, ValueError)]  # raised by a validator in the annotation
     if message:
         return None, [ConfigIssue(path, message[0])]
@@ -195,6 +195,15 @@ def check_value(
     if others and any(loc[-1:] == ("[key]",) for loc, _ in inside):  # pydantic's location of an invalid key
         return None, [ConfigIssue(path, keys_are_text(others))]
     return None, [ConfigIssue(path, f"expected {describe(annotation)}, got {shown(value)}")]
+
+
+def _path(value: Any, loc: Sequence[str | int], path: str) -> str:
+    """Append pydantic's location in a value to its path, without the labels of the options of a union."""
+    for key in loc:
+        is_item = isinstance(key, int) and isinstance(value, list | tuple)
+        if is_item or (isinstance(value, Mapping) and key in value):
+            path, value = join(path, key), value[key]
+    return path
 
 
 def unknown_key(name: Any, known: Iterable[str]) -> str:
@@ -272,8 +281,10 @@ def _coerced(value: Any, annotation: Any, special: Special | None) -> Any:
     adapter = _adapter(annotation, special)
     try:
         return adapter.validate_python(value, strict=True)
-    except ValidationError:
+    except ValidationError as error:
         if any(isinstance(item, bool | bytes) for item in (value if isinstance(value, list) else [value])):
+            raise
+        if any(one["type"] == "value_error" for one in error.errors()):  # of a validator, which is not called again
             raise
         return adapter.validate_python(value)
 

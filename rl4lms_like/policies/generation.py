@@ -228,8 +228,6 @@ class TextGenerator:
             if "probability tensor contains" not in str(error):
                 raise
             raise ModelError(f"the policy has diverged: its token probabilities are invalid ({error})") from error
-        except (ValueError, TypeError) as error:
-            raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
         finally:
             self.model.train(was_training)
 
@@ -238,12 +236,15 @@ class TextGenerator:
     ) -> EpisodeBatch:
         """Return the generated episodes, each cut after the response's first end token."""
         model: Any = self.model
-        sequences: Tensor = model.generate(
-            input_ids=ids,
-            attention_mask=mask.long(),
-            logits_processor=LogitsProcessorList(processors),
-            **arguments,
-        )
+        try:
+            sequences: Tensor = model.generate(
+                input_ids=ids,
+                attention_mask=mask.long(),
+                logits_processor=LogitsProcessorList(processors),
+                **arguments,
+            )
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
         response_ids = sequences[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
         response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
         return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)

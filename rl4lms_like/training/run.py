@@ -315,7 +315,7 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
             torch.backends.cudnn.benchmark = benchmark
             if workspace is None:
-                del os.environ[_VARIABLE]
+                os.environ.pop(_VARIABLE, None)
             else:
                 os.environ[_VARIABLE] = workspace
 

@@ -1,7 +1,7 @@
 """Training loop: evaluate, repeat rollout and update with evaluations and checkpoints on schedule, evaluate again.
 
 An epoch in the files is the number of completed iterations: 0 before training, `n_iters` after it. See
-`training.resume_point` for how an interrupted run resumes.
+`training.resuming.states` for how an interrupted run resumes.
 """
 
 from __future__ import annotations

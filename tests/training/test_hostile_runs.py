@@ -185,6 +185,7 @@ def test_nested_names_are_names(tiny_config, tmp_path):
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)
 )
+BOMB_IN_KEY = "? [&b0 x, " + ", ".join(f"&b{i} [{', '.join([f'*b{i - 1}'] * 9)}]" for i in range(1, 9)) + "]\n: 1"
 MERGES = "a0: &a0 {a: 1, b: 2, c: 3}\n" + "".join(
     f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 30)
 )
@@ -194,6 +195,7 @@ MERGES = "a0: &a0 {a: 1, b: 2, c: 3}\n" + "".join(
     "text",
     [
         *(BOMB, MERGES, f"{BOMB}? *a29\n: 1\n", "a: &a [*a]"),
+        BOMB_IN_KEY,
         *(
             "[" * 20_000,
             "{a: " * 5_000,
@@ -206,7 +208,20 @@ MERGES = "a0: &a0 {a: 1, b: 2, c: 3}\n" + "".join(
         "a: !!python/object/apply:os.system [true]",
     ],
     ids=[
-        *("aliases", "merges", "key", "itself", "lists", "mappings", "keys", "long", "base_60", "digits", "float"),
+        *(
+            "aliases",
+            "merges",
+            "key",
+            "itself",
+            "in_key",
+            "lists",
+            "mappings",
+            "keys",
+            "long",
+            "base_60",
+            "digits",
+            "float",
+        ),
         "python",
     ],
 )

@@ -190,15 +190,19 @@ class Nested(dict[str, Any]):
 
 
 def plain(value: Any) -> Any:
-    """Return a checked value with a plain mapping in place of each `Nested`."""
-    return changed(value, lambda nested, fields, path: fields)
+    """Return a checked value with a plain mapping in place of each `Nested` and of each dataclass."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(map(plain, value))
+    return {key: plain(item) for key, item in value.items()} if type(value) in (dict, Nested) else value
 
 
 def changed(value: Any, change: Callable[[Nested, dict[str, Any], str], Any], path: str = "") -> Any:
     """Return a checked value with `change(nested, its fields, path)` in place of each `Nested`, inner ones first."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):  # a named tuple holds no component
         return type(value)(changed(item, change, join(path, index)) for index, item in enumerate(value))
-    if not isinstance(value, dict):
+    if type(value) not in (dict, Nested):
         return value
     fields = {key: changed(item, change, join(path, key)) for key, item in value.items()}
     return change(value, fields, path) if isinstance(value, Nested) else fields
@@ -261,8 +265,20 @@ def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
         return _part
     if typing.get_origin(annotation) is list and _validator_of(typing.get_args(annotation)[0]) is _part:
         return _parts
-    is_block = inspect.isclass(annotation) and dataclasses.is_dataclass(annotation)
-    return partial(_block, annotation) if is_block else None
+    return partial(_block, annotation) if _is_block_of_rewards(annotation) else None
+
+
+def _is_block_of_rewards(annotation: Any) -> bool:
+    """Return whether a type is a dataclass with a reward in one of its fields; `schema` builds any other dataclass."""
+    if not inspect.isclass(annotation) or not dataclasses.is_dataclass(annotation):
+        return False
+    return any(map(_mentions_reward, typing.get_type_hints(annotation, include_extras=True).values()))
+
+
+def _mentions_reward(annotation: Any) -> bool:
+    if inspect.isclass(annotation) and (issubclass(annotation, _REWARDS) or annotation is RewardPart):
+        return True
+    return any(map(_mentions_reward, typing.get_args(annotation))) or _is_block_of_rewards(annotation)
 
 
 def _reward(bases: tuple[type, ...], value: Any) -> Any:
@@ -294,7 +310,7 @@ def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> 
             pass
     if issues:
         raise RefusedError(*(ConfigIssue("", one.message) if is_id and one.path == "id" else one for one in issues))
-    return Nested({"args": {}, **fields}, kind)
+    return Nested({"id": fields["id"], "args": {}, **fields}, kind)
 
 
 def _misfit(id: str, target: Callable[..., Any], args: Mapping[str, Any], bases: tuple[type, ...]) -> str | None:
@@ -314,6 +330,8 @@ def _misfit(id: str, target: Callable[..., Any], args: Mapping[str, Any], bases:
 
 def _parts(value: Any) -> Any:
     """Validate a list of `RewardPart` with distinct names."""
+    if value is None:
+        raise RefusedError(ConfigIssue("", "expected a list of rewards, got null"))
     parts, issues = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
     taken: dict[str, int] = {}
     for index, item in enumerate(value if isinstance(value, list) else ()):
@@ -331,7 +349,7 @@ def _block(kind: type, value: Any) -> Any:
     """Validate a dataclass, given as a mapping of its fields."""
     if isinstance(value, kind):
         return value
-    fields, issues = check_block(kind, value, _validator_of)
+    fields, issues = check_block(kind, {} if value is None else value, _validator_of)
     if issues:
         raise RefusedError(*issues)
     return Nested(fields, kind)
@@ -447,7 +465,10 @@ def _build(registry: Registry, id: str, args: Mapping[str, Any], what: str) -> A
 
     def build(nested: Nested, fields: dict[str, Any], path: str) -> Any:
         if nested.kind not in (RewardFunction, RewardPart):
-            return nested.kind(**fields)
+            try:
+                return nested.kind(**fields)
+            except ValueError as error:
+                raise ComponentError(f"args.{path} of the {what} could not be built: {error}") from error
         inner = f"{REWARDS.kind} {fields['id']!r} (args.{path} of the {what})"
         reward = _build_one(REWARDS, fields["id"], nested["args"], fields["args"], inner)
         options = {name: value for name, value in fields.items() if name in ("weight", "name")}

@@ -134,7 +134,9 @@ def _constructed(text: str) -> tuple[Any, list[ConfigIssue]]:
             paths: dict[yaml.Node, str] = {}  # an alias has the path of its anchor
             for n_values, (each, path) in enumerate(_nodes(node, "", 1), start=1):
                 if n_values > MOST_VALUES:
-                    raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values")
+                    raise yaml.MarkedYAMLError(
+                        problem=f"more than {MOST_VALUES:,} values", problem_mark=each.start_mark
+                    )
                 paths.setdefault(each, path)
             issues = [issue for each, path in paths.items() for issue in _issues(each, path)]
             return loader.construct_document(node), issues
@@ -162,8 +164,9 @@ def _nodes(node: yaml.Node, path: str, depth: int) -> Iterator[tuple[yaml.Node, 
             yield from _nodes(item, join(path, index), depth + 1)
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"  # the text of nested aliases may be endless
             for part in (key, value):
-                yield from _nodes(part, join(path, key.value), depth + 1)
+                yield from _nodes(part, join(path, name), depth + 1)
 
 
 def _issues(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:

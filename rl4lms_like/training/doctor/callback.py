@@ -72,18 +72,21 @@ class Doctor(Callback):
         if not self.limits.enabled:
             return
         try:
-            held = self._check(iteration)
+            alerts = self._alerts(iteration)
         except Exception as error:  # a failure of the doctor must not end the run
             if not self._has_failed:
                 logger.warning("the run doctor failed in iteration %d: %s: %s", iteration, type(error).__name__, error)
             self._has_failed = True
             return
+        for name, (alert, examples) in alerts.items():
+            if name not in self.reported:
+                self._report(name, iteration, alert, examples)
         for name in self.reported:
-            holds = self._hacked if name == HACKING else name in held
+            holds = self._hacked if name == HACKING else name in alerts
             self.run.algorithm.logger.record(f"doctor/{name}", int(holds))
 
-    def _check(self, iteration: int) -> set[str]:
-        """Report new alerts of an iteration and return the names of those that hold."""
+    def _alerts(self, iteration: int) -> dict[str, tuple[Alert, Any]]:
+        """Return the alerts that hold after an iteration, by name; each with examples if it is new."""
         algorithm = self.run.algorithm
         episodes = algorithm.rollout_buffer.episodes
         assert episodes is not None
@@ -91,11 +94,13 @@ class Doctor(Callback):
         found = diagnostics_of(algorithm.logger.name_to_value, episodes, rewards)
         self.history.add({"iteration": iteration, **found}, self.limits.patience + self.limits.window)
         alerts = {name: alert for name, check in ALERTS.items() if (alert := check(self.history, self.context))}
-        for name, alert in alerts.items():
-            if name not in self.reported:
-                examples = rollout_examples(name, self.run.tokenizer, episodes, rewards)
-                self._report(name, iteration, alert, examples)
-        return set(alerts)
+        return {
+            name: (
+                alert,
+                None if name in self.reported else rollout_examples(name, self.run.tokenizer, episodes, rewards),
+            )
+            for name, alert in alerts.items()
+        }
 
     def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Record the held-out metrics on `val` and check that they do not get worse while the reward rises.

@@ -242,10 +242,10 @@ def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int
     A failure is logged and not raised, so that it does not hide the error that ended the run. `n_done` counts
     iterations or steps, as `unit` says.
     """
-    folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
-    if (folder / MANIFEST).is_file():  # the run resumed from it and ended again before a newer state was saved
-        return
     try:
+        folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
+        if (folder / MANIFEST).is_file():  # the run resumed from it and ended again before a newer state was saved
+            return
         write_folder(folder, save)
     except (RL4LMsLikeError, OSError) as error:
         logger.warning("interrupted after %d %s; the model could not be saved: %s", n_done, unit, error)

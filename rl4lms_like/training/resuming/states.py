@@ -159,10 +159,12 @@ class ResumePoint:
             numbers["update"], rollout = run.algorithm.update_state(numbers["update"])
             tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
         state = TrainingState(numbers, tensors | moments | captured.tensors)
-        base, keep = self.tracker.checkpoint_base_path, self.trainer.schedule.keep_last
-        with saving(f"the checkpoint of iteration {iteration}"), with_filename(base / name.format(iteration)):
-            self.tracker.file_sizes()  # flushes the files to disk
-            return write_checkpoint(base, iteration, state, self.trainer.save, name=name, keep=keep)
+        keep = self.trainer.schedule.keep_last
+        with saving(f"the checkpoint of iteration {iteration}"):
+            base = self.tracker.checkpoint_base_path
+            with with_filename(base / name.format(iteration)):
+                self.tracker.file_sizes()  # flushes the files to disk
+                return write_checkpoint(base, iteration, state, self.trainer.save, name=name, keep=keep)
 
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost."""

@@ -106,12 +106,13 @@ def cache_folder() -> Path:
 def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
     """Create a folder completely or not at all; if several processes create it at once, the first to finish wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
+    prefix = f".{folder.name}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as place:
         made = Path(place) / folder.name  # only the user can read `place` itself
-        made.mkdir()
-        make(made)
-        share_permissions(made)
         try:
+            made.mkdir()
+            make(made)
+            share_permissions(made)
             made.rename(folder)
         except OSError:
             if not (folder / "config.json").is_file():

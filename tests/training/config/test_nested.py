@@ -23,6 +23,7 @@ from tests.training.configs import run_blocks
 OWN = '''
 from __future__ import annotations
 from dataclasses import dataclass
+from typing import NamedTuple
 from rl4lms_like import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import score_transition
@@ -76,6 +77,33 @@ class DefaultObject(RewardFunction):
 
     def __init__(self, inner: AnyReward = Rules([]), by: float = 2.0) -> None:
         self.inner, self.by = inner, by
+
+    def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        return 0.0
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclass
+class Options:
+    """Has no reward in it."""
+
+    n: int = 1
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise ValueError("n must not be negative")
+
+
+class WithOptions(RewardFunction):
+    """Takes objects that are no rewards."""
+
+    def __init__(self, options: Options | None = None, more: list[Options] = [], point: Point = Point(0, 0)) -> None:
+        self.options, self.more, self.point = options, more, point
 
     def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
         return 0.0
@@ -340,3 +368,30 @@ def test_a_default_that_is_an_object_is_left_to_the_class(own):
     assert complete["reward_fn"]["args"] == {"by": 2.0}
     assert with_defaults(parse_config(parse_yaml(dump_yaml(complete), "again")[0]).to_dict()) == complete
     assert type(built("own_rewards:DefaultObject").inner).__name__ == "Rules"
+
+
+def test_objects_of_an_argument_are_built_by_the_check_and_written_with_their_defaults(own):
+    args = {"options": {"n": 2}, "more": [{"rate": 1}], "point": [1, 2]}
+    config = parsed("own_rewards:WithOptions", args)
+    assert config.reward_fn.args["options"] == {"n": 2, "rate": 0.5}
+    assert parse_config(config.to_dict()).reward_fn == config.reward_fn
+    reward = built("own_rewards:WithOptions", args)
+    assert (reward.options.n, reward.more[0].rate, reward.point.y) == (2, 1.0, 2)
+    assert mistakes_of("own_rewards:WithOptions", {"options": {"n": -1}}) == ["reward_fn.args.options"]
+    assert mistakes_of("own_rewards:WithOptions", {"more": [{}, {"n": "x"}]}) == ["reward_fn.args.more.1.n"]
+
+
+def test_a_module_that_fails_at_import_runs_once(tmp_path, monkeypatch, own):
+    (tmp_path / "fails.py").write_text("open('imported', 'a').write('x')\nraise RuntimeError('no')\n")
+    monkeypatch.chdir(tmp_path)
+    assert mistakes_of("python", {"function": "fails:f"}) == ["reward_fn.args.function"]
+    assert (tmp_path / "imported").read_text() == "x"
+
+
+def test_a_mistake_deep_inside_is_found_once_per_level(monkeypatch):
+    """A check that is repeated on every level takes exponentially long."""
+    args = {"max_length": "x"}
+    blocks = {"id": "length_penalty", "args": args}
+    for _ in range(12):
+        blocks = {"id": "combine", "args": {"rewards": [blocks]}}
+    assert mistakes_of("combine", blocks["args"]) == [f"reward_fn.args.{'rewards.0.args.' * 12}max_length"]

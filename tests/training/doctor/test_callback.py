@@ -17,7 +17,7 @@ from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.tracking import Tracker
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.doctor.alerts import ALERTS
+from rl4lms_like.training.doctor.alerts import ALERTS, Alert
 from rl4lms_like.training.doctor.callback import Doctor, context_of
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 from rl4lms_like.training.evaluation import Evaluation
@@ -187,6 +187,22 @@ def test_a_doctor_that_fails_says_so_once_and_ends_no_run(config, tmp_path, monk
     text = [record.getMessage() for record in caplog.records if "doctor failed" in record.getMessage()]
     assert text == ["the run doctor failed in iteration 1: ZeroDivisionError: division by zero"]
     assert len(lines(folder / "training_info.jsonl")) == 4
+
+
+def test_an_alert_that_cannot_be_written_ends_the_run(config, tmp_path, monkeypatch):
+    """The doctor's own failures are only logged, those of the run's folder are not."""
+
+    original = Tracker.log_line
+
+    def full(self, file, line):
+        if file == "alarms.jsonl":
+            raise OSError(28, "No space left on device")
+        original(self, file, line)
+
+    monkeypatch.setattr(Tracker, "log_line", full)
+    monkeypatch.setitem(ALERTS, "all_empty", lambda history, context: Alert("found", "do", {}))
+    with pytest.raises(OSError, match="28"):
+        started(config, tmp_path)
 
 
 def test_steps_that_are_left_out_are_told_and_counted(config, tmp_path, monkeypatch):
