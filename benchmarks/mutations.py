@@ -25,6 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "rl4lms_like"
+LIMIT_S = 1800
+"""Time limit of a test run; the full suite takes about 20 minutes on one core."""
 CHANGES = (
     (r" == ", " != "),
     (r" != ", " == "),
@@ -87,8 +89,8 @@ def mutation(seed: int, roots: list[Path]) -> tuple[str, str, list[Path]]:
             return line, line[: place.start()] + new + line[place.end() :], [each[line][0] for each in everywhere]
 
 
-def caught_by(root: Path, file: Path, line: str, mutated: str) -> str:
-    """Return the tests that fail with a mutation; empty if all pass."""
+def caught_by(root: Path, file: Path, line: str, mutated: str, *, nearest: bool) -> str:
+    """Return the first test that fails with a mutation; empty if all pass. `nearest`: without the full suite."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "checkout"
         shutil.copytree(
@@ -103,10 +105,16 @@ def caught_by(root: Path, file: Path, line: str, mutated: str) -> str:
         while not folder.is_dir():
             folder = folder.parent
         own = [str(test) for test in sorted(folder.glob(f"test_{within.stem}*.py"))]
-        for tests in filter(None, (own, [str(folder)], [str(copy / "tests")])):
+        everything = [] if nearest else [str(copy / "tests")]
+        for tests in filter(None, (own, [str(folder)], everything)):
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
             environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+            try:
+                done = subprocess.run(
+                    command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+                )
+            except subprocess.TimeoutExpired:  # the mutation makes a test wait forever
+                return "timeout"
             if done.returncode not in (0, 5):
                 failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
                 return failed[0] if failed else "collection"
@@ -119,13 +127,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="number of mutations (%(default)s)")
     parser.add_argument("--first", type=int, default=0, help="first seed (%(default)s)")
     parser.add_argument("--before", type=Path, help="an older checkout")
+    parser.add_argument("--nearest", action="store_true", help="do not run the full suite")
     parser.add_argument("--output", type=Path, help="JSON file of the results")
     options = parser.parse_args()
     roots = [ROOT, *([options.before.resolve()] if options.before else [])]
     results = []
     for seed in range(options.first, options.first + options.seeds):
         line, mutated, files = mutation(seed, roots)
-        caught = [caught_by(root, file, line, mutated) for root, file in zip(roots, files, strict=True)]
+        places = zip(roots, files, strict=True)
+        caught = [caught_by(root, file, line, mutated, nearest=options.nearest) for root, file in places]
         module = str(files[0].relative_to(ROOT))
         results.append(
             {"seed": seed, "module": module, "line": line.strip(), "mutated": mutated.strip(), "tests": caught}

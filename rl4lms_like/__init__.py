@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
     from rl4lms_like.algorithms.nlpo import NLPO
     from rl4lms_like.algorithms.ppo import PPO
+    from rl4lms_like.algorithms.sao import SAO
     from rl4lms_like.algorithms.trpo import TRPO
+    from rl4lms_like.algorithms.vapo import VAPO
     from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
     from rl4lms_like.core.import_paths import use_code_from
     from rl4lms_like.core.observation import Observation
@@ -65,6 +67,7 @@ _HOME = {
     "REWARDS": "rewards",
     "RL4LMsLikeError": "core.errors",
     "RewardFunction": "rewards.base",
+    "SAO": "algorithms.sao",
     "Sample": "core.sample",
     "Seq2SeqLMActorCriticPolicy": "policies.base",
     "SupervisedTrainer": "training.supervised.trainer",
@@ -73,6 +76,7 @@ _HOME = {
     "TextGenPool": "data_pools.base",
     "TextVecEnv": "envs.vec_env",
     "Tracker": "tracking.base",
+    "VAPO": "algorithms.vapo",
     "assemble": "training.assemble",
     "load_config": "training.config.run_config",
     "make_kl_controller": "rollouts.kl",
@@ -101,6 +105,7 @@ __all__ = [
     "REWARDS",
     "RL4LMsLikeError",
     "RewardFunction",
+    "SAO",
     "Sample",
     "Seq2SeqLMActorCriticPolicy",
     "SupervisedTrainer",
@@ -109,6 +114,7 @@ __all__ = [
     "TextGenPool",
     "TextVecEnv",
     "Tracker",
+    "VAPO",
     "assemble",
     "load_config",
     "make_kl_controller",

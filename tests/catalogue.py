@@ -291,7 +291,7 @@ POOLS: dict[str, Row] = {
     "daily_dialog": _local("daily_dialog", context_size=5),
 }
 
-ALGORITHMS: dict[str, Row] = {"ppo": Row(), "nlpo": Row(), "a2c": Row(), "trpo": Row()}
+ALGORITHMS: dict[str, Row] = {"ppo": Row(), "nlpo": Row(), "a2c": Row(), "trpo": Row(), "vapo": Row(), "sao": Row()}
 
 POST_PROCESSORS: dict[str, Row] = {"three_sentence_summary": Row()}
 

@@ -24,6 +24,16 @@ ALGORITHMS = Registry(
             "PPO over the tokens allowed by a lagging copy of the policy; needs a maskable policy",
             arguments="rl4lms_like.algorithms.arguments:NLPOArguments",
         ),
+        "vapo": Entry(
+            "rl4lms_like.algorithms.vapo:VAPO",
+            "PPO with a pretrained critic, length-adaptive lambda and imitation of good episodes",
+            arguments="rl4lms_like.algorithms.arguments:VAPOArguments",
+        ),
+        "sao": Entry(
+            "rl4lms_like.algorithms.sao:SAO",
+            "PPO that masks actions outside a band of ratios; one pass of the policy, two of a partly frozen critic",
+            arguments="rl4lms_like.algorithms.arguments:SAOArguments",
+        ),
         "a2c": Entry(
             "rl4lms_like.algorithms.a2c:A2C",
             "advantage actor-critic: one gradient step on the whole rollout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class A2C(OnPolicyTextAlgorithm):
     arguments_class = A2CArguments
     arguments: A2CArguments
 
-    def _policy_defaults(self) -> dict[str, Any]:
+    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         if not self.arguments.use_rms_prop:
             return {}
         return {

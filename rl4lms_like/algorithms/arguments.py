@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Interval
+from annotated_types import Gt, Interval
 
 from rl4lms_like.core.errors import ConfigIssue
-from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Seed
+from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticPretraining:
+    """Settings of value pretraining (VC-PPO, arXiv 2503.01491): the critic learns the returns of the starting policy.
+
+    The policy is not changed. The targets are Monte-Carlo returns (lambda = 1). Pretraining ends when the explained
+    variance of new rollouts, measured before the critic is trained on them, no longer rises.
+
+    Args:
+        max_rollouts: maximum number of rollouts.
+        n_epochs: passes of the critic over each rollout.
+        learning_rate: learning rate; default: the critic's in training.
+        min_gain: increase of the explained variance that counts as progress.
+        patience: rollouts without progress after which pretraining ends.
+    """
+
+    max_rollouts: Count = 20
+    n_epochs: Count = 4
+    learning_rate: Positive | None = None
+    min_gain: NonNegative = 0.01
+    patience: Count = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +48,13 @@ class OnPolicyArguments:
             episodes.
         gamma: discount factor.
         gae_lambda: lambda of generalised advantage estimation (arXiv 1506.02438).
+        value_gae_lambda: lambda of the critic's targets (VC-PPO, arXiv 2503.01491, uses 1); default: `gae_lambda`.
+        gae_length_alpha: alpha of the length-adaptive lambda of the advantages, max(0, 1 - 1 / (alpha l)) for an
+            episode of l actions (VAPO, arXiv 2504.05118, uses 0.05 for thousands of actions). It replaces `gae_lambda`,
+            which then applies to the critic's targets only.
+        critic_pretrain: train the critic on rollouts of the starting policy before the first iteration; `{}` has all
+            defaults, see `CriticPretraining`. Default: none.
+        critic_only_iterations: number of iterations at the start in which only the critic is trained.
         bootstrap_truncated: add the critic's value after the last token of an episode that hit the length limit.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
@@ -55,6 +85,10 @@ class OnPolicyArguments:
     n_steps: Count
     gamma: Fraction = 0.99
     gae_lambda: Fraction = 0.95
+    value_gae_lambda: Fraction | None = None
+    gae_length_alpha: Positive | None = None
+    critic_pretrain: CriticPretraining | None = None
+    critic_only_iterations: Whole = 0
     bootstrap_truncated: bool = False
     ent_coef: float = 0.0
     vf_coef: NonNegative = 0.5
@@ -77,7 +111,15 @@ class PPOArguments(OnPolicyArguments):
     Args:
         batch_size: approximate number of tokens per minibatch; whole episodes are packed up to this number.
         n_epochs: number of passes over a rollout.
+        critic_epochs: number of passes of the critic; default: `n_epochs`. Passes after `n_epochs` train only the
+            critic.
         clip_range: epsilon of the clipped ratio.
+        clip_range_high: distance above 1 at which the ratio is clipped (DAPO, arXiv 2503.14476); default: `clip_range`.
+        dual_clip: largest ratio of actions with a negative advantage (arXiv 1912.09729); default: no limit.
+        ratio_band: lowest and highest ratio; actions with another ratio are left out of the policy's loss and of its
+            mean, instead of clipping (SAO, arXiv 2607.07508, uses 0.2 and 4).
+        nll_coef: weight of the negative log-likelihood of good episodes (VAPO, arXiv 2504.05118).
+        nll_threshold: smallest task reward of a good episode.
         clip_range_vf: maximum distance of new values from old ones (clipped); default: no clipping.
         normalize_advantage: `rollout`: once over the whole rollout. True: within each minibatch, as Stable-Baselines3;
             a minibatch of one episode then loses the difference between good and bad episodes. False: never.
@@ -90,7 +132,13 @@ class PPOArguments(OnPolicyArguments):
     n_steps: Count = 2048
     batch_size: Count = 64
     n_epochs: Count = 10
+    critic_epochs: Count | None = None
     clip_range: Positive = 0.2
+    clip_range_high: Positive | None = None
+    dual_clip: Annotated[float, Gt(1)] | None = None
+    ratio_band: tuple[NonNegative, Positive] | None = None
+    nll_coef: NonNegative = 0.0
+    nll_threshold: float = 1.0
     clip_range_vf: Positive | None = None
     normalize_advantage: bool | Literal["rollout"] = "rollout"
     target_kl: Positive | None = None
@@ -100,6 +148,41 @@ class PPOArguments(OnPolicyArguments):
 @dataclass(frozen=True, kw_only=True)
 class NLPOArguments(PPOArguments):
     """Arguments of `nlpo` (arXiv 2210.01241): those of `ppo`. Its policy has the arguments of the masks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VAPOArguments(PPOArguments):
+    """Arguments of `vapo` (arXiv 2504.05118): those of `ppo` with other defaults.
+
+    A length-adaptive lambda for the advantages and lambda 1 for the critic's targets, a pretrained critic, a higher
+    upper clipping distance, and the negative log-likelihood of good episodes. Set `nll_threshold` to the reward of a
+    good episode, and a larger `gae_length_alpha` for responses of fewer than a hundred tokens.
+    """
+
+    CRITIC_FACTOR: ClassVar[float] = 2.0
+
+    gae_lambda: Fraction = 1.0
+    gae_length_alpha: Positive | None = 0.05
+    critic_pretrain: CriticPretraining | None = CriticPretraining()
+    clip_range_high: Positive | None = 0.28
+    nll_coef: NonNegative = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAOArguments(PPOArguments):
+    """Arguments of `sao` (arXiv 2607.07508): those of `ppo` with other defaults.
+
+    One response per prompt, one pass of the policy and two of the critic. Actions whose ratio leaves a band are left
+    out of the loss. The attention of a separate critic is frozen (`critic_frozen` of the policy), and the first ten
+    iterations train only the critic.
+    """
+
+    CRITIC_FACTOR: ClassVar[float] = 5.0
+
+    n_epochs: Count = 1
+    critic_epochs: Count | None = 2
+    ratio_band: tuple[NonNegative, Positive] | None = (0.2, 4.0)
+    critic_only_iterations: Whole = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +245,15 @@ class TRPOArguments(OnPolicyArguments):
     sub_sampling_factor: Count = 1
 
 
-_OF_CRITICS = ("critic_learning_rate", "bootstrap_truncated", "vf_coef")
+_OF_CRITICS = (
+    "critic_learning_rate",
+    "bootstrap_truncated",
+    "vf_coef",
+    "value_gae_lambda",
+    "critic_pretrain",
+    "critic_only_iterations",
+    "critic_epochs",
+)
 """Arguments without effect if the algorithm has no critic."""
 
 
@@ -188,14 +279,58 @@ def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) 
         id: name of the algorithm in messages.
     """
     needs, critic = getattr(algorithm, "needs_critic", True), policy_arguments.get("critic")
+    patterns = policy_arguments.get("critic_frozen") or []
+    if needs and patterns and critic == "shared":
+        return [ConfigIssue("critic_frozen", "is for a separate critic; set critic to 'separate', or remove it")]
+    for index, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
+        try:
+            re.compile(str(pattern))
+        except re.error as error:
+            return [ConfigIssue(f"critic_frozen.{index}", f"{pattern!r} is not a regular expression: {error}")]
     if needs and critic == "none":
         return [
             ConfigIssue("critic", f"{id} learns values: choose separate or shared, or an algorithm without a critic")
         ]
     if needs:
         return []
-    keys = [key for key in ("critic", "critic_model") if policy_arguments.get(key) not in (None, "none")]
+    keys = [
+        key
+        for key in ("critic", "critic_model", "critic_frozen")
+        if policy_arguments.get(key) not in (None, "none", [])
+    ]
     return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in keys]
+
+
+def combination_issues(
+    algorithm: Any, given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
+) -> list[ConfigIssue]:
+    """Return mistakes for arguments that contradict each other; their paths are relative to `alg.args`.
+
+    Args:
+        algorithm: class of the arguments.
+        given: the `alg.args` block, or keyword arguments from Python.
+        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
+    """
+    defaults = {name: getattr(algorithm, name, None) for name in getattr(algorithm, "__dataclass_fields__", ())}
+    values = defaults | dict(given if isinstance(given, Mapping) else {})
+    issues = []
+    if values.get("critic_pretrain") is not None and policy_arguments.get("critic") == "shared":
+        message = "needs critic: separate; a shared critic has no weights of its own to save. Set it to null"
+        issues.append(ConfigIssue("critic_pretrain", message))
+    band: Any = values.get("ratio_band")
+    is_band = isinstance(band, Sequence) and [type(limit) in (int, float) for limit in band] == [True, True]
+    if is_band and not band[0] < 1 < band[1]:
+        issues.append(ConfigIssue("ratio_band", f"must contain 1, the ratio in the first minibatch; got {list(band)}"))
+    if band is not None:
+        message = "has no effect with ratio_band, which replaces clipping; remove one of them"
+        issues += [
+            ConfigIssue(key, message)
+            for key in ("clip_range", "clip_range_high", "dual_clip")
+            if values.get(key) not in (None, defaults.get(key))
+        ]
+    if values.get("nll_threshold") != defaults.get("nll_threshold") and not values.get("nll_coef"):
+        issues.append(ConfigIssue("nll_threshold", "has no effect with nll_coef: 0"))
+    return issues
 
 
 def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[ConfigIssue]:

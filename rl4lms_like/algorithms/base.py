@@ -20,13 +20,20 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor
 
-from rl4lms_like.algorithms.arguments import OnPolicyArguments, critic_issues, value_issues
+from rl4lms_like.algorithms.arguments import (
+    CriticPretraining,
+    OnPolicyArguments,
+    combination_issues,
+    critic_issues,
+    value_issues,
+)
+from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import pack_episodes
 from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.core.losses import approximate_kl, explained_variance
+from rl4lms_like.core.losses import approximate_kl, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import TextRollouts
@@ -38,7 +45,7 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Distance from 1 above which the first probability ratio of an update causes a warning."""
 
 
-class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[misc]
+class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """Base class of the library's algorithms.
 
     Args:
@@ -74,12 +81,19 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         _init_setup_model: bool = True,
         **arguments: Any,
     ) -> None:
+        if isinstance(arguments.get("critic_pretrain"), Mapping):
+            arguments["critic_pretrain"] = CriticPretraining(**arguments["critic_pretrain"])
         self.arguments = self.arguments_class(**arguments)
         options = self.arguments
         name = type(self).__name__
-        if issues := critic_issues(options, policy_kwargs or {}, name) + value_issues(options, arguments, name):
+        issues = critic_issues(options, policy_kwargs or {}, name) + value_issues(options, arguments, name)
+        issues += combination_issues(self.arguments_class, arguments, policy_kwargs or {})
+        if issues:
             raise ConfigError(issues, source="arguments and policy_kwargs")
         self._n_updates = 0
+        self.n_iterations = 0
+        pretrain = options.critic_pretrain
+        self.pretraining = None if pretrain is None else CriticPretrainer(self, pretrain)
         self.guard = StepGuard(options.non_finite)
         super().__init__(
             policy,
@@ -89,6 +103,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             bootstrap_truncated=options.bootstrap_truncated,
             score_batch_size=options.micro_batch_size,
             sort_by_length=getattr(options, "length_sorted_minibatches", False),
+            value_gae_lambda=options.value_gae_lambda,
+            gae_length_alpha=options.gae_length_alpha,
             learning_rate=learning_rate_schedule(options.learning_rate, options.learning_rate_schedule),
             n_steps=options.n_steps,
             gamma=options.gamma,
@@ -98,7 +114,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             max_grad_norm=math.inf if options.max_grad_norm is None else options.max_grad_norm,
             use_sde=options.use_sde,
             sde_sample_freq=options.sde_sample_freq,
-            policy_kwargs=_filled(policy_kwargs or {}, self._policy_defaults()),
+            policy_kwargs=_filled(policy_kwargs or {}, self._policy_defaults(policy_kwargs or {})),
             tensorboard_log=options.tensorboard_log,
             verbose=options.verbose,
             seed=options.seed,
@@ -107,8 +123,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             _init_setup_model=_init_setup_model,
         )
 
-    def _policy_defaults(self) -> dict[str, Any]:
-        """Return the algorithm's defaults for policy arguments."""
+    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the algorithm's defaults for policy arguments; those in `given` take precedence."""
         return {} if self.arguments.needs_critic else {"critic": "none"}
 
     @abstractmethod
@@ -121,8 +137,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         """Run one update on the rollout in the buffer, or the rest of an interrupted one."""
         start = time.perf_counter()
         with self._updating() as update:
-            for minibatch in update.minibatches(self.rollout_buffer, self.n_epochs, self.batch_size, self._step_done):
-                if not self._step(minibatch, update.steps):
+            n_epochs = 0 if self._is_critic_only else self.n_epochs
+            passes = max(n_epochs, self._critic_epochs)
+            for minibatch in update.minibatches(self.rollout_buffer, passes, self.batch_size, self._step_done):
+                if update.epoch > n_epochs:
+                    update.steps.append(self.critic_step(minibatch))
+                elif not self._step(minibatch, update.steps):
                     break
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
         self.guard.end_update(len(update.steps))
@@ -145,6 +165,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
                 self._step_done()
             yield update
         update.is_over = True
+        self.n_iterations += 1
 
     def _step_done(self) -> None:
         """Mark that the update can be resumed from the current weights, and call `on_step`."""
@@ -159,11 +180,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
 
     def _step(self, minibatch: Minibatch, steps: list[dict[str, Tensor]]) -> bool:
         """Take one optimizer step; skip it and return False if the KL to the rollout's policy exceeds its limit."""
-        if self._normalization == "minibatch":
-            minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
-        if self.loss_aggregation != "token_mean":
-            lengths = minibatch.observations.lengths
-            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self.loss_norm))
+        minibatch = self._prepared(minibatch)
         self.policy.optimizer.zero_grad()
         parts: list[Objective] = []
         for loss, objective in self._micro_losses(minibatch, self.arguments.micro_batch_size):
@@ -176,6 +193,32 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             return False
         self._optimizer_step(info)
         return True
+
+    def _prepared(self, minibatch: Minibatch) -> Minibatch:
+        """Return a minibatch with what depends on all of it: normalised advantages, and weights of its actions."""
+        if self._normalization == "minibatch":
+            minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
+        if self.loss_aggregation != "token_mean":
+            lengths = minibatch.observations.lengths
+            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self.loss_norm))
+        return minibatch
+
+    def critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Take a gradient step of the critic only; with `critic: shared` of its head, since the trunk is the policy's.
+
+        The optimizer skips the policy's parameters, because they have no gradients.
+        """
+        self.policy.optimizer.zero_grad()
+        error = torch.zeros_like(minibatch.returns[0])
+        for batch in split(minibatch, self.arguments.micro_batch_size):
+            values = self.policy.predict_values(batch.observations)
+            fraction = len(batch.actions) / len(minibatch.actions)
+            part = fraction * value_error(values, batch.returns).mean()
+            (self.vf_coef * part).backward()
+            error += part.detach()
+        info = {"value": error, "loss": self.vf_coef * error}
+        self._optimizer_step(info)
+        return info
 
     def _micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
         """Yield each micro-batch's part of the minibatch's loss, and its detached terms."""
@@ -191,6 +234,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             total = total + self.vf_coef * objective.value.mean()
         if objective.entropy is not None and self.ent_coef:
             total = total + self.ent_coef * objective.entropy.mean()
+        if objective.nll is not None:
+            total = total + self.arguments.nll_coef * objective.nll.mean()  # type: ignore[attr-defined]
         return total if objective.kl is None else total + weighted_mean("kl", objective.kl, weights)
 
     def _summary(self, objective: Objective, weights: Tensor) -> dict[str, Tensor]:
@@ -201,7 +246,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         info["loss"] = self._total(objective, weights)
         info["approx_kl"] = approximate_kl(ratio)
         info["ratio_gap"] = (ratio.exp() - 1).abs().max()
-        info["clip_fraction"] = ((ratio.exp() - 1).abs() > self._clip_range).float().mean()
+        low, high = self._ratio_limits
+        info["clip_fraction"] = ((ratio.exp() < low) | (ratio.exp() > high)).float().mean()
         return info
 
     def _optimizer_step(self, info: dict[str, Tensor]) -> None:
@@ -245,17 +291,51 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return "minibatch" if choice is True else choice or None
 
     @property
-    def _clip_range(self) -> float:
-        return float(getattr(self.arguments, "clip_range", math.inf))
+    def _ratio_limits(self) -> tuple[float, float]:
+        """Ratios below and above which the loss is clipped or masked."""
+        return -math.inf, math.inf
+
+    @property
+    def _critic_epochs(self) -> int:
+        """Number of passes of the critic over a rollout."""
+        return getattr(self.arguments, "critic_epochs", None) or self.n_epochs
+
+    @property
+    def _is_critic_only(self) -> bool:
+        """True in the first iterations if they train only the critic."""
+        return self.n_iterations < self.arguments.critic_only_iterations
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the number of skipped steps."""
-        return {**super().training_state(), "left_out": self.guard.state_dict()}
+        state = {**super().training_state(), "left_out": self.guard.state_dict()}
+        if self.arguments.critic_only_iterations:
+            state["n_iterations"] = self.n_iterations
+        if self.pretraining is not None:
+            state["critic_pretraining"] = self.pretraining.state_dict()
+        return state
 
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `training_state`."""
         super().load_training_state(state)
         self.guard.load_state_dict(state["left_out"])
+        self.n_iterations = state.get("n_iterations", 0)
+        if self.pretraining is not None:
+            self.pretraining.load_state_dict(state["critic_pretraining"])
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "pretraining"]
+
+    @property
+    def has_sampled(self) -> bool:
+        """True once the environment has been used, for training or for pretraining the critic."""
+        return super().has_sampled or bool(self.pretraining and self.pretraining.explained)
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        """Collect a rollout; before the first one, pretrain the critic if that is requested and not done yet."""
+        if self.pretraining is not None and not self.num_timesteps:
+            for _ in self.pretraining.rollouts():
+                pass
+        return super().collect_rollouts(*args, **kwargs)
 
     # --- learning rates and log -------------------------------------------------------------------------------------
 
@@ -263,17 +343,20 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         """Set the learning rates as Stable-Baselines3 does, with a separate rate for the critic."""
         learning_rate = self.lr_schedule(self._current_progress_remaining)
         self.logger.record("train/learning_rate", learning_rate)
-        options = self.arguments
-        own = options.critic_learning_rate
-        factor = options.CRITIC_FACTOR if own is None else own / options.learning_rate
         for group in optimizers.param_groups:
-            group["lr"] = learning_rate * (factor if group["role"] == "critic" else 1.0)
+            group["lr"] = learning_rate * (self.critic_factor if group["role"] == "critic" else 1.0)
+
+    @property
+    def critic_factor(self) -> float:
+        """Ratio of the learning rates of critic and policy."""
+        own = self.arguments.critic_learning_rate
+        return self.arguments.CRITIC_FACTOR if own is None else own / self.arguments.learning_rate
 
     def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
         self._record_means(steps, [name for name in _KEYS if name in steps[0]])
         self.logger.record("train/epochs", epochs)
         self.logger.record("train/optimizer_steps", len(steps))
-        self._log_fit(float(steps[0]["ratio_gap"]), seconds)
+        self._log_fit(steps[0].get("ratio_gap"), seconds)
 
     def _record_means(self, steps: list[dict[str, Tensor]], names: Iterable[str]) -> None:
         """Log means over the update's steps without the skipped ones, whose numbers are NaN."""
@@ -281,12 +364,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
             values = [step[name] for step in steps if name in step]
             self.logger.record(_KEYS[name], float(torch.stack(values).nanmean()) if values else math.nan)
 
-    def _log_fit(self, gap: float, seconds: float) -> None:
-        """Log the critic's explained variance, and the gap between the log-probs of rollout and first minibatch."""
+    def _log_fit(self, ratio_gap: Tensor | None, seconds: float) -> None:
+        """Log the critic's explained variance, and the gap between the log-probs of rollout and first minibatch.
+
+        Without a step of the policy, there is no gap.
+        """
+        gap = math.nan if ratio_gap is None else float(ratio_gap)
         if self.policy.has_critic:
             values, returns = torch.as_tensor(self.rollout_buffer.values), torch.as_tensor(self.rollout_buffer.returns)
             self.logger.record("ppo/explained_variance", explained_variance(values, returns))
-        self.logger.record("train/ratio_gap", gap)
+        if ratio_gap is not None:
+            self.logger.record("train/ratio_gap", gap)
         self.logger.record("train/n_updates", self._n_updates)
         if self.guard.non_finite == "skip":
             self.logger.record("train/skipped_steps", self.guard.skipped)
@@ -310,12 +398,13 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):  # type: ignore[mi
         return "the model's outputs depend on the batch; try attn_implementation: eager or compile: false"
 
 
-_TERMS = ("policy", "value", "entropy", "kl")
+_TERMS = ("policy", "value", "entropy", "kl", "nll")
 _KEYS = {
     "policy": "ppo/policy_gradient_loss",
     "value": "ppo/value_loss",
     "entropy": "ppo/entropy_loss",
     "kl": "ppo/kl_loss",
+    "nll": "ppo/nll_loss",
     "loss": "ppo/loss",
     "approx_kl": "ppo/approx_kl",
     "clip_fraction": "ppo/clip_fraction",

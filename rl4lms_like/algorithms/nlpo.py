@@ -31,7 +31,6 @@ class NLPO(PPO):
                 f"NLPO needs a maskable policy, got {policy.__name__}: use MaskableCausalLMActorCriticPolicy or "
                 f"MaskableSeq2SeqLMActorCriticPolicy"
             )
-        self.n_iterations = 0
         super().__init__(policy, env, **arguments)
 
     def _setup_model(self) -> None:
@@ -42,7 +41,6 @@ class NLPO(PPO):
     def train(self) -> None:
         """Run PPO's update, then copy the policy to the mask model if an interval is complete."""
         super().train()
-        self.n_iterations += 1
         interval = self.policy.arguments.target_update_iterations
         if self.n_iterations % interval == 0:
             self._weights_change()
@@ -52,11 +50,6 @@ class NLPO(PPO):
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the number of completed updates."""
         return {**super().training_state(), "n_iterations": self.n_iterations}
-
-    def load_training_state(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `training_state`."""
-        super().load_training_state(state)
-        self.n_iterations = state["n_iterations"]
 
 
 def special_tokens(env: VecEnv) -> list[int]:

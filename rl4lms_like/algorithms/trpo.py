@@ -59,7 +59,7 @@ class TRPO(OnPolicyTextAlgorithm):
         super().__init__(policy, env, policy_kwargs=dict(policy_kwargs or {}), **arguments)
         self.batch_size = self.arguments.batch_size
 
-    def _policy_defaults(self) -> dict[str, Any]:
+    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"attn_implementation": "eager"}  # fused attention has no second derivatives
 
     def _setup_model(self) -> None:
@@ -91,22 +91,24 @@ class TRPO(OnPolicyTextAlgorithm):
         """Take one step of the policy, then the critic's steps on the rollout in the buffer; or the remaining ones."""
         start = time.perf_counter()
         with self._updating() as update:
-            if not update.steps:
+            if not update.steps and not self._is_critic_only:
                 (rollout,) = self.rollout_buffer.get(None)
                 with self.interruption.finishing("the policy's step"):
                     update.steps.append(self._policy_step(rollout))
                 self._step_done()
             passes = self.arguments.n_critic_updates
             for minibatch in update.minibatches(self.rollout_buffer, passes, self.batch_size, self._step_done):
-                update.steps.append(self._critic_step(minibatch))
+                update.steps.append(self.critic_step(minibatch))
         self.policy.optimizer.zero_grad()
-        policy_step, *critic_steps = update.steps
-        self.guard.end_update(1 + len(critic_steps))
-        self._record_means([policy_step], ("policy", "entropy", "approx_kl", "grad_norm"))
-        self._record_means(critic_steps, ("value",))
-        for name in (*_OF_A_STEP, "cg_residual"):
-            self.logger.record(f"trpo/{name}", float(policy_step[name]))
-        self._log_fit(float(policy_step["ratio_gap"]), time.perf_counter() - start)
+        self.guard.end_update(len(update.steps))
+        policy_steps = [step for step in update.steps if "ratio_gap" in step]  # one, or none of a critic-only iteration
+        self._record_means([step for step in update.steps if "ratio_gap" not in step], ("value",))
+        for step in policy_steps:
+            self._record_means([step], ("policy", "entropy", "approx_kl", "grad_norm"))
+            for name in (*_OF_A_STEP, "cg_residual"):
+                self.logger.record(f"trpo/{name}", float(step[name]))
+        ratio_gap = policy_steps[0]["ratio_gap"] if policy_steps else None
+        self._log_fit(ratio_gap, time.perf_counter() - start)
 
     def _policy_step(self, rollout: Minibatch) -> dict[str, Tensor]:
         """Take a trust-region step and return its logged scalars."""
@@ -195,20 +197,6 @@ class TRPO(OnPolicyTextAlgorithm):
         """Tokens per pass, such that a few matrices `[tokens, vocab]` take about twice the policy's logits budget."""
         budget = int(self.policy.arguments.logits_budget_mb * 2**20 / 8) // self.policy.vocab_size
         return max(min(budget, self.arguments.micro_batch_size or budget), 1)
-
-    def _critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Take a gradient step of the critic; the optimizer skips the policy's parameters, which have no gradients."""
-        self.policy.optimizer.zero_grad()
-        error = torch.zeros_like(minibatch.returns[0])
-        for batch in split(minibatch, self.arguments.micro_batch_size):
-            values = self.policy.predict_values(batch.observations)
-            fraction = len(batch.actions) / len(minibatch.actions)
-            part = fraction * value_error(values, batch.returns).mean()
-            (self.vf_coef * part).backward()
-            error += part.detach()
-        info = {"value": error, "loss": self.vf_coef * error}
-        self._optimizer_step(info)
-        return info
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the seeds that select the episodes of the Fisher matrix."""

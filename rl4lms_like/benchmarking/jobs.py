@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl4lms_like.benchmarking.spec import Benchmark
 from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
@@ -88,6 +88,8 @@ class Result:
         versions: package -> version.
         resumed: number of times the run was resumed.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     label: str
     seed: Count
@@ -226,6 +228,8 @@ def read_result(folder: Path) -> Result:
     """
     try:
         return TypeAdapter(Result).validate_json((folder / RESULT_FILE).read_bytes(), strict=True)
+    except FileNotFoundError as error:
+        raise RL4LMsLikeError(f"{folder / RESULT_FILE} does not exist") from error
     except ValidationError as error:
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -278,8 +278,8 @@ def _runs(found: Results) -> Iterator[tuple[list[str], str]]:
 def _versions(found: Results) -> list[tuple[str, str]]:
     """Return package -> the versions used by the runs."""
     packages = dict.fromkeys(package for result in found.results.values() for package in result.versions)
-    used = {package: {result.versions.get(package, "") for result in found.results.values()} for package in packages}
-    return [(package, ", ".join(sorted(versions))) for package, versions in used.items()]
+    used = {package: {result.versions.get(package) for result in found.results.values()} for package in packages}
+    return [(package, ", ".join(sorted(filter(None, versions)))) for package, versions in used.items()]
 
 
 # --- plots -----------------------------------------------------------------------------------------------------------

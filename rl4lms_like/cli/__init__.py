@@ -263,6 +263,14 @@ def _report(options: argparse.Namespace) -> None:
     print(write_report(options.run_folder))
 
 
+def _pretrain_critic(options: argparse.Namespace) -> None:
+    from rl4lms_like.training.run import pretrain_critic
+
+    config_path = options.config or options.config_path
+    for line in pretrain_critic(config_path, options.output, overrides=options.overrides):
+        print(line, flush=True)
+
+
 def _env(options: argparse.Namespace) -> None:
     """Print versions, devices and settings. Packages that are not installed are named with their extra."""
     import torch
@@ -319,6 +327,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "report": _report,
     "benchmark": _benchmark,
     "env": _env,
+    "pretrain-critic": _pretrain_critic,
     "compare": _compare,
 }
 """Name -> function of the parsed options; returns the exit status, or None for success."""

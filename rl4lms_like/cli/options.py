@@ -32,6 +32,11 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
     _add_benchmark(_command(commands, "benchmark", "run several configs with several seeds, and write a report"))
     _add_compare(_command(commands, "compare", "test which of two runs of a benchmark is better"))
+    command = _command(commands, "pretrain-critic", "train only the critic of a config, and save it")
+    _add_config(command)
+    command.add_argument("--output", type=Path, default=Path("critic"), help="folder of the critic (%(default)s)")
+    _add_set(command)
+    _add_code(command)
     _command(commands, "env", "print the versions and settings that a bug report needs")
     return parser
 

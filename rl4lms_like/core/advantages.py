@@ -15,7 +15,7 @@ def generalized_advantages(
     mask: Tensor,
     *,
     gamma: float,
-    gae_lambda: float,
+    gae_lambda: float | Tensor,
     last_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute generalised advantage estimates (arXiv 1506.02438) within each row.
@@ -31,7 +31,7 @@ def generalized_advantages(
         values: `[n, length]`.
         mask: `[n, length]`, True = an action of the policy.
         gamma: discount.
-        gae_lambda: lambda.
+        gae_lambda: lambda; a tensor `[n]` has one value for each row.
         last_values: `[n]`, the value after each row's last token; default: 0, for episodes that ended there.
 
     Returns:
@@ -55,6 +55,20 @@ def generalized_advantages(
         advantages[:, t] = torch.where(here, advantage, 0.0)
         returns[:, t] = torch.where(here, advantage + values[:, t], 0.0)
     return advantages, returns
+
+
+def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
+    """Return 1 - 1 / (alpha l) for episodes of l actions, at least 0 (VAPO, arXiv 2504.05118, eq. 8).
+
+    Args:
+        lengths: `[n]`, number of actions of each episode.
+        alpha: the sum of the weights lambda^k of an episode's TD errors is about alpha l.
+
+    Example:
+        >>> length_adaptive_lambda(torch.tensor([10, 40, 100]), alpha=0.05).tolist()
+        [0.0, 0.5, 0.800000011920929]
+    """
+    return (1 - 1 / (alpha * lengths.clamp_min(1))).clamp_min(0.0)
 
 
 def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1e-8) -> Tensor:

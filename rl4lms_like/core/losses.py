@@ -33,15 +33,23 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator =
 
 
 def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, clip_range: float, clip_high: float | None = None
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_range: float,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
 ) -> Tensor:
     """Compute PPO's policy loss, -min(r A, clip(r, 1 - clip_range, 1 + clip_high) A) (arXiv 1707.06347, eq. 7).
+
+    With `dual_clip`, the loss of a negative advantage is at most -dual_clip A (arXiv 1912.09729, eq. 5), so that a
+    large ratio does not dominate the gradient.
 
     Args:
         log_ratio: log r, new minus old log-prob.
         advantages: A.
         clip_range: clipping distance below 1.
         clip_high: clipping distance above 1; default: `clip_range`.
+        dual_clip: largest ratio of actions with a negative advantage, above 1; default: no limit.
 
     Example:
         >>> log_ratio = torch.tensor([1.5, 1.5]).log()
@@ -50,7 +58,10 @@ def clipped_surrogate(
     """
     ratio = torch.exp(log_ratio)
     clipped = ratio.clamp(1 - clip_range, 1 + (clip_range if clip_high is None else clip_high))
-    return -torch.min(ratio * advantages, clipped * advantages)
+    gain = torch.min(ratio * advantages, clipped * advantages)
+    if dual_clip is not None:
+        gain = torch.where(advantages < 0, torch.max(gain, dual_clip * advantages), gain)
+    return -gain
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor) -> Tensor:

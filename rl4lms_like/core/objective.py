@@ -30,6 +30,7 @@ class Objective(NamedTuple):
         value: `[n_actions]`, the critic's error; None = there is no critic.
         entropy: `[n_actions]`, negative entropy; None = not computed.
         kl: `[n_actions]`, KL penalty to the reference; None = the penalty is part of the rewards, or there is none.
+        nll: `[n_actions]`, weighted negative log-likelihood; None = not used.
     """
 
     policy: Tensor
@@ -37,6 +38,7 @@ class Objective(NamedTuple):
     value: Tensor | None = None
     entropy: Tensor | None = None
     kl: Tensor | None = None
+    nll: Tensor | None = None
 
     def detach(self) -> Objective:
         """Return the same terms, detached from the graph."""

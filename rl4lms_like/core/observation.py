@@ -148,7 +148,7 @@ class Observation:
 
     def after(self, n_actions: int) -> Observation:
         """Return the observation of this episode after its first `n_actions` tokens; the action array is shared."""
-        return replace(self, n_actions=n_actions)
+        return self if n_actions == self.n_actions else replace(self, n_actions=n_actions)  # keeps the decoded text
 
     @property
     def action_ids(self) -> np.ndarray:

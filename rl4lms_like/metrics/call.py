@@ -41,12 +41,13 @@ def compute_metric(
     return {key: _scores(f"{name}, result {key!r}", value, len(generated_texts)) for key, value in results.items()}
 
 
-def compute_metrics(metrics: Sequence[BaseMetric], *arguments: Any) -> MetricResults:
+def compute_metrics(metrics: Sequence[BaseMetric], *arguments: Any, **named: Any) -> MetricResults:
     """Return the results of all metrics.
 
     Args:
         metrics: the metrics.
-        arguments: the other arguments of `compute_metric`.
+        arguments: the other arguments of `compute_metric`, by position.
+        named: the same, by name.
 
     Raises:
         MetricError: a metric failed, or two metrics report the same key.
@@ -55,7 +56,7 @@ def compute_metrics(metrics: Sequence[BaseMetric], *arguments: Any) -> MetricRes
     owners: dict[str, str] = {}
     for metric in metrics:
         name = _name(metric)
-        found = compute_metric(metric, *arguments)
+        found = compute_metric(metric, *arguments, **named)
         for key in found:
             if key in owners:
                 raise MetricError(f"{owners[key]} and {name} both report {key!r}; give one a `name` in the config")

@@ -36,8 +36,10 @@ class PolicyArguments:
         prompt_truncation_side: side on which long prompts are truncated in evaluation (rollouts use `env.args`).
         critic: `separate` (a second network from the same weights), `shared` (a value head on the policy's trunk) or
             `none` (all values are 0). Default: `separate`, or `none` where the algorithm learns no values.
-        critic_model: hub id or folder of the initial weights of a separate critic. It must have the policy's
-            vocabulary; its hidden size may differ. Default: `model_name`.
+        critic_model: hub id or folder of the initial weights of a separate critic, also of another size or
+            architecture with the policy's tokenizer, or a critic that was saved by `critic_pretrain`. Default:
+            `model_name`.
+        critic_frozen: regular expressions; the parameters of a separate critic whose names match one are not trained.
         value_head_init: `zero` (initial values are 0) or `default` (torch's initialization of a linear layer; initial
             values are random and larger than most rewards).
         reference_model: hub id or folder of the frozen model for the KL divergence; default: `model_name`.
@@ -63,6 +65,7 @@ class PolicyArguments:
     prompt_truncation_side: Literal["left", "right"] = "left"
     critic: Literal["separate", "shared", "none"] = "separate"
     critic_model: str | None = None
+    critic_frozen: list[str] = field(default_factory=list)
     value_head_init: Literal["zero", "default"] = "zero"
     reference_model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -29,7 +29,13 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.generation import TextGenerator
-from rl4lms_like.policies.loading import load_networks, save_language_model
+from rl4lms_like.policies.loading import (
+    freeze,
+    load_networks,
+    load_value_head,
+    save_language_model,
+    save_value_head,
+)
 from rl4lms_like.policies.parity import (
     check_parity,
     first_episodes,
@@ -131,7 +137,8 @@ class LMActorCriticPolicy(BasePolicy):
             )
         others = (("critic", self.value_model), ("reference", self.ref_model))
         for role, n_tokens in ((role, _n_tokens(model)) for role, model in others if model is not None):
-            if n_tokens != self.vocab_size:
+            # A critic only reads tokens, and models of one tokenizer may have differently padded vocabularies.
+            if n_tokens != self.vocab_size if role == "reference" else n_tokens < self.vocab_size:
                 name = getattr(self.arguments, f"{role}_model")
                 raise ModelError(
                     f"the {role} {name!r} has {n_tokens} tokens, but the policy {self.arguments.model_name!r} has "
@@ -153,6 +160,10 @@ class LMActorCriticPolicy(BasePolicy):
         self.value_head = nn.Linear(states.shape[1], 1, bias=False)
         if self.arguments.value_head_init == "zero":
             nn.init.zeros_(self.value_head.weight)
+        if self.arguments.critic_model is not None:
+            load_value_head(self.value_head, self.arguments.critic_model)
+        if self.value_model is not None:
+            freeze(self.value_model, self.arguments.critic_frozen)
 
     def _check_parity(self) -> None:
         needs_bfloat16 = "flash" in (self.arguments.attn_implementation or "")
@@ -376,6 +387,20 @@ class LMActorCriticPolicy(BasePolicy):
             checkpoint_dropout=self._saved_dropout,
             merge=self.arguments.merge_on_save,
         )
+
+    def save_critic(self, folder: str | Path) -> Path:
+        """Save the network and the head of a separate critic; `critic_model: folder` loads both.
+
+        Raises:
+            ModelError: the policy has no separate critic.
+            OSError: the folder cannot be written.
+        """
+        if self.value_model is None or self.value_head is None:
+            raise ModelError("only a separate critic can be saved: this policy has critic: " + self.arguments.critic)
+        rates = self._saved_dropout if self.arguments.critic_model is None else {}
+        folder = save_language_model(self.value_model, folder, checkpoint_dropout=rates)
+        save_value_head(self.value_head, folder)
+        return folder
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

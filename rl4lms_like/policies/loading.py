@@ -17,13 +17,15 @@ A model is saved whole, for `AutoModel*.from_pretrained`, or as adapters only, f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -48,6 +50,9 @@ from rl4lms_like.policies.lora import (
     refuse_unknown_layers,
     save_adapters,
 )
+
+VALUE_HEAD = "value_head.safetensors"
+"""File with the weight of a saved critic's head, next to its network."""
 
 
 def load_tokenizer(
@@ -359,6 +364,47 @@ def save_language_model(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_value_head(head: nn.Linear, folder: Path) -> None:
+    """Save a critic's head next to its network."""
+    save_file({"weight": head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+
+
+def load_value_head(head: nn.Linear, critic_model: str) -> None:
+    """Load the head of a critic that `save_critic` saved; a model without one leaves it unchanged.
+
+    Raises:
+        ModelError: the file cannot be read, or belongs to a network of another size.
+    """
+    file = Path(place_of(critic_model)) / VALUE_HEAD
+    if not file.is_file():
+        return
+    try:
+        weight = load_file(file)["weight"]
+    except (SafetensorError, KeyError, OSError) as error:
+        raise ModelError(f"cannot load the value head {file}: {error}") from error
+    if weight.shape != head.weight.shape:
+        raise ModelError(f"{file} is a value head for {weight.shape[-1]} features, not {head.in_features}")
+    with torch.no_grad():
+        head.weight.copy_(weight)
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the parameters whose names match one of the regular expressions.
+
+    Raises:
+        ModelError: a pattern matches no parameter, or nothing would be trained.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in names):
+            raise ModelError(
+                f"critic_frozen: {pattern!r} matches no parameter of the critic; it has {', '.join(names)}"
+            )
+    for name, parameter in model.named_parameters():
+        if any(re.search(pattern, name) for pattern in patterns):
+            parameter.requires_grad_(False)
 
 
 def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:

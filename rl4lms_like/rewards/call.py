@@ -161,7 +161,7 @@ def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -
     else:
         scores = [score for episode, span in pairs for score in _scores_of_tokens(reward_fn, episode, span)]
     rewards = np.zeros(sum(lengths))
-    rewards[np.cumsum(lengths) - 1 if terminal else slice(None)] = scores
+    rewards[np.cumsum(lengths, dtype=int) - 1 if terminal else slice(None)] = scores
     return rewards
 
 
@@ -207,7 +207,7 @@ def _sample_in_frames(error: BaseException, states: Sequence[Observation]) -> in
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]  # the first is the caller's
     for value in (value for frame in reversed(frames) for value in frame.f_locals.values()):
-        if not value or not isinstance(value, str | dict):
+        if not isinstance(value, str | dict) or not value:  # the type first: the truth value of an array is an error
             continue
         texts = [(one.context_text, one.prompt_or_input_text) for one in states]
         found = [i for i, one in enumerate(states) if value is one.meta_info or value in texts[i]]

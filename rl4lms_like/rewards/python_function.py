@@ -32,7 +32,7 @@ _OF_ONE = ("prompt", "response", "references", "meta_info")
 """Names of the keyword arguments passed to a function."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # `kwargs` may contain secrets
 class PythonReward(TextReward):
     """Return value of a Python function, given by its import path.
 
@@ -56,7 +56,7 @@ class PythonReward(TextReward):
     timeout_s: Positive | None = None
 
     def __post_init__(self) -> None:
-        self._kwargs = self.kwargs or {}
+        self._kwargs = dict(self.kwargs or {})
         self._loop = EventLoop(self.__name__)
         found = imported_function(self.function)
         _check_signature(found, self.function, _OF_ALL if self.batched else _OF_ONE, self._kwargs)

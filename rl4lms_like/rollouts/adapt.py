@@ -41,6 +41,8 @@ class TextRollouts:
         bootstrap_truncated: see `RolloutCollector`.
         score_batch_size: see `RolloutCollector`.
         sort_by_length: see `EpisodeBuffer`.
+        value_gae_lambda: see `EpisodeBuffer`.
+        gae_length_alpha: see `EpisodeBuffer`.
 
     Attributes:
         interruption: handles Ctrl-C and SIGTERM; in a rollout they stop the run immediately.
@@ -57,6 +59,8 @@ class TextRollouts:
         bootstrap_truncated: bool = False,
         score_batch_size: int | None = None,
         sort_by_length: bool = False,
+        value_gae_lambda: float | None = None,
+        gae_length_alpha: float | None = None,
         **kwargs: Any,
     ) -> None:
         policy = args[0] if args else kwargs.get("policy")
@@ -77,7 +81,11 @@ class TextRollouts:
         self.update: UpdateProgress | None = None
         self._continues_update = False
         kwargs["rollout_buffer_class"] = EpisodeBuffer
-        kwargs["rollout_buffer_kwargs"] = {"sort_by_length": sort_by_length}
+        kwargs["rollout_buffer_kwargs"] = {
+            "sort_by_length": sort_by_length,
+            "value_gae_lambda": value_gae_lambda,
+            "gae_length_alpha": gae_length_alpha,
+        }
         # A new dict: Stable-Baselines3 adds to it in place, which must not change the caller's.
         kwargs["policy_kwargs"] = {
             "use_reference": self._needs_reference,
@@ -158,6 +166,11 @@ class TextRollouts:
         finally:
             self._iteration = None
         self._custom_logger = True  # keep this logger instead of a new one in a new folder
+
+    @property
+    def has_sampled(self: Any) -> bool:
+        """True once the environment has been used."""
+        return bool(self.num_timesteps)
 
     def training_state(self: Any) -> dict[str, Any]:
         """Return the state that changes during a run, without the policy's, in JSON's types."""

@@ -9,6 +9,7 @@ With it, unmodified Stable-Baselines3 algorithms can train a language model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl4lms_like.core.advantages import generalized_advantages
+from rl4lms_like.core.advantages import generalized_advantages, length_adaptive_lambda
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 
 SORTING_WINDOW = 4
@@ -36,6 +37,8 @@ class Minibatch(NamedTuple):
         advantages: `[n_actions]`.
         returns: `[n_actions]`.
         weights: `[n_actions]`, weights of the actions in the policy's loss; see `core.objective.action_weights`.
+        episode_rewards: `[n_actions]`, the task reward of an action's whole episode, without the KL penalty.
+        nll_weights: `[n_actions]`, weights of the actions in the negative log-likelihood of good episodes.
     """
 
     observations: EpisodeBatch
@@ -45,6 +48,8 @@ class Minibatch(NamedTuple):
     advantages: Tensor
     returns: Tensor
     weights: Tensor
+    episode_rewards: Tensor
+    nll_weights: Tensor
 
 
 class EpisodeBuffer:
@@ -61,6 +66,9 @@ class EpisodeBuffer:
         gamma: discount factor.
         n_envs: for compatibility with Stable-Baselines3, ignored.
         sort_by_length: pack episodes of similar length together.
+        value_gae_lambda: lambda of the critic's targets; default: `gae_lambda`.
+        gae_length_alpha: alpha of the length-adaptive lambda of the advantages; see `length_adaptive_lambda`. Default:
+            `gae_lambda` for all lengths.
     """
 
     def __init__(
@@ -74,6 +82,8 @@ class EpisodeBuffer:
         n_envs: int = 1,
         *,
         sort_by_length: bool = False,
+        value_gae_lambda: float | None = None,
+        gae_length_alpha: float | None = None,
     ) -> None:
         self.buffer_size = buffer_size
         self.device = torch.device("cpu" if device == "auto" else device)
@@ -81,6 +91,8 @@ class EpisodeBuffer:
         self.gamma = gamma
         self.n_envs = n_envs
         self.sort_by_length = sort_by_length
+        self.value_gae_lambda = value_gae_lambda
+        self.gae_length_alpha = gae_length_alpha
         self._rng = np.random.default_rng()
         self.episodes: EpisodeBatch | None = None
         self.reset()
@@ -108,6 +120,7 @@ class EpisodeBuffer:
         """Restore the tensors returned by `rollout`; prompts are padded on `prompt_side`."""
         self.reset()
         parts = {name: part.to(self.device) for name, part in rollout.items()}
+        parts.setdefault("episode_rewards", torch.full_like(parts["rewards"], math.nan))  # of an older version
         of_episodes: dict[str, Any] = {name: parts.get(name) for name in _OF_EPISODES}
         self.episodes = EpisodeBatch(**of_episodes, prompt_side=prompt_side)
         self.n_tokens = self.episodes.n_tokens
@@ -116,7 +129,7 @@ class EpisodeBuffer:
 
     def reset(self) -> None:
         """Remove all episodes."""
-        self._parts: list[tuple[EpisodeBatch, Tensor, Tensor, Tensor, Tensor]] = []
+        self._parts: list[tuple[EpisodeBatch, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
         self._kl_parts: list[Tensor] = []
         self.n_tokens = 0
         self.episodes = None
@@ -134,6 +147,7 @@ class EpisodeBuffer:
         log_probs: Tensor,
         last_values: Tensor | None = None,
         kl: Tensor | None = None,
+        episode_rewards: Tensor | None = None,
     ) -> None:
         """Add episodes with their flat fields.
 
@@ -145,6 +159,7 @@ class EpisodeBuffer:
             last_values: `[n]`, the value after each episode's end; default: 0.
             kl: `[n_tokens]`, log-prob under the policy minus that under the reference; for inspection of the
                 rollout, not used in losses. None = there is no reference.
+            episode_rewards: `[n]`, the task reward of each episode; default: the sum of its `rewards`.
 
         Raises:
             ValueError: a field does not have one entry per action, or an episode has no actions.
@@ -158,28 +173,42 @@ class EpisodeBuffer:
         for name, field in fields.items():
             if field.shape != (episodes.n_tokens,):
                 raise ValueError(f"{name} has shape {tuple(field.shape)}, the episodes have {episodes.n_tokens} tokens")
-        flat = [field.to(self.device, torch.float32) for field in (rewards, values, log_probs, last_values)]
-        self._parts.append((episodes.to(self.device), flat[0], flat[1], flat[2], flat[3]))
+        if episode_rewards is None:
+            episode_rewards = episodes.pad(rewards).sum(dim=1)
+        of_actions = episode_rewards.repeat_interleave(episodes.lengths)
+        flat = [f.to(self.device, torch.float32) for f in (rewards, values, log_probs, last_values, of_actions)]
+        self._parts.append((episodes.to(self.device), flat[0], flat[1], flat[2], flat[3], flat[4]))
         if kl is not None:
             self._kl_parts.append(kl.to(self.device, torch.float32))
         self.n_tokens += episodes.n_tokens
 
     def compute_returns_and_advantage(self, last_values: Any = None, dones: Any = None) -> None:
         """Compute advantages and returns within each episode; the arguments are Stable-Baselines3's and ignored."""
-        batches, rewards, values, log_probs, ends = zip(*self._parts, strict=True)
+        batches, rewards, values, log_probs, ends, episode_rewards = zip(*self._parts, strict=True)
         self.episodes = EpisodeBatch.concatenated(batches)
         self._rewards, self._values, self._log_probs = torch.cat(rewards), torch.cat(values), torch.cat(log_probs)
+        self._episode_rewards = torch.cat(episode_rewards)
         self._kl = torch.cat(self._kl_parts) if self._kl_parts else None
+        alpha, last_values = self.gae_length_alpha, torch.cat(ends)
+        of_policy = self.gae_lambda if alpha is None else length_adaptive_lambda(self.episodes.lengths, alpha)
+        self._advantages, self._returns = self._generalized_advantages(of_policy, last_values)
+        of_critic = self.gae_lambda if self.value_gae_lambda is None else self.value_gae_lambda
+        if alpha is not None or of_critic != self.gae_lambda:
+            self._returns = self._generalized_advantages(of_critic, last_values)[1]
+
+    def _generalized_advantages(self, gae_lambda: float | Tensor, last_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return advantages and returns `[n_tokens]`."""
+        assert self.episodes is not None
+        mask = self.episodes.action_mask
         advantages, returns = generalized_advantages(
             self.episodes.pad(self._rewards),
             self.episodes.pad(self._values),
-            self.episodes.action_mask,
+            mask,
             gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            last_values=torch.cat(ends),
+            gae_lambda=gae_lambda,
+            last_values=last_values,
         )
-        self._advantages = advantages[self.episodes.action_mask]
-        self._returns = returns[self.episodes.action_mask]
+        return advantages[mask], returns[mask]
 
     def get(self, batch_size: int | None = None) -> Iterator[Minibatch]:
         """Iterate once over the episodes in a new random order.
@@ -208,6 +237,8 @@ class EpisodeBuffer:
             advantages=self._advantages[tokens],
             returns=self._returns[tokens],
             weights=torch.ones_like(self._returns[tokens]),
+            episode_rewards=self._episode_rewards[tokens],
+            nll_weights=torch.zeros_like(self._returns[tokens]),
         )
 
     def _minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:
@@ -255,4 +286,4 @@ class EpisodeBuffer:
 
 
 _OF_EPISODES = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
-_OF_TOKENS = ("rewards", "values", "log_probs", "kl", "advantages", "returns")
+_OF_TOKENS = ("rewards", "values", "log_probs", "kl", "advantages", "returns", "episode_rewards")

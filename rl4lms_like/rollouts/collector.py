@@ -94,8 +94,8 @@ class RolloutCollector:
         # Check the class, not the object: a wrapper forwards attributes, but does its own work in `step`.
         self._plays = hasattr(type(env), "play")
 
-    def collect(self, buffer: EpisodeBuffer, n_tokens: int) -> dict[str, float]:
-        """Fill an empty buffer with at least `n_tokens` tokens.
+    def collect(self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True) -> dict[str, float]:
+        """Fill an empty buffer with at least `n_tokens` tokens; `adapt_kl` then updates the KL coefficient.
 
         Returns:
             Logged statistics of the rollout, under RL4LMs' keys.
@@ -114,6 +114,7 @@ class RolloutCollector:
                 part.scores.log_prob,
                 self._last_values(part.episodes),
                 part.scores.raw_log_prob - part.scores.ref_log_prob if self.policy.has_reference else None,
+                episode_sums(part.episodes, part.rewards),
             )
         buffer.compute_returns_and_advantage()
         self.episode_infos = [info for part in parts for info in part.infos()]
@@ -121,8 +122,9 @@ class RolloutCollector:
         if not self.policy.has_critic:
             del info["rollout_info/values"], info["rollout_info/values_std"]
         info["rollout_info/kl_coeff"] = self.kl.coeff
-        kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
-        self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
+        if adapt_kl:
+            kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
+            self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
         if (restarts := getattr(self.env, "reward_restarts", None)) is not None:
             info["time/reward_restarts"] = restarts
         return info | {f"time/{name}": value for name, value in seconds.items()}

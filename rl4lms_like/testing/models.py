@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -133,7 +134,7 @@ def make_causal_lm(
         ValueError: the family is unknown.
     """
     size = _dimensions(CAUSAL_FAMILIES, family, hidden_size, n_layers, n_heads, n_positions, scale)
-    return _make(AutoModelForCausalLM, family, tokenizer, size | config, seed)
+    return _make(AutoModelForCausalLM, family, tokenizer, size, config, seed)
 
 
 def make_seq2seq_lm(
@@ -159,7 +160,7 @@ def make_seq2seq_lm(
     size["decoder_start_token_id"] = tokenizer.pad_token_id if family in _START_WITH_PAD else tokenizer.eos_token_id
     if family in _END_IS_FORCED:
         size["forced_eos_token_id"] = tokenizer.eos_token_id
-    return _make(AutoModelForSeq2SeqLM, family, tokenizer, size | config, seed)
+    return _make(AutoModelForSeq2SeqLM, family, tokenizer, size, config, seed)
 
 
 def save_model(path: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -209,8 +210,15 @@ def _dimensions(
 
 
 def _make(
-    auto_class: Any, family: str, tokenizer: PreTrainedTokenizerBase, size: Mapping[str, Any], seed: int
+    auto_class: Any,
+    family: str,
+    tokenizer: PreTrainedTokenizerBase,
+    size: Mapping[str, Any],
+    given: Mapping[str, Any],
+    seed: int,
 ) -> PreTrainedModel:
+    own = CONFIG_MAPPING[family].attribute_map  # hidden_size -> GPT-2's n_embd
+    size = {name: value for name, value in size.items() if own.get(name) not in given} | dict(given)
     special_tokens = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,

@@ -25,7 +25,7 @@ from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_tokenizer, save_model
 
-SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3}
+SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3, "critic_only_iterations": 0}
 """Arguments for a fast update, used if the algorithm has them and the user did not set them."""
 
 MASKS = {"mask_type": "learned_top_k", "top_mask": 40, "target_update_iterations": 2}

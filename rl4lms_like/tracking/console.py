@@ -117,7 +117,7 @@ class LiveBar(Progress):
             console=console,
             expand=True,
             refresh_per_second=4,
-            redirect_stderr=sys.stderr.isatty(),
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:

@@ -171,7 +171,7 @@ def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Ite
 def _lines(file: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file, without an incomplete last line."""
     whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
-    return [_object(_parsed(line, file), file) for line in whole.split(b"\n") if line]
+    return [_object(_parsed(line, file), file) for line in whole.split(b"\n") if line.strip()]
 
 
 def _parsed(content: bytes, file: Path) -> Any:

@@ -79,6 +79,45 @@ def train(
     )
 
 
+def pretrain_critic(config_path: str | Path, folder: str | Path, *, overrides: Sequence[str] = ()) -> Iterator[str]:
+    """Train the critic of a config on rollouts of its starting policy, and save it for `critic_model`.
+
+    Args:
+        config_path: YAML file of an RL run; without `alg.args.critic_pretrain` the defaults apply.
+        folder: target folder.
+        overrides: `alg.args.critic_pretrain.max_rollouts=5`, applied in order.
+
+    Yields:
+        Lines that describe the progress.
+
+    Raises:
+        ConfigError: the config has mistakes, or its algorithm has no separate critic.
+        RL4LMsLikeError: a rollout failed, or the folder cannot be written.
+    """
+    config = load_config(config_path, overrides)
+    if not isinstance(config, RunConfig):
+        raise ConfigError([ConfigIssue("alg.id", "has no critic: a supervised run learns no values")], str(config_path))
+    if config.alg.args.get("critic_pretrain") is None:
+        config = load_config(config_path, [*overrides, "alg.args.critic_pretrain={}"])
+        assert isinstance(config, RunConfig)
+    from rl4lms_like.core.disk import saving
+    from rl4lms_like.training.assemble import assemble
+    from rl4lms_like.training.resuming.checkpoints import write_folder
+
+    silence_libraries()
+    with deterministic_operations(config.deterministic), explaining(config):
+        run = assemble(config)
+        try:
+            pretraining: Any = run.algorithm.pretraining
+            for explained in pretraining.rollouts():
+                yield pretraining.progress(explained)
+        finally:
+            run.env.close()
+        with saving(f"the critic to {folder}"):
+            write_folder(Path(folder), run.policy.save_critic)
+    yield f"critic: {folder}"
+
+
 def resume(
     path: str | Path,
     *,

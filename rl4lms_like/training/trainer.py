@@ -72,6 +72,7 @@ class OnPolicyTrainer:
         if not self.run.algorithm.continues_update():
             self.resume_point.mark(is_saved=self.resume_point.is_saved)
             self._evaluate_and_save()
+        self._pretrain_critic()
         self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
         while self.current_iter < self.schedule.n_iters:
             self._iterate(self.schedule.n_iters)
@@ -82,6 +83,20 @@ class OnPolicyTrainer:
                 write_folder(folder, self.save)
         self.evaluate(("val", "test"))
         delete_interrupted(self.tracker.run_path / "checkpoints")
+
+    def _pretrain_critic(self) -> None:
+        """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""
+        pretraining = getattr(self.run.algorithm, "pretraining", None)
+        if pretraining is None or pretraining.is_over:
+            return
+        for explained in pretraining.rollouts():
+            self.resume_point.mark()
+            self.tracker.log_info(pretraining.progress(explained))
+            self.interruption.check()
+        if self.schedule.save_model:
+            folder = self.tracker.run_path / "critic"
+            with self.interruption.finishing("the critic"), saving(f"the critic to {folder}"):
+                write_folder(folder, self.run.policy.save_critic)
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm

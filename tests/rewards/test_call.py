@@ -208,3 +208,26 @@ def test_the_sample_that_a_batched_reward_worked_on_is_named_without_another_cal
         score_episodes(FailsOnOne(), episodes)
     assert len(calls) == 1
     assert "probably at sample 's1'" in str(caught.value)
+
+
+def test_a_failure_next_to_arrays_is_still_an_error_of_the_reward(episodes):
+    """The truth value of an array is an error; the search for the sample must not run into it."""
+
+    class WithArrays(BatchedRewardFunction):
+        def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+            features, lengths = np.ones((3, 2)), torch.ones(4)
+            raise KeyError(f"{features.shape} {lengths.shape}")
+
+    with pytest.raises(RewardError) as caught:
+        score_episodes(WithArrays(), episodes)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_no_episodes_have_no_scores():
+    class Terminal(RewardFunction):
+        terminal = True
+
+        def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+            return 1.0
+
+    assert len(score_episodes(Terminal(), [])) == 0

@@ -75,6 +75,19 @@ def test_config_arguments_win_over_the_ones_made_here():
     assert make_causal_lm("gpt2", TOKENIZER).config.resid_pdrop == 0.1
 
 
+@pytest.mark.parametrize(
+    ("make", "family", "own"),
+    [
+        (make_causal_lm, "gpt2", {"n_embd": 64, "n_layer": 3}),
+        (make_seq2seq_lm, "t5", {"d_model": 64, "num_layers": 3}),
+        (make_seq2seq_lm, "bart", {"d_model": 64, "encoder_layers": 3}),
+    ],
+)
+def test_a_familys_own_names_win_too(make, family, own):
+    config = make(family, TOKENIZER, **own).config
+    assert {name: getattr(config, name) for name in own} == own
+
+
 @pytest.mark.parametrize("make", [make_causal_lm, make_seq2seq_lm])
 def test_an_unknown_family_is_named_beside_the_known_ones(make):
     with pytest.raises(ValueError):

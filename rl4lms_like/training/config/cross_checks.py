@@ -24,6 +24,7 @@ from typing import Any
 from rl4lms_like.algorithms.arguments import (
     NLPOArguments,
     TRPOArguments,
+    combination_issues,
     critic_issues,
     value_issues,
     without_second_derivatives,
@@ -222,7 +223,8 @@ def _critic(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     if isinstance(given, Mapping) and algorithm is not None:
         id, own = blocks["alg"]["id"], blocks["alg"].get("args") or {}
         found = [issue.below(POLICY) for issue in critic_issues(algorithm, given, id)]
-        found += [issue.below("alg.args") for issue in value_issues(algorithm, own, id)]
+        of_algorithm = value_issues(algorithm, own, id) + combination_issues(algorithm, own, given)
+        found += [issue.below("alg.args") for issue in of_algorithm]
     yield from found
     if not found and at(blocks, f"{POLICY}.critic") == "shared" and at(blocks, f"{POLICY}.critic_model") is not None:
         text = "is the network of a separate critic; set critic to 'separate', or remove it"

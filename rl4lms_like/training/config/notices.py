@@ -14,6 +14,8 @@ from rl4lms_like.training.config.binding import GENERATION, with_defaults
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
 FEW_EPISODES = 4
 """Minibatches with fewer episodes are reported."""
+SHORT = 4.0
+"""A length-adaptive lambda is reported if alpha times the longest response is below this number."""
 SUITABLE_LEARNING_RATES = ((10e6, 1e-4), (1e9, 2e-5), (float("inf"), 5e-6))
 """Upper limit of the number of parameters, and the learning rate of PPO that suits it: `docs/hyperparameters.md`."""
 LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
@@ -54,7 +56,15 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     """Return the notices about a config without mistakes."""
-    checks = (_without_meaning, _repeated_metrics, _sampling, _other_distribution, _sizes, _default_learning_rate)
+    checks = (
+        _without_meaning,
+        _repeated_metrics,
+        _sampling,
+        _other_distribution,
+        _sizes,
+        _short_lambda,
+        _default_learning_rate,
+    )
     trust = "code that comes with the files named here is run; keep this only if you trust them"
     return [Notice(path, trust) for path in trusting(blocks)] + [each for check in checks for each in check(blocks)]
 
@@ -115,7 +125,7 @@ def _sizes(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     complete, kwargs = with_defaults(blocks), at(blocks, _ROLLOUTS) or {}
     args = at(complete, "alg.args") or {}
     n_steps, batch = args.get("n_steps"), args.get("batch_size")
-    length = min(at(blocks, "env.args.max_episode_length") or 512, response_limit(blocks, _ROLLOUTS))
+    length = _longest_response(blocks)
     is_shorter = (kwargs.get("min_length") or 0) < length and at(blocks, "env.args.terminate_on_eos")
     if n_steps and n_steps % length == 0 and is_shorter:
         message = (
@@ -138,6 +148,23 @@ def _sizes(blocks: Mapping[str, Any]) -> Iterator[Notice]:
             f"or more hold {FEW_EPISODES}"
         )
         yield Notice("alg.args.batch_size", message)
+
+
+def _short_lambda(blocks: Mapping[str, Any]) -> Iterator[Notice]:
+    """Report a length-adaptive lambda that is small for all responses."""
+    alpha = (at(with_defaults(blocks), "alg.args") or {}).get("gae_length_alpha")
+    length = _longest_response(blocks)
+    if alpha is not None and alpha * length < SHORT:
+        largest = max(0.0, 1 - 1 / (alpha * length))
+        message = (
+            f"responses have at most {length} tokens, so lambda is at most {largest:.2g} and a reward at the end "
+            f"hardly reaches the first tokens; {SHORT / length:.2g} gives {1 - 1 / SHORT:g} for the longest ones"
+        )
+        yield Notice("alg.args.gae_length_alpha", message)
+
+
+def _longest_response(blocks: Mapping[str, Any]) -> int:
+    return min(at(blocks, "env.args.max_episode_length") or 512, response_limit(blocks, _ROLLOUTS))
 
 
 def _default_learning_rate(blocks: Mapping[str, Any]) -> Iterator[Notice]:

@@ -167,7 +167,8 @@ class ResumePoint:
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost."""
         trainer, update, state = self.trainer, self.run.algorithm.update, self._state
-        is_fresh = trainer.current_iter == 0 and update is None and isinstance(error, Exception)
+        has_state = trainer.current_iter > 0 or update is not None or self.run.algorithm.has_sampled
+        is_fresh = not has_state and isinstance(error, Exception)
         try:
             if trainer.interruption.requests > 1:
                 return
@@ -229,7 +230,7 @@ class ResumePoint:
         load_weights(run.policy.training_state(), state.part("policy."))
         load_optimizer(run.policy.optimizer, numbers["optimizer"], state.part("optimizer."))
         run.algorithm.load_training_state(numbers["algorithm"])
-        if run.algorithm.num_timesteps:  # before that, environments may still expect their seed at the first reset
+        if run.algorithm.has_sampled:  # before that, environments may still expect their seed at the first reset
             # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
             run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
             run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)

@@ -325,6 +325,7 @@ POLICY: dict[str, Row | Silent] = {
     "prompt_truncation_side": Row("right", see.cut_prompts, {"env.args.max_prompt_length": 3}),
     "critic": Row("shared", lambda made: made.policy.value_model is None),
     "critic_model": Row(f"{FOLDERS}/gpt2_other"),
+    "critic_frozen": Row(["mlp"]),
     "value_head_init": Row("default"),
     "reference_model": Row(f"{FOLDERS}/gpt2_other", see.logged("rollout_info/ref_log_prob")),
     "dtype": Row("bfloat16", see.logged("rollout_info/log_prob")),
@@ -371,6 +372,8 @@ LORA: dict[str, Row | Silent] = {
     "init_lora_weights": Row("gaussian", see.adapter_weights),
 }
 
+_PRETRAIN = {"alg.args.critic_pretrain": {"max_rollouts": 3, "patience": 2, "min_gain": 9.0, "n_epochs": 2}}
+
 ON_POLICY: dict[str, Row | Silent] = {
     "learning_rate": Row(1e-3),
     "critic_learning_rate": Row(1e-3),
@@ -378,6 +381,14 @@ ON_POLICY: dict[str, Row | Silent] = {
     "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
     "gamma": Row(0.5),
     "gae_lambda": Row(0.2),
+    "value_gae_lambda": Row(0.2),
+    "gae_length_alpha": Row(0.1),
+    "critic_only_iterations": Row(1),
+    "critic_pretrain.max_rollouts": Row(1, others=_PRETRAIN),
+    "critic_pretrain.n_epochs": Row(1, others=_PRETRAIN),
+    "critic_pretrain.learning_rate": Row(1e-3, others=_PRETRAIN),
+    "critic_pretrain.patience": Row(1, others=_PRETRAIN),
+    "critic_pretrain.min_gain": Row(0.0, lambda made: made.algorithm.pretraining.settings.min_gain, _PRETRAIN),
     "bootstrap_truncated": Row(True, others=_HEAD),
     "ent_coef": Row(0.5),
     "vf_coef": Row(2.0),
@@ -400,7 +411,13 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             **ON_POLICY,
             "batch_size": Row(6),
             "n_epochs": Row(1),
+            "critic_epochs": Row(3),
             "clip_range": Row(1e-3),
+            "clip_range_high": Row(1e-6, others={"alg.args.learning_rate": 1e-4}),
+            "dual_clip": Row(1.001),
+            "ratio_band": Row([0.999, 1.001]),
+            "nll_coef": Row(0.5, others={"alg.args.nll_coef": 0.1, "alg.args.nll_threshold": -100.0}),
+            "nll_threshold": Row(-100.0, others={"alg.args.nll_coef": 0.5}),
             "clip_range_vf": Row(1e-3),
             "normalize_advantage": Row(True),
             "target_kl": Row(1e-9),

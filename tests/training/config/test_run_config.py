@@ -452,6 +452,13 @@ def test_minibatches_of_fewer_than_four_episodes_are_noticed(run, batch_size, fe
     assert ("alg.args.batch_size" in notices(run)) == few
 
 
+@pytest.mark.parametrize(("alpha", "noticed"), [(0.05, True), (0.19, True), (0.2, False), (None, False)])
+def test_an_adaptive_lambda_that_is_small_for_all_responses_is_noticed(run, alpha, noticed):
+    run["alg"]["args"]["gae_length_alpha"] = alpha
+    paths = [notice.path for notice in parse_config(run).notices]
+    assert ("alg.args.gae_length_alpha" in paths) == noticed
+
+
 def test_a_learning_rate_that_is_left_out_is_noticed(run):
     assert "alg.args.learning_rate" not in notices(run)
     del run["alg"]["args"]["learning_rate"]

@@ -490,6 +490,14 @@ def test_adapters_are_trained_saved_and_chosen(merge, blocks, tmp_path):
 
 
 @causal
+def test_dropout_of_adapters_is_active_in_training(blocks):
+    pytest.importorskip("peft")
+    blocks["alg"]["peft"] = {"r": 4, "lora_dropout": 0.25}
+    model = assemble_supervised(parse_config(blocks)).model
+    rates = {module.p for name, module in model.named_modules() if "lora_dropout" in name and hasattr(module, "p")}
+    assert rates == {0.25}
+
+
 def test_mistakes_are_said_together_before_anything_is_loaded(blocks, tmp_path, monkeypatch):
     from rl4lms_like.training.supervised import assemble as assembly
 

@@ -1,0 +1,24 @@
+"""Single-rollout actor-critic optimisation (SAO, arXiv 2607.07508)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl4lms_like.algorithms.arguments import SAOArguments
+from rl4lms_like.algorithms.ppo import PPO
+
+ATTENTION = "(?i)attn|attention"
+"""Names of the parameters of attention layers, in all supported architectures."""
+
+
+class SAO(PPO):
+    """PPO that masks actions outside a band of ratios instead of clipping them, with more passes of the critic.
+
+    All of its techniques are arguments of PPO and of its policy; only the defaults differ.
+    """
+
+    arguments_class = SAOArguments
+
+    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {} if given.get("critic") == "shared" else {"critic_frozen": [ATTENTION]}
