@@ -4,8 +4,9 @@
     python -m benchmarks.tutorials first_run lora
 
 The blocks of a page are executed in their order in an empty folder. YAML and Python that begin with a file's name in a
-comment are saved under it; other Python is executed; commands are run, except `pip install`. The last command block of
-`lora` needs another model and is run only where its folder `smollm2` exists.
+comment are saved under it; Python without a class is executed; commands are run, except `pip install` and `python FILE`
+(the block of that file was executed). The last command block of `lora` needs another model and is run only where its
+folder `smollm2` exists.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def run_page(name: str, folder: Path, command: Command, replacements: Mapping[st
         if language == "python" and not (file is not None and "class " in code):
             command([sys.executable, "-c", code])
         for line in code.replace("\\\n", " ").splitlines() if language == "sh" else ():
-            if line.startswith("pip ") or ("smollm2" in line and not (folder / "smollm2").exists()):
+            if line.startswith(("pip ", "python ")) or ("smollm2" in line and not (folder / "smollm2").exists()):
                 continue
             command(shlex.split(line))
             done.append(line)

@@ -213,6 +213,8 @@ def test_the_commands_exist_and_take_these_options(page, monkeypatch):
             assert words[1] in targets, words
         elif words[0] == "python" and words[1] == "scripts/training/train_text_generation.py":
             build_parser().parse_args(["train", *words[2:]])
+        elif words[0] == "python" and words[1].startswith("my_project/"):
+            assert f"# {words[1]}\n" in text_of(page), words
         elif words[0] == "python" and words[1] == "-m":
             assert importlib.util.find_spec(words[2]) is not None, words
         elif words[0] == "rl4lms-like":
