@@ -43,11 +43,11 @@ class OnPolicyArguments:
         learning_rate: learning rate of the policy. The default suits pretrained models of about 100M parameters.
         critic_learning_rate: learning rate of the critic (with `critic: shared`, of its head); default: ten times
             `learning_rate`.
-        learning_rate_schedule: `constant`, or `linear` / `cosine` decay to 0 over the run.
-        n_steps: tokens per environment and rollout; a rollout collects at least `n_steps * n_envs` tokens, in whole
-            episodes.
+        learning_rate_schedule: `constant`, or a `linear` or `cosine` decay to 0 over the run.
+        n_steps: size of a rollout in tokens, divided by `n_envs`: whole episodes are collected until there are at least
+            `n_steps * n_envs` tokens.
         gamma: discount factor.
-        gae_lambda: lambda of generalised advantage estimation (arXiv 1506.02438).
+        gae_lambda: lambda of generalized advantage estimation (arXiv 1506.02438).
         value_gae_lambda: lambda of the critic's targets (VC-PPO, arXiv 2503.01491, uses 1); default: `gae_lambda`.
         gae_length_alpha: alpha of the length-adaptive lambda of the advantages, max(0, 1 - 1 / (alpha l)) for an
             episode of l actions (VAPO, arXiv 2504.05118, uses 0.05 for thousands of actions). It replaces `gae_lambda`,
@@ -55,22 +55,22 @@ class OnPolicyArguments:
         critic_pretrain: train the critic on rollouts of the starting policy before the first iteration; `{}` has all
             defaults, see `CriticPretraining`. Default: none.
         critic_only_iterations: number of iterations at the start in which only the critic is trained.
-        bootstrap_truncated: add the critic's value after the last token of an episode that hit the length limit.
+        bootstrap_truncated: add the critic's value after the last token of an episode that reached the length limit.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        max_grad_norm: maximum norm of the gradient; actor and critic are clipped separately, with `critic: shared`
-            together; null = no clipping.
-        non_finite: reaction to a NaN or an infinity in loss or gradient: `stop` ends the run, `skip` skips the step and
-            ends the run once every step of an update was skipped. The weights are not changed.
-        micro_batch_size: tokens per forward pass; a minibatch is split to limit the memory, its gradient does not
-            change. Default: no split.
+        max_grad_norm: maximum norm of the gradient. Actor and critic are clipped separately, with `critic: shared`
+            together. null does not clip.
+        non_finite: what to do if loss or gradient are NaN or infinite: `stop` ends the run; `skip` skips this optimizer
+            step, and ends the run if all steps of an update were skipped. In both cases the weights do not change.
+        micro_batch_size: maximum number of tokens per forward pass (at least one episode). Minibatches are split to
+            limit the memory; their gradient does not change. Default: no split.
         seed: seed of the rollouts and minibatches; default: the config's top-level `seed`.
-        device: `auto`, `cpu`, `cuda`, `cuda:1` ...; default: the config's top-level `device`.
-        verbose: 1 prints Stable-Baselines3's table after every iteration.
+        device: device as at the top level; default: the config's top-level `device`.
+        verbose: 1 or 2 prints Stable-Baselines3's table after every iteration.
         tensorboard_log: folder for TensorBoard event files.
-        use_sde: from Stable-Baselines3, for continuous actions only; must be False.
-        sde_sample_freq: from Stable-Baselines3; has no effect.
-        create_eval_env: accepted from old configs; has no effect.
+        use_sde: setting of Stable-Baselines3 for continuous actions; must be false.
+        sde_sample_freq: setting of Stable-Baselines3 without an effect here.
+        create_eval_env: key of old configs without an effect.
     """
 
     CRITIC_FACTOR: ClassVar[float] = 10.0  # above 1: the critic is trained from scratch, the policy is pretrained
@@ -109,23 +109,25 @@ class PPOArguments(OnPolicyArguments):
     """Arguments of `ppo` (arXiv 1707.06347).
 
     Args:
-        batch_size: approximate number of tokens per minibatch; whole episodes are packed up to this number.
-        n_epochs: number of passes over a rollout.
+        batch_size: approximate number of tokens per minibatch; it is filled with whole episodes.
+        n_epochs: number of passes over a rollout in each update.
         critic_epochs: number of passes of the critic; default: `n_epochs`. Passes after `n_epochs` train only the
             critic.
-        clip_range: epsilon of the clipped ratio.
+        clip_range: epsilon of the clipped ratio, which is limited to 1 ± epsilon.
         clip_range_high: distance above 1 at which the ratio is clipped (DAPO, arXiv 2503.14476); default: `clip_range`.
         dual_clip: largest ratio of actions with a negative advantage (arXiv 1912.09729); default: no limit.
         ratio_band: lowest and highest ratio; actions with another ratio are left out of the policy's loss and of its
             mean, instead of clipping (SAO, arXiv 2607.07508, uses 0.2 and 4).
         nll_coef: weight of the negative log-likelihood of good episodes (VAPO, arXiv 2504.05118).
         nll_threshold: smallest task reward of a good episode.
-        clip_range_vf: maximum distance of new values from old ones (clipped); default: no clipping.
-        normalize_advantage: `rollout`: once over the whole rollout. True: within each minibatch, as Stable-Baselines3;
-            a minibatch of one episode then loses the difference between good and bad episodes. False: never.
-        target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this value. Not
-            the KL controller's `target_kl`.
-        length_sorted_minibatches: pack episodes of similar length together: less padding, more uneven minibatches.
+        clip_range_vf: maximum change of a token's value in an update (clipped); default: no clipping.
+        normalize_advantage: `rollout` normalizes once over the whole rollout. true normalizes within each minibatch,
+            like Stable-Baselines3; if a minibatch has only one episode, good and bad episodes then get the same mean
+            advantage. false does not normalize.
+        target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this value; null
+            never stops it. This is not `alg.kl_div.target_kl`, the target of the KL controller.
+        length_sorted_minibatches: pack episodes of similar length together: less padding, but minibatches that differ
+            more.
     """
 
     learning_rate: Positive = 1e-5
@@ -191,8 +193,8 @@ class A2CArguments(OnPolicyArguments):
 
     Args:
         rms_prop_eps: epsilon of RMSprop.
-        use_rms_prop: use RMSprop (alpha 0.99); False = the policy's own optimizer, AdamW.
-        normalize_advantage: normalise advantages over the whole rollout.
+        use_rms_prop: use RMSprop (alpha 0.99). false uses the policy's own optimizer, AdamW.
+        normalize_advantage: normalize advantages over the whole rollout.
     """
 
     learning_rate: Positive = 5e-5
@@ -209,23 +211,26 @@ class TRPOArguments(OnPolicyArguments):
 
     Args:
         learning_rate: learning rate of the critic; the trust region determines the size of the policy's step.
-        critic_learning_rate: learning rate of the critic, instead of `learning_rate`.
-        batch_size: approximate number of tokens per minibatch of the critic's updates; episodes are not split.
+        critic_learning_rate: learning rate of the critic; replaces `learning_rate`.
+        batch_size: approximate number of tokens per minibatch of the critic's updates; it is filled with whole
+            episodes.
         ent_coef: weight of an entropy bonus in the surrogate objective.
         vf_coef: factor of the critic's loss.
-        max_grad_norm: maximum norm of the critic's gradient; null = no clipping.
-        micro_batch_size: tokens per forward pass; default: as many as have logits in half of `logits_budget_mb`. If the
-            episodes of the Fisher matrix need more than one pass, the graph is recomputed in every product.
-        normalize_advantage: normalise advantages over the whole rollout.
-        target_kl: size of the trust region, mean KL from the rollout's policy to the new one in nats per token. Not
-            the KL controller's `target_kl`.
-        cg_max_steps: maximum steps of the conjugate gradient, each one product with the Fisher matrix.
+        max_grad_norm: maximum norm of the critic's gradient. null does not clip.
+        micro_batch_size: maximum number of tokens per forward pass; default: as many as have logits in half of
+            `logits_budget_mb`. If the episodes of the Fisher matrix need more than one pass, every product recomputes
+            the graph.
+        normalize_advantage: normalize advantages over the whole rollout.
+        target_kl: size of the trust region: maximum of the mean KL from the rollout's policy to the new one, in nats
+            per token. This is not `alg.kl_div.target_kl`, the target of the KL controller.
+        cg_max_steps: maximum number of steps of the conjugate gradient; each needs one product with the Fisher matrix.
         cg_damping: constant added to the diagonal of the Fisher matrix.
-        line_search_shrinking_factor: factor by which each try of the line search is shorter than the previous one.
-        line_search_max_iter: maximum number of tries; if none is accepted, the policy is not changed.
-        n_critic_updates: number of passes of the critic over a rollout.
-        sub_sampling_factor: the Fisher matrix uses one in this many episodes, resampled for each update; gradient and
-            line search use all.
+        line_search_shrinking_factor: factor by which each attempt of the line search is shorter than the previous one.
+        line_search_max_iter: maximum number of attempts of the line search. If none is accepted, the policy does not
+            change.
+        n_critic_updates: number of passes of the critic over a rollout in each update.
+        sub_sampling_factor: compute the Fisher matrix on one of this many episodes, resampled for each update. Gradient
+            and line search use all episodes.
     """
 
     CRITIC_FACTOR: ClassVar[float] = 1.0

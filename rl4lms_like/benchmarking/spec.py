@@ -45,7 +45,7 @@ class RunSpec:
 
     Args:
         config: YAML file of the run; default: the benchmark's `config`.
-        set: changes to this config, such as `alg.args.learning_rate: 1e-3`; applied after `base`.
+        set: changes to this config, such as `alg.args.learning_rate: 1e-3`; they are applied after `base`.
     """
 
     config: str | None = None
@@ -57,10 +57,10 @@ class CurveSpec:
     """Entry of `curves`. A plain string is its `key`.
 
     Args:
-        key: key to plot: a logged key (see metrics_explained), or `val:METRIC`, a metric on a split.
+        key: what to plot: a logged key of an iteration, or a metric as `val:METRIC` (or another split).
         title: title of the plot; default: the key.
-        lines: label -> value of horizontal dashed lines, such as a target or the best possible value.
-        log: whether the vertical axis is logarithmic.
+        lines: dashed horizontal lines, such as a target or the best possible value: a mapping from label to value.
+        log: use a logarithmic vertical axis.
     """
 
     key: str
@@ -79,19 +79,20 @@ class BenchmarkSpec:
     """Contents of a spec file.
 
     Args:
-        name: title of the report and name of the results folder; default: the name of the file.
-        config: YAML file of the runs without a `config` of their own.
+        name: title of the report and default name of the results folder; default: the name of the file.
+        config: YAML file for the runs that have no `config` of their own.
         base: changes to the configs of all runs, such as `train_evaluation.n_iters: 50`.
-        runs: label -> `config` and `set` of the run.
-        grid: changes with several values each, such as `alg.args.gamma: [0.9, 1.0]`; each run is repeated with every
-            combination.
+        runs: mapping from label to `config` and `set` of the run.
+        grid: mapping from a key to several values, such as `alg.args.gamma: [0.9, 1.0]`; each run is repeated with
+            every combination.
         seeds: number of seeds (0, 1, 2 ...), or a list of seeds.
-        processes: number of parallel runs.
-        threads: threads per run; also the value of `n_threads` if the config has `auto`.
+        processes: number of runs at the same time.
+        threads: number of threads per run; it replaces `n_threads: auto` in the configs.
         results: results folder; default: `benchmark_results/<name>` in the current folder.
-        split: split on which `metrics` are tabulated, after training.
-        metrics: keys to tabulate; default: all metrics of the configs. `val:METRIC` selects another split.
-        curves: plots of learning curves; default: reward, KL and the tabulated metrics on `val`.
+        split: split of the `metrics` in the tables; they are measured after training.
+        metrics: keys of the metrics in the tables; default: all metrics of the configs. `val:METRIC` selects another
+            split.
+        curves: learning curves to plot; default: reward, KL and the tabulated metrics on `val`.
         x: horizontal axis of the curves.
     """
 

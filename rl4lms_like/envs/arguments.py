@@ -13,12 +13,15 @@ class EnvArguments:
     """Arguments of the text environment.
 
     Args:
-        max_episode_length: T, maximum number of tokens of a response; an episode is truncated after that many.
-        max_prompt_length: P, tokens; longer prompts are truncated. Default: the tokenizer's `model_max_length`.
+        max_episode_length: T: maximum number of tokens of a response. An episode that reaches it is truncated.
+        max_prompt_length: P: maximum number of tokens of a prompt. Longer prompts are truncated. Default: the
+            tokenizer's `model_max_length`.
         terminate_on_eos: whether the end-of-text token terminates an episode.
-        context_start_token: first decoder token of an encoder-decoder model (T5: 0, BART: 2); null for causal models.
+        context_start_token: first decoder token of an encoder-decoder model (T5: 0, BART: 2). null is for causal
+            models, for which another value has no effect.
         prompt_truncation_side: side on which long prompts are truncated.
-        priority_scale: samples are drawn in proportion to their weight to this power; 0 draws uniformly.
+        priority_scale: exponent of the samples' weights: the probability of a sample is proportional to its weight to
+            this power. 0 gives all samples the same probability.
     """
 
     max_episode_length: Count = 512

@@ -27,34 +27,38 @@ class PolicyArguments:
     """Arguments of the language-model actor-critic policies.
 
     Args:
-        model_name: hub id or local folder of the policy; by default also of the critic and the reference.
-        optimizer_kwargs: further arguments of the optimizer (AdamW; `fused` is on unless it is set here).
-        weight_decay: weight decay of all parameters except biases and normalisation weights.
-        apply_model_parallel: accepted from RL4LMs' configs; has no effect.
-        generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. Unset `top_k` means 50,
-            as in transformers; `top_k: 0` samples from the distribution that is trained.
-        prompt_truncation_side: side on which long prompts are truncated in evaluation (rollouts use `env.args`).
-        critic: `separate` (a second network from the same weights), `shared` (a value head on the policy's trunk) or
-            `none` (all values are 0). Default: `separate`, or `none` where the algorithm learns no values.
+        model_name: hub id or local folder of the policy, and by default also of the critic and the reference model.
+        optimizer_kwargs: further arguments of the optimizer AdamW. `fused` is true unless it is set here.
+        weight_decay: weight decay of all parameters except biases and the weights of normalization layers.
+        apply_model_parallel: key of RL4LMs' configs without an effect.
+        generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
+            transformers uses 50. `top_k: 0` samples from the distribution that is trained.
+        prompt_truncation_side: side on which long prompts are truncated in evaluations. Rollouts use the key of this
+            name in `env.args`.
+        critic: `separate`: a second network that starts from the same weights. `shared`: a value head on the policy's
+            network. `none`: all values are 0. Default: `separate`, or `none` for algorithms that learn no values.
         critic_model: hub id or folder of the initial weights of a separate critic, also of another size or
             architecture with the policy's tokenizer, or a critic that was saved by `critic_pretrain`. Default:
             `model_name`.
         critic_frozen: regular expressions; the parameters of a separate critic whose names match one are not trained.
-        value_head_init: `zero` (initial values are 0) or `default` (torch's initialization of a linear layer; initial
-            values are random and larger than most rewards).
-        reference_model: hub id or folder of the frozen model for the KL divergence; default: `model_name`.
-        dtype: `float32`, or `bfloat16` for autocast over float32 weights; log-probs are computed from float32 logits.
-        attn_implementation: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers' choice.
-        gradient_checkpointing: recompute activations in the backward pass; needs less memory and about a third more
-            time.
+        value_head_init: `zero`: initial values are 0. `default`: torch's initialization of a linear layer, with random
+            initial values that are larger than most rewards.
+        reference_model: hub id or local folder of the frozen model of the KL penalty; default: `model_name`.
+        dtype: `float32`, or `bfloat16` for autocast with weights in float32. Log-probs are always computed from logits
+            in float32.
+        attn_implementation: attention of transformers: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers'
+            choice.
+        gradient_checkpointing: recompute activations in the backward pass. This needs less memory and about a third
+            more time.
         compile: apply `torch.compile` to the networks of the update.
-        dropout: keep the model's dropout in updates. The ratios of the first minibatch then differ from 1.
-        peft: train low-rank adapters instead of the weights; fields of PEFT's `LoraConfig`, `{r: 8, lora_alpha: 16}`.
-        merge_on_save: with `peft`, merge the adapters into the base and save a whole model; by default only the
+        dropout: use the model's dropout in updates. The ratios of the first minibatch then differ from 1.
+        peft: train low-rank adapters instead of the weights. The keys are fields of PEFT's `LoraConfig`, for example
+            `{r: 8, lora_alpha: 16}`.
+        merge_on_save: with `peft`: merge the adapters into the base model and save a whole model. Otherwise only the
             adapters are saved.
-        logits_budget_mb: MiB of logits kept between forward and backward. If tokens x vocabulary exceed it, logits are
-            recomputed in chunks of this size.
-        trust_remote_code: run code that is part of a hub model.
+        logits_budget_mb: limit in MiB for the logits that a forward pass stores for its backward pass. If they need
+            more (4 bytes x tokens x vocabulary size), they are recomputed in chunks of this size.
+        trust_remote_code: allow running code that comes with the model.
     """
 
     model_name: str
@@ -90,13 +94,16 @@ class MaskablePolicyArguments(PolicyArguments):
     """Arguments of the maskable policies, in addition to those of all policies (NLPO, arXiv 2210.01241).
 
     Args:
-        mask_type: allowed tokens. `learned_top_k` and `learned_top_p`: the top tokens of the mask model, an older copy
-            of the policy. `topk`: the policy's own top tokens after `generation_kwargs`, without a mask model.
-        top_mask: total probability of the allowed tokens for `learned_top_p`, above 0 and at most 1; number of allowed
-            tokens for the other types.
-        min_tokens_to_keep: minimum number of allowed tokens with `learned_top_p`. Special tokens are always allowed.
-        target_update_iterations: iterations between two updates of the mask model with the policy's weights.
-        mask_ema: weight of the old mask model in each update; default: none, the policy's weights are copied.
+        mask_type: which tokens are allowed. `learned_top_k` and `learned_top_p`: the most probable tokens of the mask
+            model, an older copy of the policy. `topk`: those of the policy itself after `generation_kwargs`, without a
+            mask model.
+        top_mask: for `learned_top_p`: total probability of the allowed tokens, above 0 and at most 1. For the other
+            types: number of allowed tokens.
+        min_tokens_to_keep: for `learned_top_p`: minimum number of allowed tokens. Special tokens are allowed with every
+            type.
+        target_update_iterations: number of iterations between two updates of the mask model with the policy's weights.
+        mask_ema: weight of the old mask model in each of its updates, where the policy has the rest; null copies the
+            policy's weights.
     """
 
     mask_type: Literal["learned_top_k", "learned_top_p", "topk"] = "learned_top_k"
@@ -179,19 +186,20 @@ class LoraArguments:
     Args:
         r: rank of the adapters.
         lora_alpha: adapters are scaled by `lora_alpha / r`.
-        lora_dropout: dropout on the input of the adapters; 0 unless `dropout` is on.
-        target_modules: names of the linear layers that get adapters, a regular expression, or `all-linear`; default:
+        lora_dropout: dropout on the input of the adapters. It is active only if `dropout` is true.
+        target_modules: layers that get adapters: a list of names, a regular expression, or `all-linear`; default:
             PEFT's choice for the model's family.
-        exclude_modules: names, or a regular expression, of layers without adapters.
+        exclude_modules: layers without adapters: a list of names, or a regular expression.
         layers_to_transform: indices of the blocks that get adapters; default: all.
         layers_pattern: name of the list of blocks, if PEFT does not find it.
-        rank_pattern: name or regular expression -> rank of these layers.
-        alpha_pattern: name or regular expression -> `lora_alpha` of these layers.
+        rank_pattern: mapping from a name or a regular expression to the rank of these layers.
+        alpha_pattern: mapping from a name or a regular expression to `lora_alpha` of these layers.
         use_rslora: scale by `lora_alpha / sqrt(r)` (arXiv 2312.03732).
         use_dora: train magnitude and direction of the weights separately (arXiv 2402.09353).
-        init_lora_weights: true, `gaussian` or `orthogonal`; the initial contribution of the adapters is always 0.
-        bias: biases are not trained.
-        peft_type: LoRA is the only supported kind of adapter.
+        init_lora_weights: initialization of the adapters. With every value, new adapters do not change the model's
+            output.
+        bias: which biases are trained: none.
+        peft_type: kind of adapter; only LoRA is supported.
     """
 
     r: Count = 8

@@ -48,7 +48,7 @@ _LEXNAMES = "".join(
 """WordNet's table `lexnames`, which NLTK reads from a file that Debian leaves out (manual page lexnames(5WN))."""
 
 _NAMES_AND_PLACES = {
-    "punkt_tab": ("NLTK's word list punkt_tab", "nltk_data/tokenizers/punkt_tab"),
+    "punkt_tab": ("NLTK's tokenizer model punkt_tab", "nltk_data/tokenizers/punkt_tab"),
     "wordnet": ("WordNet", "nltk_data/corpora/wordnet"),
 }
 """NLTK's name -> name in messages, folder below the home folder."""

@@ -62,12 +62,14 @@ class TokenizerConfig:
     """The `tokenizer` block.
 
     Args:
-        model_name: hub id or local folder; may differ from the policy's.
-        pad_token_as_eos_token: use EOS as pad token if the tokenizer has no pad token.
-        padding_side: saved with the tokenizer; every run pads on the side that its model needs.
-        truncation_side: side on which supervised runs truncate prompts; RL runs use `prompt_truncation_side`.
-        max_length: maximum prompt length of a supervised run in tokens; default: the limit of tokenizer and model.
-        trust_remote_code: run code that comes with a hub tokenizer.
+        model_name: tokenizer of this hub id or local folder; it may differ from the policy's.
+        pad_token_as_eos_token: use the end-of-text token as the pad token if the tokenizer has none.
+        padding_side: setting of the tokenizer that is saved with the model. It does not affect training: every run pads
+            on the side that its model needs.
+        truncation_side: side on which supervised runs truncate prompts. It is saved with the tokenizer; RL runs
+            truncate on `prompt_truncation_side`.
+        max_length: maximum number of tokens of a prompt in a supervised run; default: the limit of tokenizer and model.
+        trust_remote_code: allow running code that comes with the tokenizer.
     """
 
     model_name: str
@@ -83,12 +85,12 @@ class EnvConfig:
     """The `env` block.
 
     Args:
-        n_envs: prompts that are generated together.
-        vec_env: `text` generates whole episodes in this process; `dummy` and `subproc` are Stable-Baselines3's and step
-            token by token.
+        n_envs: number of prompts that are generated together.
+        vec_env: `text` generates whole episodes in this process. `dummy` and `subproc` are vectorized environments of
+            Stable-Baselines3, which step token by token.
         reward_workers: number of processes that compute rewards; 0 computes them in this process.
-        reward_timeout: time limit in seconds for the rewards of `n_envs` episodes, with `reward_workers` for those of
-            one worker; null sets no limit.
+        reward_timeout: time limit in seconds for computing the rewards of `n_envs` episodes; with `reward_workers`, of
+            the part that one worker gets. null sets no limit.
         args: arguments of `TextGenEnv`.
     """
 
@@ -104,15 +106,16 @@ class KLConfig:
     """The `alg.kl_div` block: the KL penalty against the reference model.
 
     Args:
-        coeff: initial KL coefficient; 0 disables the penalty, and no reference model is kept.
-        target_kl: KL target of the controller, nats per token (`horizon`: per sequence); null keeps the coefficient.
+        coeff: initial KL coefficient. 0 disables the penalty, and no reference model is loaded.
+        target_kl: KL that the controller aims at, in nats per token (with `horizon`, per sequence). null leaves the
+            coefficient constant.
         norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals.
-        controller: `adaptive` (RL4LMs'), `horizon` (arXiv 1909.08593) or `fixed`; default: `adaptive` if there is a
-            target, else `fixed`.
-        gain: step size of the coefficient per iteration (`adaptive`); 0.1 changes it by at most 2 %.
-        horizon: number of episodes over which the coefficient may change by 20 % (`horizon`).
-        estimator: estimator of a token's KL from its log-ratio: `k1`, `k2` or `k3`.
-        max_coeff: upper limit of the coefficient.
+        controller: how the coefficient follows the KL: `adaptive` (that of RL4LMs), `horizon` (arXiv 1909.08593) or
+            `fixed`; default: `adaptive` if `target_kl` is given, else `fixed`.
+        gain: for `adaptive`: step size of the coefficient per iteration; 0.1 changes it by at most 2 %.
+        horizon: for `horizon`: number of episodes over which the coefficient may change by 20 %.
+        estimator: formula that estimates a token's KL from its log-ratio.
+        max_coeff: upper limit of the coefficient; null sets none.
     """
 
     coeff: NonNegative
@@ -155,7 +158,7 @@ class KeepBestConfig:
     """The `train_evaluation.keep_best` block: keeps the model of the best evaluation on `val` in `best/`.
 
     Args:
-        metric: a key of the metrics on `val`, `lexical/meteor`.
+        metric: key of a metric on `val`, such as `lexical/meteor`.
         mode: `max` if larger is better, `min` if smaller is better.
     """
 
@@ -168,19 +171,20 @@ class TrainEvaluationConfig:
     """The `train_evaluation` block of an RL run.
 
     Args:
-        eval_batch_size: prompts per generation call.
-        n_iters: number of iterations of one rollout and one update each; 0 only evaluates.
-        eval_every: iterations between evaluations on `val`.
-        save_every: iterations between checkpoints.
-        keep_last: number of newest checkpoints to keep; null keeps the models of all checkpoints, and the states to
-            resume from of the newest two.
-        keep_best: keep the model with the best score on `val` in `best/`: `metric` and `mode`; null keeps none.
-        metrics: list of `id`, `args` and, if two metrics would report the same keys, `name`.
+        eval_batch_size: number of prompts per generation call.
+        n_iters: number of iterations; each is one rollout and one update. 0 only evaluates.
+        eval_every: number of iterations between evaluations on `val`.
+        save_every: number of iterations between checkpoints.
+        keep_last: number of newest checkpoints that are not deleted. null deletes none, but then only the newest two
+            contain the state that is needed to resume; the older ones contain only the model.
+        keep_best: save the model with the best score on `val` in `best/`: `metric` and `mode`. null saves none.
+        metrics: list of metrics: `id`, `args`, and a `name` if two metrics would report the same keys.
         generation_kwargs: generation arguments of evaluations; null uses those of the rollouts.
-        max_eval_samples: number of samples of a split to evaluate, the first ones; null evaluates all.
-        save_model: save the final model.
-        n_credit_episodes: number of episodes of some rollouts whose tokens the report shows with advantage, KL, ratio
-            and reward; 0 records none.
+        max_eval_samples: evaluate only this many samples of a split, from its beginning; null evaluates all.
+        save_model: save the final model and write checkpoints. If false, only `keep_best` saves a model, and the run
+            cannot be resumed.
+        n_credit_episodes: number of episodes per recorded rollout whose tokens the report shows with advantage, KL,
+            ratio and reward. 0 records none.
     """
 
     eval_batch_size: Count
@@ -205,10 +209,11 @@ class _AnyRunConfig:
     """Keys of the top level that RL and supervised runs have in common.
 
     Args:
-        seed: of all random numbers of the run.
-        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
-        n_threads: number of torch threads; `auto` chooses by the size of the model.
-        deterministic: use only operations with bitwise reproducible results, which may be slower on a GPU.
+        seed: seed of all random numbers of the run.
+        device: device of the models: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ...
+        n_threads: number of CPU threads of torch. `auto`: one thread for a small actor and critic (at most 20M
+            parameters together), otherwise torch's default.
+        deterministic: use only operations with bitwise reproducible results. They may be slower on a GPU.
         notices: messages about the config; not a key of the file.
     """
 
@@ -237,7 +242,7 @@ class RunConfig(_AnyRunConfig):
         env: the environment.
         alg: algorithm, KL penalty and policy.
         train_evaluation: schedule and metrics.
-        doctor: settings of the run doctor.
+        doctor: thresholds of the run doctor.
     """
 
     tokenizer: TokenizerConfig
@@ -254,17 +259,20 @@ class SupervisedAlgConfig:
     """The `alg` block of a supervised run.
 
     Args:
-        id: `supervised`.
-        model_type: `causal` or `seq2seq`.
-        model_name: hub id or local folder.
+        id: selects a supervised run.
+        model_type: family of the model.
+        model_name: model of this hub id or local folder.
         generation_kwargs: generation arguments of evaluations.
-        training_args: of transformers' `TrainingArguments`; `metric_for_best_model` is `loss` or a key of the metrics.
-        separator: text between prompt and reference of a causal model; default: a space if neither has white space.
-        loss_on_prompt: train a causal model on the prompts too, not only on the references.
-        early_stopping_patience: number of evaluations on `val` without improvement after which training stops; null
-            never stops early.
-        early_stopping_threshold: minimum improvement that counts, in units of `metric_for_best_model`.
-        peft: train low-rank adapters instead of the weights: fields of PEFT's `LoraConfig`, `{r: 8, lora_alpha: 16}`.
+        training_args: arguments of transformers' `TrainingArguments`. `metric_for_best_model` is `loss` or a key of the
+            metrics.
+        separator: text inserted between prompt and reference of a causal model; default: a space if neither has white
+            space there.
+        loss_on_prompt: for causal models: train on the prompts too, not only on the references.
+        early_stopping_patience: stop training after this many evaluations on `val` without improvement; null never
+            stops early.
+        early_stopping_threshold: smallest improvement that counts, in units of `metric_for_best_model`.
+        peft: train low-rank adapters instead of the weights. The keys are fields of PEFT's `LoraConfig`, for example
+            `{r: 8, lora_alpha: 16}`.
         merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise only the adapters.
     """
 
@@ -294,10 +302,11 @@ class SupervisedEvaluationConfig:
     """The `train_evaluation` block of a supervised run.
 
     Args:
-        eval_batch_size: prompts per generation call.
-        metrics: list of `id`, `args` and, if two metrics would report the same keys, `name`.
-        max_eval_samples: number of samples of a split to evaluate, the first ones; null evaluates all.
-        save_model: save the final model; if false, there are no checkpoints either, unless `training_args` sets them.
+        eval_batch_size: number of prompts per generation call.
+        metrics: list of metrics: `id`, `args`, and a `name` if two metrics would report the same keys.
+        max_eval_samples: evaluate only this many samples of a split, from its beginning; null evaluates all.
+        save_model: save the final model. If false, checkpoints are written only if `training_args` sets
+            `save_strategy`.
     """
 
     eval_batch_size: Count

@@ -32,31 +32,45 @@ class DoctorConfig:
     """The `doctor` block: thresholds of the run doctor. It reports problems and does not change the run.
 
     Args:
-        enabled: check every iteration.
-        patience: number of consecutive iterations for which a problem must last before it is reported.
-        window: number of iterations over which the correlation of length and reward is averaged, and which the value
-            loss is compared with.
-        max_ratio_gap: largest distance of an update's first ratio from 1; `auto`: 0.001, in bfloat16 0.05.
-        kl_times_target: KL to the reference, in multiples of `alg.kl_div.target_kl`.
-        max_kl: KL to the reference if there is no target, nats per token.
-        max_negative_kl: how far below 0 the estimated KL may be, nats per token.
-        min_entropy: entropy of the policy, nats per token.
-        min_entropy_share: fraction of the first iteration's entropy; a policy that has solved its task gives no alert.
-        min_reward_spread: range of a rollout's episode rewards, divided by the largest absolute reward; a policy that
-            improved to the best reward gives no alert. With fewer than 8 episodes, over `window` iterations.
-        max_value_loss_growth: value loss, in multiples of its previous median, if it exceeds the mean square reward.
-        min_explained_variance: explained variance of the returns, if it does not improve and rewards differ.
-        max_truncated_share: fraction of responses that reach the length limit, if they could end before.
-        max_empty_share: fraction of responses that end with their first token.
-        max_duplicate_share: fraction of the most frequent response to several prompts, if it has grown.
-        max_near_duplicate_share: fraction of responses with a near duplicate of another prompt, if it has grown.
-        max_length_correlation: absolute rank correlation of length and reward.
-        max_clip_fraction: fraction of tokens whose ratio is outside the clip range, mean over an update.
-        max_approx_kl: KL of an update to the rollout's policy, nats per token, mean over the update.
-        min_minibatch_episodes: episodes per minibatch, mean over an update.
-        no_learning: report updates without effect: no gradient, or no accepted step of TRPO's line search.
-        max_held_out_fall: relative fall of a metric on `val` from its best while the reward rises.
-        held_out: the held-out metrics; default: all metrics with a known better direction except the reward itself.
+        enabled: check every iteration and every evaluation on `val`.
+        patience: number of consecutive iterations in which a condition must hold before it is reported.
+        window: number of iterations of the conditions that need a longer history: `max_length_correlation`,
+            `min_explained_variance`, `max_value_loss_growth`, and `min_reward_spread` in small rollouts.
+        max_ratio_gap: alert if an update's first ratio differs from 1 by more than this; `auto`: 0.001, with `dtype:
+            bfloat16` 0.05.
+        kl_times_target: with `alg.kl_div.target_kl`: alert if the KL to the reference is above this multiple of it.
+        max_kl: without `alg.kl_div.target_kl`: alert if the KL to the reference is above this, in nats per token.
+        max_negative_kl: alert if the estimated KL is below minus this value, in nats per token.
+        min_entropy: alert if the entropy of the policy is below this, in nats per token, unless the policy has solved
+            its task.
+        min_entropy_share: alert if the entropy is below this fraction of the first iteration's, unless the policy has
+            solved its task.
+        min_reward_spread: alert if the range of a rollout's episode rewards, divided by the largest absolute reward, is
+            below this or 0, unless the policy improved to the best reward. In rollouts with fewer than 8 episodes this
+            must hold for `window` iterations.
+        max_value_loss_growth: alert if the value loss is above this multiple of its previous median and above the mean
+            square of the rewards.
+        min_explained_variance: alert if the explained variance of the returns stays below this without improving,
+            although rewards differ.
+        max_truncated_share: alert if at least this fraction of the responses reaches the length limit and it was less
+            in the first iteration.
+        max_empty_share: alert if at least this fraction of the responses ends with its first token.
+        max_duplicate_share: alert if the most frequent response to several prompts is more than this fraction of a
+            rollout, and by 0.25 more than in the first iteration.
+        max_near_duplicate_share: alert if more than this fraction of the responses has a near duplicate with another
+            prompt, and by 0.25 more than in the first iteration.
+        max_length_correlation: alert if the rank correlation of length and reward, as a mean over `window`, is above
+            this or below minus this.
+        max_clip_fraction: alert if the fraction of tokens whose ratio is outside the clip range, as a mean over an
+            update, is above this.
+        max_approx_kl: alert if the KL of an update to the rollout's policy, as a mean over the update, is above this,
+            in nats per token.
+        min_minibatch_episodes: alert if minibatches have fewer episodes than this, as a mean over an update.
+        no_learning: alert if updates have no effect: the gradient is 0, or TRPO's line search accepts no step.
+        max_held_out_fall: alert if a metric on `val` has fallen from its best score by more than this fraction while
+            the reward rose.
+        held_out: metrics for `max_held_out_fall`; default: all metrics for which it is known whether higher is better,
+            except the reward itself.
     """
 
     enabled: bool = True
