@@ -4,8 +4,8 @@
     python -m benchmarks.mutations --seeds 20 --before ../old      # the same mutations in an older checkout too
 
 A seed selects a line of code and one change of it (an operator, a number, a condition). With `--before` the line must
-be in both checkouts. The nearest tests run first (`tests/a/test_b*.py` for `a/b.py`, then its folder), and the full
-suite only for a mutation that they do not catch.
+be in both checkouts. The nearest tests run first (`tests/a/test_b*.py` for `a/b.py`, its folder, `tests/oracles` and `laws`),
+and the full suite only for a mutation that they do not catch.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ def caught_by(root: Path, file: Path, line: str, mutated: str, *, nearest: bool)
         while not folder.is_dir():
             folder = folder.parent
         own = [str(test) for test in sorted(folder.glob(f"test_{within.stem}*.py"))]
+        others = [str(copy / part) for part in ("tests/oracles", "tests/laws", f"{PACKAGE}/core")]  # core: doctests
         everything = [] if nearest else [str(copy / "tests")]
-        for tests in filter(None, (own, [str(folder)], everything)):
+        for tests in filter(None, (own, [str(folder)], others, everything)):
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
             environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
             try:

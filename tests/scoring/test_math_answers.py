@@ -75,6 +75,12 @@ def test_what_is_no_number_is_none_and_takes_no_time(text):
         number(text)
 
 
+def test_brackets_side_by_side_do_not_count_as_nested():
+    assert number("+".join(["(1)"] * 100)) == 100
+    with pytest.raises(NotANumber):
+        number("+".join(["(1)"] * 100) + "+" + "(" * 60 + "1" + ")" * 60)
+
+
 @given(st.fractions(), st.sampled_from(["{}", "\\boxed{{{}}}", "So #### {}", "The answer is {}."]))
 def test_every_fraction_is_equal_to_itself_however_it_is_said(value, sentence):
     assert is_right(

@@ -51,6 +51,12 @@ def test_any_series_gives_a_chart_with_finite_coordinates(ys, std, log, from_zer
     assert "nan" not in svg.lower().replace("explan", "") and "inf" not in svg.lower()
 
 
+@pytest.mark.parametrize(("top", "labels"), [(50.0, {"0", "10", "20"}), (0.5, {"0.0", "0.1", "0.2"})])
+def test_labels_have_as_many_decimals_as_their_step(top, labels):
+    svg = parse(line_chart([Series("y", points(0.0, top))], title="t"))
+    assert labels <= {text.text for text in svg.iter() if "tick" in text.get("class", "")}
+
+
 def test_a_gap_breaks_the_line():
     svg = parse(line_chart([Series("y", points(1, 2, None, 3, 4))], title="t"))
     assert len(svg.findall(".//polyline")) == 2
