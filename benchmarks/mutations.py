@@ -4,8 +4,8 @@
     python -m benchmarks.mutations --seeds 20 --before ../old      # the same mutations in an older checkout too
 
 A seed selects a line of code and one change of it (an operator, a number, a condition). With `--before` the line must
-be in both checkouts. The nearest tests run first (`tests/a/test_b*.py` for `a/b.py`, its folder, `tests/oracles` and `laws`),
-and the full suite only for a mutation that they do not catch.
+be in both checkouts. The nearest tests run first (`tests/a/test_b*.py` for `a/b.py`, its folder, `tests/oracles` and
+`tests/laws`), and the full suite only for a mutation that they do not catch.
 """
 
 from __future__ import annotations
