@@ -360,7 +360,7 @@ def supervised_facts(asked: Mapping[str, Any], folder: Path, run: Any) -> Iterat
     yield "model/", str(keeps).strip().lower() in _TRUE, (folder / "model").is_dir()
     for split in ("val", "test"):
         yield from evaluation_facts(asked, folder, run, split, None)
-    yield "sampling", at(asked, "alg.generation_kwargs", {}), {**run.writer.generation_kwargs}
+    yield "sampling", at(asked, "alg.generation_kwargs", {}), {**run.generator.generation_kwargs}
     yield "adapters", at(asked, "alg.peft") is not None, any("lora" in name for name, _ in run.model.named_parameters())
     lines = read_lines(folder / "training_info.jsonl")
     stops = at(asked, "alg.early_stopping_patience") is not None

@@ -381,7 +381,7 @@ def evaluated(made: Made) -> dict[str, float]:
 
 def cut_prompts(made: Made) -> Any:
     """What an evaluation keeps of prompts that are too long."""
-    side = (made.run.writer if hasattr(made.run, "writer") else made.policy.generator).prompt_truncation_side
+    side = (made.run.generator if hasattr(made.run, "generator") else made.policy.generator).prompt_truncation_side
     layout = TextLayout(made.run.tokenizer, made.run.max_prompt_length, 1, prompt_truncation_side=side)
     return [
         ids.tolist() for ids in layout.encode_all([sample.prompt_or_input_text for sample in made.run.samples["val"]])
@@ -409,13 +409,13 @@ def tuned(made: Made) -> Any:
 def written_together(made: Made) -> list[int]:
     """How many prompts an evaluation writes answers to at a time."""
     batches: list[int] = []
-    generate = made.run.writer.generate
+    generate = made.run.generator.generate
 
     def counted(ids: Any, *args: Any, **kwargs: Any) -> Any:
         batches.append(len(ids))
         return generate(ids, *args, **kwargs)
 
-    made.run.writer.generate = counted
+    made.run.generator.generate = counted
     written(made)
     return batches
 

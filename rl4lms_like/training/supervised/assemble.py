@@ -51,7 +51,7 @@ class SupervisedRun:
     samples: Mapping[str, list[Sample]]  # of `train`, `val` and `test`
     examples: Mapping[str, Examples]  # of `train`, and of `val` for its loss
     metrics: list[BaseMetric]
-    writer: TextGenerator  # generates text with the model that is trained
+    generator: TextGenerator  # generates text with the model that is trained
     max_prompt_length: int  # tokens; longer prompts are truncated
     eos_token_ids: list[int]  # tokens that end a response
     post_processor: Callable[[str], str] | None = None  # applied to each response before it is scored and saved
@@ -59,7 +59,7 @@ class SupervisedRun:
     @property
     def model(self) -> PreTrainedModel:
         """Language model that is trained."""
-        return self.writer.model
+        return self.generator.model
 
 
 def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
@@ -92,7 +92,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
             add_lora(model, config.alg.peft, dropout=True)
     if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
         torch.set_num_threads(1)
-    writer = TextGenerator(
+    generator = TextGenerator(
         model,
         generation_kwargs=config.alg.generation_kwargs,
         prompt_truncation_side=config.tokenizer.truncation_side,
@@ -104,7 +104,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         samples,
         examples,
         components.metrics,
-        writer,
+        generator,
         encoder.max_prompt_length,
         ends,
         components.post_processor,

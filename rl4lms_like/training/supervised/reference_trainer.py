@@ -117,7 +117,7 @@ class ReferenceTrainer(Trainer):
         labels = inputs.pop("labels")
         outputs = model(**inputs, use_cache=self.args.use_cache)
         logits = outputs.logits
-        if not self.owner.run.writer.is_encoder_decoder:
+        if not self.owner.run.generator.is_encoder_decoder:
             logits, labels = logits[:, :-1], labels[:, 1:]
         total = cross_entropy(
             logits.flatten(0, 1).float(),

@@ -122,7 +122,7 @@ class SupervisedTrainer:
         """Generate texts and score them, without changing the random state that dropout uses in training."""
         seed = self.run.config.seed
         responder = Responder(
-            self.run.writer,
+            self.run.generator,
             self.run.tokenizer,
             batch_size=self.schedule.eval_batch_size,
             max_prompt_length=self.run.max_prompt_length,
@@ -175,7 +175,7 @@ class SupervisedTrainer:
 
     def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
         run = self.run
-        start = decoder_start_token_id(run.model) if run.writer.is_encoder_decoder else None
+        start = decoder_start_token_id(run.model) if run.generator.is_encoder_decoder else None
         callbacks: list[TrainerCallback] = [self.reporter]
         if run.config.alg.early_stopping_patience is not None:
             patience, threshold = run.config.alg.early_stopping_patience, run.config.alg.early_stopping_threshold

@@ -460,7 +460,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),
     "alg.model_type": Row(
-        "seq2seq", lambda made: made.run.writer.is_encoder_decoder, also={"alg.model_name": f"{FOLDERS}/t5"}
+        "seq2seq", lambda made: made.run.generator.is_encoder_decoder, also={"alg.model_name": f"{FOLDERS}/t5"}
     ),
     "alg.model_name": Row(f"{FOLDERS}/gpt2_other", see.written, {"alg.generation_kwargs": {"max_new_tokens": 6}}),
     "alg.generation_kwargs": Row({"max_new_tokens": 1}, see.written),
