@@ -120,7 +120,7 @@ def timed(*arguments):
 def test_five_mistakes_are_told_at_once_with_status_2_within_two_seconds(command, broken):
     done, seconds = timed(command, broken)
     assert done.returncode == 2
-    assert done.stderr == f"5 mistakes in {broken}:\n{MISTAKES}"
+    assert done.stderr == f"5 errors in {broken}:\n{MISTAKES}"
     assert done.stdout == ""
     assert seconds < 2
 
@@ -184,7 +184,7 @@ def test_a_data_file_or_column_that_is_not_there_is_told_with_the_other_issues(c
         pool = json.dumps({"id": "jsonl", "args": args})
         assert main([command, config, "--set", f"datapool={pool}", "--set", "env.n_envs=0"]) == 2
         written = capsys.readouterr()
-        assert written.out == "" and written.err.startswith("2 mistakes in")
+        assert written.out == "" and written.err.startswith("2 errors in")
         assert f"  {path}: " in written.err and message in written.err and "  env.n_envs: " in written.err
 
 
@@ -418,7 +418,7 @@ def test_a_second_signal_ends_a_program_that_does_not_come_to_its_end(second):
 
 def test_a_missing_file_is_status_2(capsys):
     assert main(["check", "none.yml"]) == 2
-    assert capsys.readouterr().err == "1 mistake in none.yml:\n  there is no such file\n"
+    assert capsys.readouterr().err == "1 error in none.yml:\n  there is no such file\n"
 
 
 @pytest.mark.parametrize("arguments", [["trian"], [], ["check", "x.yml", "--sett", "a=1"], ["list", "reward"]])
@@ -517,7 +517,7 @@ def test_every_command_has_help():
         with pytest.raises(SystemExit) as caught:
             parser.parse_args([command, "--help"])
         assert caught.value.code == 0
-    for status in ("0 success", "1 a run failed", "2 mistakes", "130 interrupted"):
+    for status in ("0 success", "1 a run failed", "2 errors", "130 interrupted"):
         assert status in " ".join(parser.format_help().split())
 
 
@@ -537,7 +537,7 @@ def test_benchmark_tells_mistakes_of_spec_and_configs_with_status_2(tmp_path, co
     spec.write_text(dump_yaml({"runs": {"a": {"config": config, "set": {"alg.args.gama": 1}}}, "seds": 3}))
     assert main(["benchmark", str(spec)]) == 2
     message = capsys.readouterr().err
-    assert message.startswith(f"2 mistakes in {spec}:\n  seds: unknown key; did you mean 'seeds'?\n  runs.a: ")
+    assert message.startswith(f"2 errors in {spec}:\n  seds: unknown key; did you mean 'seeds'?\n  runs.a: ")
     assert "alg.args.gama: unknown key; did you mean 'gamma'?" in message
 
 

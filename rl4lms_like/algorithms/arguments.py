@@ -263,7 +263,7 @@ _OF_CRITICS = (
 
 
 def value_issues(algorithm: Any, given: Mapping[str, Any], id: str) -> list[ConfigIssue]:
-    """Return mistakes for critic arguments that are given to an algorithm without a critic.
+    """Return errors for critic arguments that are given to an algorithm without a critic.
 
     Args:
         algorithm: class of its arguments.
@@ -276,7 +276,7 @@ def value_issues(algorithm: Any, given: Mapping[str, Any], id: str) -> list[Conf
 
 
 def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[ConfigIssue]:
-    """Return mistakes in a policy's `critic` for an algorithm.
+    """Return errors in a policy's `critic` for an algorithm.
 
     Args:
         algorithm: class of its arguments; a class without `needs_critic` counts as one that needs a critic.
@@ -309,7 +309,7 @@ def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) 
 def combination_issues(
     algorithm: Any, given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
 ) -> list[ConfigIssue]:
-    """Return mistakes for arguments that contradict each other; their paths are relative to `alg.args`.
+    """Return errors for arguments that contradict each other; their paths are relative to `alg.args`.
 
     Args:
         algorithm: class of the arguments.
@@ -339,13 +339,13 @@ def combination_issues(
 
 
 def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[ConfigIssue]:
-    """Return mistakes for policy arguments that `trpo` does not support, since it needs second derivatives.
+    """Return errors for policy arguments that `trpo` does not support, since it needs second derivatives.
 
     Args:
         policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
 
     Returns:
-        Mistakes with paths relative to the block.
+        Errors with paths relative to the block.
     """
     issues = []
     attention = policy_arguments.get("attn_implementation")

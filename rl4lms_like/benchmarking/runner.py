@@ -77,7 +77,7 @@ def benchmark(
         Exit status: 0 if all selected jobs are done, 1 if a run failed, 130 if interrupted.
 
     Raises:
-        ConfigError: the spec or a config has mistakes; nothing was started.
+        ConfigError: the spec or a config has errors; nothing was started.
         MissingExtraError: scipy or matplotlib is not installed; nothing was started.
         RL4LMsLikeError: the results folder cannot be written, or another benchmark is running in it.
     """

@@ -7,7 +7,7 @@
 
     2 runs x 2 values x 3 seeds = 12 jobs; labels `ppo,learning_rate=0.0001` ...
 
-`load_benchmark` checks the file and every config with all its changes before anything starts, and reports all mistakes
+`load_benchmark` checks the file and every config with all its changes before anything starts, and reports all errors
 in one `ConfigError`. It does not import torch.
 """
 
@@ -35,7 +35,7 @@ from rl4lms_like.training.config.yaml_file import apply_values, read_yaml
 LABEL = re.compile(r"\w[\w.,=+ -]*")
 SPLITS = ("train", "val", "test")
 MAX_REPORTED = 3
-"""Largest number of labels that are listed for the same mistake."""
+"""Largest number of labels that are listed for the same error."""
 Axis = Literal["iterations", "tokens", "seconds"]
 
 
@@ -147,7 +147,7 @@ def load_benchmark(
         results: folder that overrides that of the spec, relative to the current folder.
 
     Raises:
-        ConfigError: lists every mistake of the spec and of each config with its changes.
+        ConfigError: lists every error of the spec and of each config with its changes.
     """
     path = Path(path)
     mapping, issues = read_yaml(path, keys="runs, config, seeds")
@@ -185,7 +185,7 @@ def _runs(entries: Mapping[str, Any]) -> tuple[dict[str, RunSpec], list[ConfigIs
 
 
 def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Iterator[ConfigIssue]:
-    """Yield the mistakes that the types do not cover."""
+    """Yield the errors that the types do not cover."""
     if "runs" in fields and not fields["runs"]:
         yield ConfigIssue("runs", "expected at least one, as in {ppo: {config: ppo.yml}}")
     if fields.get("name") and not LABEL.fullmatch(fields["name"]):
@@ -211,7 +211,7 @@ def _wrong_seeds(seeds: int | list[int] | None, where: str) -> Iterator[ConfigIs
 
 
 def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -> tuple[list[Cell], list[ConfigIssue]]:
-    """Return the runs with every combination of the grid. A mistake shared by several is reported once."""
+    """Return the runs with every combination of the grid. An error shared by several is reported once."""
     cells: dict[str, Cell] = {}
     reported: dict[ConfigIssue, list[str]] = {}
     points = grid_points({path: values for path, values in fields.get("grid", {}).items() if values})

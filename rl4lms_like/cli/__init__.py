@@ -5,7 +5,7 @@
     list rewards           show ID
     benchmark SPEC         compare A B           env
 
-Exit status: 0 success, 1 a run failed (the message gives the reason), 2 mistakes in the config or the command line,
+Exit status: 0 success, 1 a run failed (the message gives the reason), 2 errors in the config or the command line,
 130 interrupted. Commands import heavy modules when they run.
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 EXIT_STATUS = (
     "Exit status: 0 success, 1 a run failed for the reason that is printed, "
-    "2 mistakes in the config or the command line, 130 interrupted."
+    "2 errors in the config or the command line, 130 interrupted."
 )
 KINDS = ("data_pools", "rewards", "metrics", "post_processors", "policies", "algorithms")
 

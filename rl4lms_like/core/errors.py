@@ -1,7 +1,7 @@
 """Exceptions of this library.
 
 RL4LMsLikeError
-├── ConfigError             a config is invalid; lists all mistakes at once; exit status 2
+├── ConfigError             a config is invalid; lists all errors at once; exit status 2
 ├── MissingExtraError       an optional dependency is missing; names the extra to install
 ├── MissingResourceError    a word list, program or model file is missing; gives the command, and the offline way
 ├── NotReadyError           several components of a run cannot be built; lists all of them at once
@@ -32,7 +32,7 @@ class RL4LMsLikeError(Exception):
 
 @dataclass(frozen=True)
 class ConfigIssue:
-    """One mistake in a config: where it is (`alg.args.clip_range`), what is wrong and how to correct it."""
+    """One error in a config: where it is (`alg.args.clip_range`), what is wrong and how to correct it."""
 
     path: str
     message: str
@@ -41,17 +41,17 @@ class ConfigIssue:
         return f"{self.path}: {self.message}" if self.path else self.message
 
     def below(self, path: str) -> ConfigIssue:
-        """Return the same mistake with `path` prepended to its path."""
+        """Return the same error with `path` prepended to its path."""
         return ConfigIssue(".".join(filter(None, (path, self.path))), self.message)
 
 
 class ConfigError(RL4LMsLikeError):
-    """A config is invalid. The error lists every mistake found, not only the first."""
+    """A config is invalid. The error lists every error found, not only the first."""
 
     def __init__(self, issues: Sequence[ConfigIssue], source: str = "the config") -> None:
         self.issues = list(issues)
         self.source = source
-        plural = "mistake" if len(self.issues) == 1 else "mistakes"
+        plural = "error" if len(self.issues) == 1 else "errors"
         lines = [f"{len(self.issues)} {plural} in {source}:", *(f"  {issue}" for issue in self.issues)]
         super().__init__("\n".join(lines))
 

@@ -1,8 +1,8 @@
-"""Validate mappings from a config against Python signatures. All mistakes are returned, none is raised.
+"""Validate mappings from a config against Python signatures. All errors are returned, none is raised.
 
     signature    (limit: Annotated[int, Ge(1)] = 20, mode: Literal["mean", "max"] = "mean")
     mapping      {limt: 5, mode: sum}
-    mistakes     limt: unknown key; did you mean 'limit'?
+    errors     limt: unknown key; did you mean 'limit'?
                  mode: expected 'mean' or 'max', got 'sum'
 
 A signature belongs to a function, a class or a dataclass. A parameter whose type is a dataclass is a nested mapping, so
@@ -56,7 +56,7 @@ class ComponentOf:
 
 
 class RefusedError(ValueError):
-    """Error of a validator, with all mistakes in the value. Their paths are relative to the value."""
+    """Error of a validator, with all errors in the value. Their paths are relative to the value."""
 
     def __init__(self, *issues: ConfigIssue) -> None:
         super().__init__("; ".join(map(str, issues)))
@@ -142,7 +142,7 @@ def check_arguments(
         special: validators for types that pydantic does not support.
 
     Returns:
-        The given arguments, coerced to their types (invalid ones are left out), and the mistakes.
+        The given arguments, coerced to their types (invalid ones are left out), and the errors.
     """
     signature = signature_of(target, exclude=exclude)
     known = {argument.name: argument for argument in signature.arguments}
@@ -174,7 +174,7 @@ def check_arguments(
 def check_value(
     value: Any, annotation: Any, path: str, *, special: Special | None = None
 ) -> tuple[Any, list[ConfigIssue]]:
-    """Return a value coerced to its type, and the mistakes; ignore the value if there are mistakes.
+    """Return a value coerced to its type, and the errors; ignore the value if there are errors.
 
     Null is accepted as an empty mapping or list, since a YAML key with nothing under it is null.
     """
@@ -270,7 +270,7 @@ def _check_block(block: type, special: Special | None, value: Any) -> Any:
 
 
 def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return the fields of a dataclass from a mapping, and the mistakes with paths relative to the value."""
+    """Return the fields of a dataclass from a mapping, and the errors with paths relative to the value."""
     if not isinstance(value, Mapping):
         return {}, [ConfigIssue("", f"expected {_expected(block)}; got {shown(value)}")]
     return check_arguments(block, value, "", special=special)

@@ -97,12 +97,12 @@ def names_variable(value: Any) -> bool:
 
 
 def secret_issues(config: Mapping[str, Any]) -> list[ConfigIssue]:
-    """Return the mistakes of a config: secrets, and references to variables where they are not replaced."""
+    """Return the errors of a config: secrets, and references to variables where they are not replaced."""
     return [ConfigIssue(path, detail) for path, detail, _ in _found(config)]
 
 
 def without_values(config: Mapping[str, Any], issues: Collection[ConfigIssue]) -> list[ConfigIssue]:
-    """Return the mistakes of a config with the secrets in it masked."""
+    """Return the errors of a config with the secrets in it masked."""
     secrets = [value for _, _, value in _found(config) if len(value) >= _SHORTEST_LOOKED_UP]
     values = {*secrets, *(shown(value)[1:-1] for value in secrets)}  # messages shorten long values
     together = _BETWEEN.join(part for issue in issues for part in (issue.path, issue.message))

@@ -33,7 +33,7 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     """Yield the sections of the output, fast ones first; `full` adds the config with every default filled in.
 
     Raises:
-        ConfigError: arguments for transformers or PEFT have mistakes, models and lengths are incompatible, or samples
+        ConfigError: arguments for transformers or PEFT have errors, models and lengths are incompatible, or samples
             lack references that a component needs.
         DataPoolError: the data pool could not be prepared.
         ModelError: the tokenizer has tokens that the model does not have, or a local folder lacks weights.
@@ -92,7 +92,7 @@ def _collected(failures: list[RL4LMsLikeError]) -> Iterator[None]:
 
 
 def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
-    """Return one error that combines all failures; a `ConfigError` if one of them is a mistake in the config."""
+    """Return one error that combines all failures; a `ConfigError` if one of them is an error in the config."""
     if len(failures) == 1:
         return failures[0]
     if not any(isinstance(failure, ConfigError) for failure in failures):
@@ -138,7 +138,7 @@ def _models(config: RunConfig) -> tuple[str, _Models | None]:
 
 
 def _plan(config: SupervisedConfig, samples: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
-    """Return the plan of a supervised run, or the reason why there is none; mistakes in the config are raised."""
+    """Return the plan of a supervised run, or the reason why there is none; errors in the config are raised."""
     from rl4lms_like.training.supervised.assemble import plan
 
     try:

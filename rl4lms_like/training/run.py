@@ -91,7 +91,7 @@ def pretrain_critic(config_path: str | Path, folder: str | Path, *, overrides: S
         Lines that describe the progress.
 
     Raises:
-        ConfigError: the config has mistakes, or its algorithm has no separate critic.
+        ConfigError: the config has errors, or its algorithm has no separate critic.
         RL4LMsLikeError: a rollout failed, or the folder cannot be written.
     """
     config = load_config(config_path, overrides)
@@ -142,7 +142,7 @@ def resume(
 
     Raises:
         CheckpointError: there is no intact checkpoint to resume from.
-        ConfigError: the overrides have mistakes or would change the results of the run; or the config requests code to
+        ConfigError: the overrides have errors or would change the results of the run; or the config requests code to
             run that is not trusted.
         RL4LMsLikeError: the run failed; subclasses name the cause.
     """

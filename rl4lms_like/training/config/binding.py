@@ -17,7 +17,7 @@ Arguments with the type of a reward are components too and are bound in the same
     a dataclass with such fields          {reward: {id, args}, ...}
 
 A checked reward is a `Nested`: the mapping of the config, with the class of the object to build. Works on the raw
-mapping, so a mistake in one place of a block does not prevent checks of the others. Loads no model and does not import
+mapping, so an error in one place of a block does not prevent checks of the others. Loads no model and does not import
 torch itself.
 """
 
@@ -235,7 +235,7 @@ def check_component(
         exclude: arguments that the library fills in.
 
     Returns:
-        The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the mistakes.
+        The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the errors.
     """
     also = (SHAPING,) if takes_shaping(registry, target) else ()
     own = {name: value for name, value in args.items() if name not in also}
@@ -360,7 +360,7 @@ _METHODS = {"reward": "__call__", "metric": "compute"}
 
 
 def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return a copy of the mapping with all `args` coerced to their types, and every mistake in ids and `args`.
+    """Return a copy of the mapping with all `args` coerced to their types, and every error in ids and `args`.
 
     Values without the form of a component are left to the check of the blocks.
     """
@@ -390,7 +390,7 @@ def _bind(slot: Slot) -> list[ConfigIssue]:
         target = slot.takes()
     except ConfigError as error:
         return [ConfigIssue(join(slot.path, "id"), issue.message) for issue in error.issues]
-    except MissingExtraError:  # not a mistake in the config; building the component reports what to install
+    except MissingExtraError:  # not an error in the config; building the component reports what to install
         return []
     exclude = FILLED_IN.get(slot.registry.kind, ())
     bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"), exclude)

@@ -1,6 +1,6 @@
 """Check combinations of a config's keys, and names of local files. Loads no model and imports no torch.
 
-Each check receives the whole raw mapping after `binding.bind`, and returns the mistakes that it finds. The metrics that
+Each check receives the whole raw mapping after `binding.bind`, and returns the errors that it finds. The metrics that
 a config selects by key must be keys that `train_evaluation.metrics` reports:
 
     train_evaluation.keep_best: {metric: lexical/meteor, mode: max}      the model of the best evaluation
@@ -49,7 +49,7 @@ SUPERVISED = "alg.training_args.metric_for_best_model"
 
 
 def cross_check(blocks: dict[str, Any]) -> list[ConfigIssue]:
-    """Return the mistakes that all checks find in a bound mapping."""
+    """Return the errors that all checks find in a bound mapping."""
     return [issue for check in CROSS_CHECKS for issue in check(blocks)]
 
 
@@ -118,7 +118,7 @@ def data_issues(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find missing files of the library's own pools, and files whose first row lacks a column that the config names.
 
     Args:
-        blocks: a bound mapping without mistakes in `datapool`.
+        blocks: a bound mapping without errors in `datapool`.
     """
     prepare, args = file_pool(blocks), at(blocks, "datapool.args")
     if prepare is None or any(map(names_variable, [*args.values(), *(args.get("data_files") or {}).values()])):
@@ -262,7 +262,7 @@ def _is_kind(target: Any, kind: type) -> bool:
 
 
 def chosen_metric_issues(blocks: Mapping[str, Any]) -> Iterator[ConfigIssue]:
-    """Yield a mistake for each selected key that no metric of the config reports, if all reported keys are known."""
+    """Yield an error for each selected key that no metric of the config reports, if all reported keys are known."""
     known = _reported(at(blocks, "train_evaluation.metrics"))
     if known is None:
         return
@@ -278,7 +278,7 @@ def chosen_metric_issues(blocks: Mapping[str, Any]) -> Iterator[ConfigIssue]:
 
 
 def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> ConfigIssue:
-    """Return the mistake for a key at a config path that no metric reports, with the closest known key."""
+    """Return the error for a key at a config path that no metric reports, with the closest known key."""
     keys = list(known)
     near = difflib.get_close_matches(wanted, keys, n=1)
     listed = ", ".join(keys) or "none, because train_evaluation.metrics is empty"
@@ -364,7 +364,7 @@ _OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.p
 
 
 def with_key_of_here(issue: ConfigIssue) -> ConfigIssue:
-    """Return the mistake; for an unknown key of another library, with the equivalent key of this library."""
+    """Return the error; for an unknown key of another library, with the equivalent key of this library."""
     here = HERE.get(issue.path.rpartition(".")[2])
     if here is None or not issue.message.startswith(UNKNOWN_KEY) or issue.path.startswith(_OWN_ARGUMENTS):
         return issue

@@ -1,4 +1,4 @@
-"""Notices about a config without mistakes: keys without an effect, and defaults with an unexpected effect."""
+"""Notices about a config without errors: keys without an effect, and defaults with an unexpected effect."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
-    """Return the notices about a config without mistakes."""
+    """Return the notices about a config without errors."""
     checks = (
         _without_meaning,
         _repeated_metrics,

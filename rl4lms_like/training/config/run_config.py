@@ -4,7 +4,7 @@
     SupervisedConfig      tokenizer             datapool       alg (model, training_args)  train_evaluation
 
 `load_config` reads a file, applies overrides, checks everything including the `args` of components, and raises one
-`ConfigError` with all mistakes. It loads no model and does not import torch.
+`ConfigError` with all errors. It loads no model and does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl4lms_like.training.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
 
 MAX_ISSUES = 500
-"""Number of mistakes of a config that are reported; the others are only counted."""
+"""Number of errors of a config that are reported; the others are only counted."""
 
 Side = Literal["left", "right"]
 Arguments = dict[str, Any]
@@ -346,7 +346,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, data: bool =
         data: see `parse_config`; an evaluation only needs the files of one split.
 
     Raises:
-        ConfigError: lists all mistakes in the file, the overrides and the components' arguments.
+        ConfigError: lists all errors in the file, the overrides and the components' arguments.
     """
     mapping, repeated = read_yaml(path)
     changed, issues = apply_overrides(mapping, overrides)
@@ -367,11 +367,11 @@ def parse_config(
         mapping: the six blocks of an RL run, or the four of a supervised one.
         source: name of the mapping in error messages.
         components: look up ids and check their `args`; if false, only the blocks themselves are checked.
-        issues: mistakes found before, to be reported with the others.
+        issues: errors found before, to be reported with the others.
         data: check that the files of the data pool exist, and that their first rows have the configured columns.
 
     Raises:
-        ConfigError: lists all mistakes.
+        ConfigError: lists all errors.
     """
     blocks, comma_notices = without_stray_commas(mapping)
     found = list(issues)
@@ -393,6 +393,6 @@ def parse_config(
 
 
 def _in_order_of(mapping: Mapping[str, Any], issues: list[ConfigIssue]) -> list[ConfigIssue]:
-    """Sort mistakes by the order of their blocks in the file; those outside its blocks come first."""
+    """Sort errors by the order of their blocks in the file; those outside its blocks come first."""
     rank = {str(block): index for index, block in enumerate(mapping)}
     return sorted(issues, key=lambda issue: rank.get(issue.path.partition(".")[0], -1))

@@ -48,7 +48,7 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
         here: check that this machine has the device.
 
     Raises:
-        ConfigError: lists all mistakes.
+        ConfigError: lists all errors.
     """
     places = {
         f"{ARGS}.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
@@ -84,7 +84,7 @@ def _optimizer_issues(kind: type[torch.optim.Optimizer], kwargs: Mapping[str, An
 
 
 def device_issues(device: str, path: str = "device", *, here: bool = True) -> list[ConfigIssue]:
-    """Return the mistake in a config's device: on this machine, or on any machine if `here` is false."""
+    """Return the error in a config's device: on this machine, or on any machine if `here` is false."""
     try:
         chosen = get_device(device)
     except RuntimeError:

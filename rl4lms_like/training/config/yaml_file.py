@@ -35,7 +35,7 @@ DEEPEST = 50
 """Maximum nesting depth. Real configs have less than half of it; an anchor that contains itself is nested endlessly."""
 _TOO_DEEP = f"nested more than {DEEPEST} deep"
 MOST_VALUES = 20_000
-"""Maximum number of values of a file, aliases counted each time; a check with as many mistakes takes a few seconds."""
+"""Maximum number of values of a file, aliases counted each time; a check with as many errors takes a few seconds."""
 LONGEST, LONGEST_NUMBER = 500_000, 400
 """Maximum number of characters of a file and of a number. Reading `1:1:1...` (base 60) takes quadratic time."""
 _OCTAL = re.compile(r"[-+]?0[0-7_]+$")
@@ -72,7 +72,7 @@ _Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str
 
 
 def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return the mapping in a YAML file, and the mistakes of `parse_yaml`; an error message lists `keys` as expected.
+    """Return the mapping in a YAML file, and the errors of `parse_yaml`; an error message lists `keys` as expected.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or does not contain a mapping.
@@ -91,7 +91,7 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
 
 
 def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return the mapping in a YAML text, and mistakes for repeated keys and numbers that YAML reads in another base.
+    """Return the mapping in a YAML text, and errors for repeated keys and numbers that YAML reads in another base.
 
     Raises:
         ConfigError: the text is not YAML, or not a mapping.
@@ -118,7 +118,7 @@ def parse_value(text: str) -> Any:
 
 
 def _constructed(text: str) -> tuple[Any, list[ConfigIssue]]:
-    """Return the value of a YAML text, and mistakes for repeated keys and numbers in other bases.
+    """Return the value of a YAML text, and errors for repeated keys and numbers in other bases.
 
     Raises:
         ValueError: the text is not YAML, or is too large or nested too deep; the message has the position.
@@ -170,7 +170,7 @@ def _nodes(node: yaml.Node, path: str, depth: int) -> Iterator[tuple[yaml.Node, 
 
 
 def _issues(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:
-    """Yield mistakes for repeated keys of a mapping, and for a number in base 8 or 60."""
+    """Yield errors for repeated keys of a mapping, and for a number in base 8 or 60."""
     lines: dict[str, int] = {}
     keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
     for key in [key for key in keys if isinstance(key, yaml.ScalarNode)]:
@@ -192,7 +192,7 @@ def _syntax(error: Exception) -> str:
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return a copy of the mapping with the overrides applied, and a mistake for each invalid override."""
+    """Return a copy of the mapping with the overrides applied, and an error for each invalid override."""
     changed, issues = dict(mapping), []
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -211,7 +211,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tup
 def apply_values(
     mapping: Mapping[str, Any], values: Mapping[str, Any], where: str
 ) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Apply parsed values, `{"alg.args.gamma": 1}`, like `apply_overrides`; mistakes begin with `where`."""
+    """Apply parsed values, `{"alg.args.gamma": 1}`, like `apply_overrides`; errors begin with `where`."""
     changed = copy.deepcopy(dict(mapping))
     issues = []
     for path, value in values.items():

@@ -305,7 +305,7 @@ def _checked(checkpoint: Path, hint: str = "") -> TrainingState:
 
 
 def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -> ConfigIssue | None:
-    """Return a mistake if the checkpoint has already passed the configured length of the run."""
+    """Return an error if the checkpoint has already passed the configured length of the run."""
     done = state.numbers["trainer"]
     counted = {
         "train_evaluation.n_iters": done["iteration"] + ("update" in state.numbers),

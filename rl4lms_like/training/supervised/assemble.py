@@ -115,7 +115,7 @@ def check_settings(config: SupervisedConfig) -> None:
     """Check the settings that need torch and transformers, before anything is loaded.
 
     Raises:
-        ConfigError: lists every mistake.
+        ConfigError: lists every error.
         MissingExtraError: a dependency of the Trainer or of a metric is not installed.
         NotReadyError: several components lack resources.
     """
@@ -132,7 +132,7 @@ def check_settings(config: SupervisedConfig) -> None:
 
 
 def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIssue]:
-    """Return the mistakes in the device of a supervised run; those on every machine only, if `here` is False."""
+    """Return the errors in the device of a supervised run; those on every machine only, if `here` is False."""
     issues = device_issues(device, here=False)
     if not issues and device != "auto" and torch.device(device).index:
         text = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
@@ -226,7 +226,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         Lines of name and value.
 
     Raises:
-        ConfigError: settings have mistakes.
+        ConfigError: settings have errors.
         RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
     """
     if not supervised_device_issues(config.device, here=False):  # the device may exist on another machine

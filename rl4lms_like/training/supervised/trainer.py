@@ -193,7 +193,7 @@ class SupervisedTrainer:
                 data_collator=ExampleCollator(TextLayout(run.tokenizer, 1, 1).pad_token_id, start),
                 callbacks=callbacks,
             )
-        except (ValueError, ImportError) as error:  # mistakes found only by the Trainer and its optimizers
+        except (ValueError, ImportError) as error:  # errors found only by the Trainer and its optimizers
             raise ConfigError([ConfigIssue(PATH, str(error))]) from error
         trainer.remove_callback(PrinterCallback)
         return trainer

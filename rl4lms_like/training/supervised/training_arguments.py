@@ -70,7 +70,7 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
         has_val: whether there are samples to evaluate on during training.
 
     Raises:
-        ConfigError: lists every mistake in `alg.training_args`.
+        ConfigError: lists every error in `alg.training_args`.
     """
     from stable_baselines3.common.utils import get_device
     from transformers import TrainingArguments
@@ -105,7 +105,7 @@ def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *,
 
 
 def _further_issues(given: dict[str, Any], arguments: dict[str, Any]) -> list[ConfigIssue]:
-    """Return the mistakes in the given keys that their annotations do not cover."""
+    """Return the errors in the given keys that their annotations do not cover."""
     from transformers import TrainingArguments
 
     issues = [
