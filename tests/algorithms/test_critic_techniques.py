@@ -17,8 +17,11 @@ from rl4lms_like.core.losses import clipped_surrogate
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.testing import models
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.settings import check_settings
 from tests.algorithms.test_update import build, parameters
 from tests.builders import episodes_of_lengths
+from tests.training.configs import run_blocks
 
 SGD = {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}}
 
@@ -191,6 +194,10 @@ def test_the_critic_may_be_another_model_of_the_same_tokenizer(tmp_path, tiny_gp
     built = after(1, PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"critic_model": str(folder)})
     assert built.policy.value_head.in_features == 16
     assert float(torch.as_tensor(built.rollout_buffer.values).abs().max()) == 0.0
+    blocks = run_blocks()
+    blocks["tokenizer"]["model_name"] = str(tiny_gpt2_dir)
+    blocks["alg"]["policy"]["args"] |= {"model_name": str(tiny_gpt2_dir), "critic_model": str(folder)}
+    check_settings(parse_config(blocks))
 
 
 # --- pretraining -----------------------------------------------------------------------------------------------------

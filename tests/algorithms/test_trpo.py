@@ -149,7 +149,7 @@ def test_the_critics_updates_never_move_the_policy(critic, tiny_gpt2_dir, tiny_t
     before, head = flat(built.policy.policy_model), built.policy.value_head.weight.clone()
     assert all(p.grad is None for p in built.policy.parameters())
     minibatches = [each for _ in range(3) for each in built.rollout_buffer.get(built.batch_size)]
-    assert len([built._critic_step(minibatch) for minibatch in minibatches]) >= 3
+    assert len([built.critic_step(minibatch) for minibatch in minibatches]) >= 3
     assert torch.equal(before, flat(built.policy.policy_model))
     assert not torch.equal(head, built.policy.value_head.weight)
     metric_state = set(built.policy.optimizer.state)

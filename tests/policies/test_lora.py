@@ -26,6 +26,7 @@ LORA = {"r": 4, "lora_alpha": 16}
 FAMILIES = {"gpt2": "causal", "llama": "causal", "t5": "seq2seq", "bart": "seq2seq"}
 AUTO = {"causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
 STEPS = {
+    "sao": {"n_steps": 20, "critic_only_iterations": 0},
     "ppo": {"n_steps": 20, "batch_size": 80, "n_epochs": 2, "learning_rate": 3e-3},
     "a2c": {"n_steps": 20, "learning_rate": 3e-3},
 }

@@ -87,12 +87,15 @@ def test_a_critic_of_the_other_family_is_refused(tiny_gpt2_dir, tiny_t5_dir):
         make_policy("causal", tiny_gpt2_dir, critic_model=str(tiny_t5_dir))
 
 
-def test_a_critic_with_other_tokens_is_refused(tiny_gpt2_dir, tiny_tokenizer, tmp_path):
+@pytest.mark.parametrize(("role", "more"), [("critic", -1), ("reference", -1), ("reference", 1)])
+def test_a_model_with_other_tokens_is_refused(role, more, tiny_gpt2_dir, tiny_tokenizer, tmp_path):
+    """A critic only reads tokens, so it may have more of them; see the techniques of critics."""
+    n_tokens = len(tiny_tokenizer)
     other = models.make_causal_lm("gpt2", tiny_tokenizer)
-    other.resize_token_embeddings(len(tiny_tokenizer) + 1)
+    other.resize_token_embeddings(n_tokens + more)
     folder = models.save_model(tmp_path / "other", other, tiny_tokenizer)
-    with pytest.raises(ModelError, match=f"{len(tiny_tokenizer) + 1}.* {len(tiny_tokenizer)}"):
-        make_policy("causal", tiny_gpt2_dir, critic_model=str(folder))
+    with pytest.raises(ModelError, match=f"{role} .*{n_tokens + more}.* {n_tokens}"):
+        make_policy("causal", tiny_gpt2_dir, **{f"{role}_model": str(folder)})
 
 
 def test_a_shared_critic_has_no_checkpoint_of_its_own(tiny_gpt2_dir):

@@ -211,7 +211,7 @@ RUN: dict[str, Row | Silent] = {
     ),
     "tokenizer.padding_side": Row("right", see.saved_tokenizer),
     "tokenizer.truncation_side": Row("right", see.saved_tokenizer),
-    "tokenizer.max_length": Silent("of a supervised run"),
+    "tokenizer.max_length": Silent("in a supervised run"),
     "tokenizer.trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoTokenizer")),
     "reward_fn.id": Row("repetition_penalty", see.paid, also={"reward_fn.args": {"ngram_size": 1}}),
     "reward_fn.args": Row({"max_length": 2}, see.paid),
@@ -320,7 +320,7 @@ POLICY: dict[str, Row | Silent] = {
     "model_name": Row(f"{FOLDERS}/gpt2_other"),
     "optimizer_kwargs": Row({"betas": [0.5, 0.5]}),
     "weight_decay": Row(0.5),
-    "apply_model_parallel": Silent("has no effect"),
+    "apply_model_parallel": Silent("without an effect"),
     "generation_kwargs": Row({"do_sample": True, "top_k": 1, "max_new_tokens": 6}, see.texts),
     "prompt_truncation_side": Row("right", see.cut_prompts, {"env.args.max_prompt_length": 3}),
     "critic": Row("shared", lambda made: made.policy.value_model is None),
@@ -399,7 +399,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "device": Row("cuda:7", lambda made: made.policy.device.type),
     "verbose": Row(1, see.table_lines),
     "tensorboard_log": Row("here", see.event_files),
-    "create_eval_env": Silent("has no effect"),
+    "create_eval_env": Silent("without an effect"),
 }
 _LONG_STEP = {"alg.args.target_kl": 100.0, "alg.args.cg_max_steps": 15, **_HEAD}
 
