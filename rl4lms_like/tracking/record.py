@@ -42,7 +42,7 @@ class RunRecord:
         evaluations: split -> epoch, in order -> metric key -> corpus score.
         predictions: split -> epoch, in order -> file.
         credit: recorded values of single tokens, one mapping per line.
-        alarms: alarms of the run doctor, in order.
+        alarms: alerts of the run doctor, in order.
         began: first time in the log.
         ended: last time in the log.
     """

@@ -106,7 +106,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         "Wall time": charts.duration(seconds) if seconds is not None else None,
         "Tokens": format_number(last["timesteps"]) if last.get("timesteps") else None,
         "Episodes": format_number(sum(episodes)) if episodes else None,
-        "Alarms": (str(len(run.alarms)) if run.alarms else "none") if run.setting("doctor", "enabled") else None,
+        "Alerts": (str(len(run.alarms)) if run.alarms else "none") if run.setting("doctor", "enabled") else None,
     }
     return [(name, str(value)) for name, value in facts.items() if value is not None]
 
@@ -133,7 +133,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def alarms_of(run: RunRecord) -> list[dict[str, Any]]:
-    """Return the alarms of the run doctor in the order in which they were raised, with title, time and examples.
+    """Return the alerts of the run doctor in the order in which they were raised, with title, time and examples.
 
     alarms.jsonl          {"alarm": "entropy_collapse", "iteration": 12, "said": ..., "advice": ..., "examples": [...]}
     training_info.jsonl   doctor/entropy_collapse: 1 or 0 in each iteration from the 12th on

@@ -41,13 +41,13 @@ def test_each_alarm_has_its_finding_its_advice_and_the_iterations_in_which_it_he
     assert first["examples"] == [(HOSTILE, " ", "reward 0.5123, tokens 7")]
     assert (second["when"], second["advice"]) == ("iteration 3", "")
     page = page_of(tracker.run_path)
-    assert "Alarms of the run doctor" in page.text and HOSTILE in page.text and "Alarms2" in page.text.replace("\n", "")
+    assert "Alerts of the run doctor" in page.text and HOSTILE in page.text and "Alerts2" in page.text.replace("\n", "")
     assert page.count("script") == 0
 
 
 def test_without_alarms_there_is_no_section(tracker):
     page = page_of(tracker.run_path)
-    assert "Alarms of the run doctor" not in page.text and "Alarmsnone" in page.text.replace("\n", "")
+    assert "Alerts of the run doctor" not in page.text and "Alertsnone" in page.text.replace("\n", "")
     config = json.loads((tracker.run_path / "config.json").read_text())
     (tracker.run_path / "config.json").write_text(json.dumps({**config, "doctor": {"enabled": False}}))
-    assert "Alarms" not in page_of(tracker.run_path).text
+    assert "Alerts" not in page_of(tracker.run_path).text

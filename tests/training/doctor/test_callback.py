@@ -95,7 +95,7 @@ def test_a_constant_reward_is_told_once_with_an_example_everywhere(config, tmp_p
     held = [each.get("doctor/reward_constant") for each in lines(folder / "training_info.jsonl")]
     assert held == [None, 1, 1, 1]
     page = (folder / "report.html").read_text()
-    assert "Alarms of the run doctor" in page and "active in 3 of the 3 iterations since" in page
+    assert "Alerts of the run doctor" in page and "active in 3 of the 3 iterations since" in page
 
 
 def test_a_reward_that_pays_for_length_is_told_with_the_shortest_and_the_longest(config, tmp_path):
@@ -228,7 +228,7 @@ def test_a_healthy_run_leaves_no_alarm_and_no_key(config, tmp_path):
     assert not (folder / "alarms.jsonl").exists()
     assert not [key for line in lines(folder / "training_info.jsonl") for key in line if key.startswith("doctor/")]
     page = (folder / "report.html").read_text()
-    assert "Alarms of the run doctor" not in page and "<dt>Alarms</dt><dd>none</dd>" in page
+    assert "Alerts of the run doctor" not in page and "<dt>Alerts</dt><dd>none</dd>" in page
 
 
 def test_the_doctor_changes_nothing_of_what_a_run_computes(config, tmp_path):
@@ -238,7 +238,7 @@ def test_the_doctor_changes_nothing_of_what_a_run_computes(config, tmp_path):
     config["doctor"] = {"enabled": False}
     alone = started(config, tmp_path, "alone")
     assert reported(watched) and not (alone / "alarms.jsonl").exists()
-    assert "<dt>Alarms</dt>" not in (alone / "report.html").read_text()
+    assert "<dt>Alerts</dt>" not in (alone / "report.html").read_text()
     for name in ("model/model.safetensors", "rollout_info.jsonl", "training_info.jsonl"):
         assert without_alarms(files_of(watched)[name]) == files_of(alone)[name]
 
