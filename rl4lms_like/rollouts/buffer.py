@@ -71,6 +71,9 @@ class EpisodeBuffer:
             `gae_lambda` for all lengths.
     """
 
+    dtype = torch.float32
+    """Type of the fields; float64 for exact gradients (`testing.tabular`)."""
+
     def __init__(
         self,
         buffer_size: int = 0,
@@ -176,8 +179,8 @@ class EpisodeBuffer:
         if episode_rewards is None:
             episode_rewards = episodes.pad(rewards).sum(dim=1)
         of_actions = episode_rewards.repeat_interleave(episodes.lengths)
-        dtype = torch.promote_types(values.dtype, torch.float32)  # float64 only in tests of exact gradients
-        flat = [field.to(self.device, dtype) for field in (rewards, values, log_probs, last_values, of_actions)]
+        given = (rewards, values, log_probs, last_values, of_actions)
+        flat = [field.to(self.device, self.dtype) for field in given]
         self._parts.append((episodes.to(self.device), flat[0], flat[1], flat[2], flat[3], flat[4]))
         if kl is not None:
             self._kl_parts.append(kl.to(self.device, torch.float32))

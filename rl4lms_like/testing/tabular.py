@@ -252,6 +252,7 @@ class Enumeration:
             **{"n_steps": 1, "learning_rate": 1.0, "seed": 0, "device": "cpu", **fixed, **arguments},
         )
         self.algorithm.set_logger(configure(None, []))
+        self.algorithm.rollout_buffer.dtype = torch.float64
         self.policy: TabularPolicy = self.algorithm.policy  # type: ignore[assignment]
 
     def batches(self) -> Iterator[tuple[EpisodeBatch, float]]:
