@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import (
@@ -93,7 +94,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self._n_updates = 0
         self.n_iterations = 0
         pretrain = options.critic_pretrain
-        self.pretraining = None if pretrain is None else CriticPretrainer(self, pretrain)
+        self.pretraining = None if pretrain is None else CriticPretrainer(pretrain)
         self.guard = StepGuard(options.non_finite)
         super().__init__(
             policy,
@@ -234,8 +235,6 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             total = total + self.vf_coef * objective.value.mean()
         if objective.entropy is not None and self.ent_coef:
             total = total + self.ent_coef * objective.entropy.mean()
-        if objective.nll is not None:
-            total = total + self.arguments.nll_coef * objective.nll.mean()  # type: ignore[attr-defined]
         return total if objective.kl is None else total + weighted_mean("kl", objective.kl, weights)
 
     def _summary(self, objective: Objective, weights: Tensor) -> dict[str, Tensor]:
@@ -322,20 +321,18 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if self.pretraining is not None:
             self.pretraining.load_state_dict(state["critic_pretraining"])
 
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "pretraining"]
-
     @property
     def has_sampled(self) -> bool:
         """True once the environment has been used, for training or for pretraining the critic."""
         return super().has_sampled or bool(self.pretraining and self.pretraining.explained)
 
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+    def collect_rollouts(self, env: VecEnv, *args: Any, **kwargs: Any) -> bool:
         """Collect a rollout; before the first one, pretrain the critic if that is requested and not done yet."""
-        if self.pretraining is not None and not self.num_timesteps:
-            for _ in self.pretraining.rollouts():
+        if self.pretraining is not None:
+            self._use(env)
+            for _ in self.pretraining.rollouts(self):
                 pass
-        return super().collect_rollouts(*args, **kwargs)
+        return super().collect_rollouts(env, *args, **kwargs)
 
     # --- learning rates and log -------------------------------------------------------------------------------------
 
@@ -370,10 +367,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         Without a step of the policy, there is no gap.
         """
-        gap = math.nan if ratio_gap is None else float(ratio_gap)
         if self.policy.has_critic:
             values, returns = torch.as_tensor(self.rollout_buffer.values), torch.as_tensor(self.rollout_buffer.returns)
             self.logger.record("ppo/explained_variance", explained_variance(values, returns))
+        gap = 0.0 if ratio_gap is None else float(ratio_gap)
         if ratio_gap is not None:
             self.logger.record("train/ratio_gap", gap)
         self.logger.record("train/n_updates", self._n_updates)

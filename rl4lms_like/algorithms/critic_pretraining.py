@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 class CriticPretrainer:
-    """Trains an algorithm's critic on rollouts of its policy, which is not changed.
+    """Trains the critic of an algorithm on rollouts of its policy, which is not changed.
 
     Args:
-        algorithm: its policy has a separate critic.
         settings: see `CriticPretraining`.
 
     Attributes:
@@ -34,8 +33,7 @@ class CriticPretrainer:
         n_tokens: number of tokens of the rollouts. They do not count as time steps of the training.
     """
 
-    def __init__(self, algorithm: OnPolicyTextAlgorithm, settings: CriticPretraining) -> None:
-        self.algorithm = algorithm
+    def __init__(self, settings: CriticPretraining) -> None:
         self.settings = settings
         self.explained: list[float] = []
         self.n_tokens = 0
@@ -50,9 +48,13 @@ class CriticPretrainer:
         best = max(known[: done - patience], default=-math.inf)
         return done > patience and max(known[done - patience :]) < best + self.settings.min_gain
 
-    def rollouts(self) -> Iterator[float]:
-        """Run the remaining rollouts and updates; yield each explained variance. The run can be resumed from there."""
-        algorithm, options = self.algorithm, self.algorithm.arguments
+    def rollouts(self, algorithm: OnPolicyTextAlgorithm) -> Iterator[float]:
+        """Run the remaining rollouts and updates; yield each explained variance. The run can be resumed from there.
+
+        Args:
+            algorithm: its policy has a separate critic.
+        """
+        options = algorithm.arguments
         n_tokens = options.n_steps * algorithm.env.num_envs  # type: ignore[union-attr]
         while not self.is_over:
             buffer = EpisodeBuffer(device=algorithm.device, gamma=options.gamma, gae_lambda=1.0)
@@ -62,7 +64,7 @@ class CriticPretrainer:
                 algorithm.collector.collect(buffer, n_tokens, adapt_kl=False)
             with algorithm.interruption.finishing("this update of the critic"), in_part("update"):
                 algorithm.update = UpdateProgress()  # weights change: the run cannot be resumed before the end
-                self._train(buffer)
+                self._train(algorithm, buffer)
                 algorithm.update = None
             values, returns = torch.as_tensor(buffer.values), torch.as_tensor(buffer.returns)
             self.explained.append(explained_variance(values, returns))
@@ -74,8 +76,8 @@ class CriticPretrainer:
         done, most = len(self.explained), self.settings.max_rollouts
         return f"critic, rollout {done} of at most {most}: explained variance {explained:.3f}"
 
-    def _train(self, buffer: EpisodeBuffer) -> None:
-        algorithm, rate = self.algorithm, self.settings.learning_rate
+    def _train(self, algorithm: OnPolicyTextAlgorithm, buffer: EpisodeBuffer) -> None:
+        rate = self.settings.learning_rate
         algorithm.policy.set_training_mode(True)
         if rate is None:
             rate = algorithm.lr_schedule(1.0) * algorithm.critic_factor

@@ -70,17 +70,19 @@ class PPO(OnPolicyTextAlgorithm):
         if options.nll_coef:
             good = (minibatch.episode_rewards >= options.nll_threshold).float()
             minibatch = minibatch._replace(nll_weights=good / good.mean().clamp_min(1e-30))
-        self._kept_fraction = None
-        parts = list(split(minibatch, options.micro_batch_size))
-        if options.ratio_band is not None and len(parts) > 1:
+        if options.ratio_band is not None and options.micro_batch_size is not None:
             # The mean over the kept actions of all micro-batches must be known before the first backward pass.
             with torch.no_grad():
                 kept = [
                     self._in_band(self.policy.action_scores(part.observations).log_prob - part.old_log_prob)
-                    for part in parts
+                    for part in split(minibatch, options.micro_batch_size)
                 ]
             self._kept_fraction = torch.cat(kept).mean()
         return minibatch
+
+    def _total(self, objective: Objective, weights: Tensor) -> Tensor:
+        total = super()._total(objective, weights)
+        return total if objective.nll is None else total + self.arguments.nll_coef * objective.nll.mean()
 
     @property
     def _trains_critic(self) -> bool:

@@ -36,6 +36,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.errors import ModelError
@@ -377,8 +378,8 @@ def load_value_head(head: nn.Linear, critic_model: str) -> None:
     Raises:
         ModelError: the file cannot be read, or belongs to a network of another size.
     """
-    file = Path(place_of(critic_model)) / VALUE_HEAD
-    if not file.is_file():
+    file = cached_file(place_of(critic_model), VALUE_HEAD, _raise_exceptions_for_missing_entries=False)
+    if file is None:
         return
     try:
         weight = load_file(file)["weight"]
@@ -394,7 +395,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters whose names match one of the regular expressions.
 
     Raises:
-        ModelError: a pattern matches no parameter, or nothing would be trained.
+        ModelError: a pattern matches no parameter.
     """
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:

@@ -110,6 +110,13 @@ class TextRollouts:
         options = {"kl": self.kl_controller, "seed": self.sampling_seed, **self._collector_options}
         return RolloutCollector(env, self.policy, **options)
 
+    def _use(self: Any, env: VecEnv) -> None:
+        """Collect rollouts in this environment from now on."""
+        if self.collector is None:
+            self.collector = self._make_collector(env)
+        elif self.collector.env is not env:
+            self.collector.use(env)
+
     def _setup_learn(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.env is None:
             message = "has no environment: pass env=... to `load`, or call `set_env` before `learn`"
@@ -135,10 +142,7 @@ class TextRollouts:
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         callback.on_rollout_start()
-        if self.collector is None:
-            self.collector = self._make_collector(env)
-        if self.collector.env is not env:
-            self.collector.use(env)
+        self._use(env)
         start = time.perf_counter()
         with self.interruption.at_any_moment():
             info = self.collector.collect(rollout_buffer, n_rollout_steps * env.num_envs)

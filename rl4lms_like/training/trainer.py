@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.interruption import Interruption
@@ -86,15 +87,15 @@ class OnPolicyTrainer:
 
     def _pretrain_critic(self) -> None:
         """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""
-        pretraining = getattr(self.run.algorithm, "pretraining", None)
-        if pretraining is None or pretraining.is_over:
-            return
-        for explained in pretraining.rollouts():
+        algorithm: Any = self.run.algorithm
+        pretraining, folder = getattr(algorithm, "pretraining", None), self.tracker.run_path / "critic"
+        if pretraining is None or algorithm.num_timesteps or algorithm.update is not None:
+            return  # an update has changed the critic since
+        for explained in pretraining.rollouts(algorithm):
             self.resume_point.mark()
             self.tracker.log_info(pretraining.progress(explained))
             self.interruption.check()
         if self.schedule.save_model:
-            folder = self.tracker.run_path / "critic"
             with self.interruption.finishing("the critic"), saving(f"the critic to {folder}"):
                 write_folder(folder, self.run.policy.save_critic)
 

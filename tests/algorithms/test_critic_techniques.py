@@ -7,6 +7,7 @@ import torch
 
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.arguments import CriticPretraining, PPOArguments, SAOArguments, VAPOArguments
+from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.sao import SAO
 from rl4lms_like.algorithms.trpo import TRPO
@@ -209,7 +210,7 @@ def test_pretraining_explains_the_returns_and_leaves_the_policy_alone(tmp_path, 
         PPO, tiny_gpt2_dir, tiny_tokenizer, reward=OfThePrompt(), n_envs=32, gamma=1.0, critic_pretrain=pretrain
     )
     start, optimizer = actor(built), built.policy.optimizer
-    for _ in built.pretraining.rollouts():
+    for _ in built.pretraining.rollouts(built):
         pass
     explained = built.pretraining.explained
     assert torch.equal(actor(built), start)
@@ -227,12 +228,7 @@ def test_pretraining_explains_the_returns_and_leaves_the_policy_alone(tmp_path, 
 
 
 def test_pretraining_ends_when_the_explained_variance_settles():
-    class Algorithm:
-        pass
-
-    from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
-
-    pretraining = CriticPretrainer(Algorithm(), CriticPretraining(max_rollouts=9, patience=2, min_gain=0.05))
+    pretraining = CriticPretrainer(CriticPretraining(max_rollouts=9, patience=2, min_gain=0.05))
     ended = []
     for value in (0.0, 0.3, 0.32, 0.6, 0.61, 0.64, 0.9):
         pretraining.explained.append(value)
@@ -245,6 +241,17 @@ def test_learn_pretrains_before_its_first_rollout(tiny_gpt2_dir, tiny_tokenizer)
     built.learn(total_timesteps=10)
     assert len(built.pretraining.explained) == 2
     assert float(torch.as_tensor(built.rollout_buffer.values).abs().max()) > 0
+
+
+def test_a_loaded_algorithm_does_not_pretrain_again(tmp_path, tiny_gpt2_dir, tiny_tokenizer):
+    arguments = {"gae_length_alpha": 1.0, "critic_pretrain": {"max_rollouts": 2}}
+    built = build(VAPO, tiny_gpt2_dir, tiny_tokenizer, reward=Growing(), **arguments)
+    built.learn(total_timesteps=10)
+    built.save(tmp_path / "saved.zip")
+    loaded = VAPO.load(tmp_path / "saved.zip", env=built.env)
+    loaded.learn(total_timesteps=10)
+    assert loaded.pretraining.explained == built.pretraining.explained
+    assert loaded.arguments.critic_pretrain.max_rollouts == 2
 
 
 # --- presets and contradictions --------------------------------------------------------------------------------------

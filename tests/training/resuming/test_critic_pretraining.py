@@ -24,13 +24,13 @@ def mapping(tiny_gpt2_dir):
     return mapping
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, StoppedError])
-def test_a_run_stopped_between_two_rollouts_of_its_pretraining_ends_alike(error, mapping, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("error", "after"), [(KeyboardInterrupt, 2), (StoppedError, 2), (KeyboardInterrupt, 3)])
+def test_a_run_stopped_after_a_rollout_of_its_pretraining_ends_alike(error, after, mapping, tmp_path, monkeypatch):
     expected = started(mapping, tmp_path / "whole")
     mark = CriticPretrainer.progress
 
     def progress(self, explained):
-        if len(self.explained) == 2:
+        if len(self.explained) == after:
             raise error
         return mark(self, explained)
 
@@ -39,7 +39,7 @@ def test_a_run_stopped_between_two_rollouts_of_its_pretraining_ends_alike(error,
         started(mapping, tmp_path)
     folder = resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
     assert files_of(folder) == files_of(expected)
-    assert (folder / "critic" / "value_head.safetensors").is_file()
+    assert (folder / "critic" / "value_head.safetensors").is_file()  # also in `files_of`
     first = json.loads((folder / "training_info.jsonl").read_text().splitlines()[0])
     assert "ppo/policy_gradient_loss" not in first and "ppo/value_loss" in first
 
