@@ -151,6 +151,11 @@ def test_actions_outside_the_band_leave_the_mean(tiny_gpt2_dir, tiny_tokenizer):
     assert 0 < int(kept.sum()) < len(kept)
     expected = -(ratio * minibatch.advantages)[kept].mean()
     assert float(objective.policy.mean()) == pytest.approx(float(expected), rel=1e-4)
+    built.arguments = dataclasses.replace(built.arguments, micro_batch_size=30)
+    minibatch = built._prepared(next(built.rollout_buffer.get(None)))
+    parts = [each.policy for _, each in built._micro_losses(minibatch, 30)]
+    assert len(parts) > 1
+    assert float(torch.cat(parts).mean()) == pytest.approx(float(expected), rel=1e-4)
 
 
 # --- which steps train what ------------------------------------------------------------------------------------------
@@ -207,9 +212,16 @@ def test_the_critic_may_be_another_model_of_the_same_tokenizer(tmp_path, tiny_gp
 def test_pretraining_explains_the_returns_and_leaves_the_policy_alone(tmp_path, tiny_gpt2_dir, tiny_tokenizer):
     pretrain = {"max_rollouts": 4, "patience": 4, "n_epochs": 6, "learning_rate": 3e-3}
     built = build(
-        PPO, tiny_gpt2_dir, tiny_tokenizer, reward=OfThePrompt(), n_envs=32, gamma=1.0, critic_pretrain=pretrain
+        PPO,
+        tiny_gpt2_dir,
+        tiny_tokenizer,
+        reward=OfThePrompt(),
+        n_envs=32,
+        gamma=1.0,
+        critic_pretrain=pretrain,
+        kl_controller=adaptive,
     )
-    start, optimizer = actor(built), built.policy.optimizer
+    start, optimizer, coeff = actor(built), built.policy.optimizer, adaptive.coeff
     for _ in built.pretraining.rollouts(built):
         pass
     explained = built.pretraining.explained
