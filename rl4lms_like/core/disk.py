@@ -18,7 +18,7 @@ from rl4lms_like.core.errors import RL4LMsLikeError
 
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_SAID = re.compile(r"os error (\d+)")
+_ERROR_NUMBER = re.compile(r"os error (\d+)")
 """Format in which libraries written in Rust (safetensors, tokenizers) report the error number."""
 
 
@@ -53,7 +53,7 @@ def saving(what: str) -> Iterator[None]:
 def reason(error: OSError) -> str:
     """Return why a file could not be read or written, and what to do about it."""
     number = error.errno
-    if number is None and (found := _SAID.search(str(error))):
+    if number is None and (found := _ERROR_NUMBER.search(str(error))):
         number = int(found[1])
     if number in _FULL:
         return f"{error}. Free some space there, then run the same command again"
