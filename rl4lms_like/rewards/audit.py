@@ -28,6 +28,7 @@ KINDS = {
     "answer_list": "a list of many answers, one of them right, pays as much as the right one",
     "long_tail": "a reference followed by 200 other words pays as much as the reference",
     "word_order": "a reference with its words in another order pays as much as the reference",
+    "verbosity": "300 or 1200 words, repeated from prompts and references, pay more than a reference",
     "truncation": "the first half of a reference pays more than the reference",
     "whitespace": "a reference with spaces and newlines around it does not pay the same as the reference",
     "padding": "more padding, behind the response or in the arrays, changes the reward",
@@ -47,14 +48,14 @@ LARGEST = 10.0
 """Absolute value above which a reward is reported."""
 
 TOLERANCE = 0.05
-"""Fraction of the interquartile range of all rewards by which two rewards may differ and count as equal."""
+"""Fraction of the larger one of two rewards by which they may differ and count as equal."""
 
 _OF_ANY_REWARD = {"empty": "empty", "repeated": "repetition", "keyword": "repetition", "prompt": "prompt_copy"}
 _OF_COMPARISONS = {"answer_list": "answer_list", "long_tail": "long_tail", "shuffled": "word_order"}
 """Probe -> kind of the finding that it pays as much as a reference; the second only for rewards that use references."""
 
 _MAX_GROWTH = 8.0
-_MIN_MS = 50.0
+_MIN_MS = 200.0
 """Time of a call below which its growth is not judged."""
 _N_TRIED = 3
 """Number of texts that are scored alone if the reward fails for them and for all texts together."""
@@ -284,34 +285,38 @@ def _payments(measured: _Measured, probes: Probes) -> dict[str, list[tuple[int, 
     """Return the cases of each kind: index of the text, its reward, the reward that it is compared with."""
     paid, references = measured.paid, probes.of("reference")
     low, high = np.nanmin(paid), np.nanmax(paid)
-    noise = np.nan_to_num(np.abs(measured.again - measured.together)).max()
-    quarters = np.nanquantile(paid, [0.25, 0.75])
-    tolerance = max(TOLERANCE * (np.ptp(quarters) or high - low), noise, _ROUNDING)
-    is_same = (np.abs(measured.others - measured.together) <= tolerance) | np.isnan(measured.together)
-    uses_references = not is_same.all()
+    noise = max(_ROUNDING, np.nan_to_num(np.abs(measured.again - measured.together)).max())
+    uses_references = not (np.abs(measured.others - paid) <= noise)[~np.isnan(measured.together)].all()
     best = max((paid[index] for index in references.values()), default=high)
+
+    def is_more(reward: float, other: float) -> bool:
+        return reward > other + max(noise, TOLERANCE * max(abs(reward), abs(other)))
 
     def against(probe: str) -> Iterator[tuple[int, float, float]]:
         """Yield the cases of a probe; a reward that does not use references is compared with its best reference."""
         for id, index in probes.of(probe).items():
-            if id in references or not uses_references:
-                yield index, paid[index], paid[references[id]] if uses_references else best
+            if not uses_references:
+                yield index, paid[index], best
+            elif id in references and is_more(paid[references[id]], low):  # otherwise every text pays as much
+                yield index, paid[index], paid[references[id]]
 
     found: dict[str, list[tuple[int, float, float]]] = {}
     for probe, kind in (_OF_ANY_REWARD | (_OF_COMPARISONS if uses_references else {})).items():
-        cases = [case for case in against(probe) if case[1] >= case[2] - tolerance and case[1] > low + tolerance]
+        cases = [case for case in against(probe) if not is_more(case[2], case[1]) and is_more(case[1], low)]
         found[kind] = found.get(kind, []) + cases
+    long = [case for probe in N_WORDS for case in against(probe)]
+    found["verbosity"] = [case for case in long if is_more(case[1], case[2])]
     if uses_references:
-        found["truncation"] = [case for case in against("truncated") if case[1] > case[2] + tolerance]
-        unpaid = [index for index in references.values() if paid[index] <= low + tolerance]
+        found["truncation"] = [case for case in against("truncated") if is_more(case[1], case[2])]
+        unpaid = [index for index in references.values() if not is_more(paid[index], low)]
         found["reference"] = [(index, paid[index], low) for index in unpaid]
     wrapped, padded = (
         [(index, paid[index], paid[references[id]]) for id, index in probes.of(probe).items()]
         for probe in ("whitespace", "padded")
     )
     padded += [(index, measured.wider[index], paid[index]) for index in references.values()]
-    found["whitespace"] = [case for case in wrapped if abs(case[1] - case[2]) > tolerance]
-    found["padding"] = [case for case in padded if abs(case[1] - case[2]) > tolerance]
+    for kind, cases in (("whitespace", wrapped), ("padding", padded)):
+        found[kind] = [case for case in cases if is_more(*case[1:]) or is_more(*case[:0:-1])]
     return found
 
 

@@ -89,6 +89,10 @@ def words_alone(text, reference, prompt):
     return float(sorted(text.split()) == sorted(reference.split()))
 
 
+def joys(text, reference, prompt):
+    return text.count("joy") / 10
+
+
 def begins_and_is_brief(text, reference, prompt):
     words = text.split()
     return exact(text, " ".join(reference.split()[: len(words)]), prompt) * (2 - len(words) / 10) if words else 0.0
@@ -111,7 +115,7 @@ def divides(text, reference, prompt):
 
 
 def quadratic(text, reference, prompt):
-    time.sleep(len(text.split()) ** 2 * 1e-7)
+    time.sleep(len(text.split()) ** 2 * 2e-7)
     return exact(text, reference, prompt)
 
 
@@ -158,6 +162,7 @@ FAULTY = {
     "answer_list": OfTexts(contains),
     "long_tail": OfTexts(begins),
     "word_order": OfTexts(words_alone),
+    "verbosity": OfTexts(joys),
     "truncation": OfTexts(begins_and_is_brief),
     "whitespace": OfTexts(not_stripped),
     "padding": ReadsPadding(),
