@@ -128,8 +128,8 @@ EXPLAINED_FINDINGS: dict[str, dict[str, str]] = {
     "bleu": {"reference": _NO_4_GRAM},
     "sacre_bleu": {"reference": f"{_NO_4_GRAM}; set `use_effective_order` for such references"},
     "ter": {
-        "magnitude": "every further word is an edit, so the reward has no lower bound, and is lowest for long responses "
-        "to short references; set `max_new_tokens` to about the length of the references"
+        "magnitude": "every further word is an edit, so the reward has no lower bound and is lowest for long responses "
+        "with short references; set `max_new_tokens` to about the length of the references"
     },
     "spider": {
         "alone": "the CIDEr of a single text is always 0 without `references_file`, which is an error; set it, or use "

@@ -109,8 +109,8 @@ _TABLE = """
 
 These are the findings on all rewards that need no model, explained in the reward's entry of the
 [catalogue](catalogue.md). The numbers are the mean rewards of some of the texts: references, empty texts,
-"the the the ...", copies of prompts, and references with 200 further words. Each of these rewards had the same values in
-two calls, in reverse order, and (except `spider`, which fails for single texts here) alone and in a batch.
+"the the the ...", copies of prompts, and references with 200 further words. Each of these rewards had the same values
+in two calls, in reverse order, and (except `spider`, which fails for single texts here) alone and in a batch.
 
 | reward | reference | empty | repeated | prompt | long tail | findings |
 |---|---|---|---|---|---|---|

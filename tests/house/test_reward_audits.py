@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rl4lms_like.cli import main
 from rl4lms_like.rewards import EXPLAINED_FINDINGS, REWARDS
 from rl4lms_like.training.catalogue import page as catalogue_page
 from scripts.docs.reward_audits import AUDITED, NOT_AUDITED, audited, page
@@ -35,8 +36,6 @@ def test_every_finding_is_explained_and_every_explanation_is_of_a_finding(audits
 
 
 def test_show_explains_the_findings(capsys):
-    from rl4lms_like.cli import main
-
     assert main(["show", "math_equal"]) == 0
     printed = capsys.readouterr().out.split("math_equal (metric)")
     assert "word_order" in printed[0] and EXPLAINED_FINDINGS["math_equal"]["word_order"] in printed[0]

@@ -229,6 +229,13 @@ def test_parts_of_a_sum_are_audited_by_name_and_add_up(probes):
     assert short.rewards["empty"] == pytest.approx(0.5)
 
 
+def test_a_text_without_a_finite_reward_is_a_failure_and_the_others_are_audited(probes):
+    reward = OfTexts(lambda *texts: float("nan") if "1 2 3" in texts[0] else not_stripped(*texts))
+    (result,) = audit_reward(reward, probes)
+    assert kinds(result) == {"failure", "whitespace"}
+    assert [name for name, paid in result.rewards.items() if paid != paid] == ["answer_list"]
+
+
 class Counts(OfTexts):
     def __init__(self, score):
         super().__init__(score)
