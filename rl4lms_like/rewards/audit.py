@@ -40,7 +40,7 @@ KINDS = {
     "batch": "a text gets another reward alone than together with others",
     "alone": "the reward fails for single texts, but not for several texts",
     "failure": "the reward fails, or does not return a finite number, for a text",
-    "slow": "a call takes more than 8 times as long for 1200 words as for 300",
+    "slow": "a call takes over half a second for 1200 words, and more than 8 times as long as for 300",
 }
 """Kinds of findings, with their meaning."""
 
@@ -55,7 +55,7 @@ _OF_COMPARISONS = {"answer_list": "answer_list", "long_tail": "long_tail", "shuf
 """Probe -> kind of the finding that it pays as much as a reference; the second only for rewards that use references."""
 
 _MAX_GROWTH = 8.0
-_MIN_MS = 200.0
+_MIN_MS = 500.0
 """Time of a call below which its growth is not judged."""
 _N_TRIED = 3
 """Number of texts that are scored alone if the reward fails for them and for all texts together."""

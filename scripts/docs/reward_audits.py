@@ -7,6 +7,7 @@ The findings are explained in `rl4lms_like.rewards.EXPLAINED_FINDINGS`, which th
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from rl4lms_like.testing.models import make_tokenizer
 
 TEXTS = (
     Sample("film", "The film was", ["a joy from start to finish."]),
-    Sample("sum", "What is 30 + 12?", ["42"]),
+    Sample("sum", "Is 30 + 12 equal to 42?", ["42"]),
     Sample("museum", "On 1998-03-12 the museum", ["bought 34 very old paintings."]),
 )
 NUMBERS = (Sample("numbers", "Count on: 0 1 2", ["3 4 5 6 7 8 9 10 11 12"]),)
@@ -48,30 +49,43 @@ TABLES = tuple(
     for row, sentence in enumerate(SENTENCES, start=1)
 )  # fmt: skip
 
-AUDITED: dict[str, tuple[dict[str, Any], Sequence[Sample]]] = {
-    "increasing_numbers": ({"min_tokens": 20}, TEXTS[:2] + NUMBERS),
-    "sentences_with_dates": ({}, TEXTS[:2] + DATES),
-    "sentiment": ({}, TEXTS),
-    "meteor": ({}, TEXTS),
-    "rouge": ({"rouge_type": "rouge1"}, TEXTS),
-    "rouge_combined": ({}, TEXTS),
-    "rouge_l_max": ({}, TEXTS),
-    "bleu": ({}, TEXTS),
-    "sacre_bleu": ({}, TEXTS),
-    "ter": ({}, TEXTS),
-    "chrf": ({}, TEXTS),
-    "parent": ({}, TABLES),
-    "spider": ({"spice_coeff": 0.0, "cider_coeff": 1.0}, TEXTS),
-    "common_gen_repeat_penalty": ({}, CONCEPTS),
-    "common_gen_repeat_penalty_batched": ({}, CONCEPTS),
-    "exact_match": ({}, TEXTS),
-    "math_equal": ({}, TEXTS),
-    "regex": ({"pattern": r"\d\d"}, TEXTS),
-    "length_penalty": ({"max_length": 10}, TEXTS),
-    "soft_overlong": ({"max_length": 64, "cache": 16}, TEXTS),
-    "repetition_penalty": ({"ngram_size": 3}, TEXTS),
-}
-"""Id -> arguments and samples of its audit."""
+OPINIONS = (
+    Sample("great", "A wonderful cast made it", ["great fun for us"]),
+    Sample("bad", "The wonderful, brilliant cast was", ["bad"]),
+)
+
+AUDITED: list[tuple[str, dict[str, Any], Sequence[Sample]]] = [
+    ("increasing_numbers", {"min_tokens": 20}, TEXTS[:2] + NUMBERS),
+    ("increasing_numbers", {"min_tokens": 20}, TEXTS),
+    ("sentences_with_dates", {}, TEXTS[:2] + DATES),
+    ("sentences_with_dates", {}, CONCEPTS),
+    ("sentiment", {"include_prompt": False}, TEXTS),
+    ("sentiment", {"include_prompt": False}, NUMBERS),
+    ("sentiment", {}, OPINIONS),
+    ("meteor", {}, TEXTS),
+    ("rouge", {"rouge_type": "rouge1"}, TEXTS),
+    ("rouge", {"rouge_type": "rougeL"}, TEXTS),
+    ("rouge_combined", {}, TEXTS),
+    ("rouge_l_max", {}, TEXTS),
+    ("bleu", {}, TEXTS),
+    ("sacre_bleu", {}, TEXTS),
+    ("sacre_bleu", {"use_effective_order": True}, TEXTS),
+    ("ter", {}, TEXTS),
+    ("chrf", {}, TEXTS),
+    ("parent", {}, TABLES),
+    ("spider", {"spice_coeff": 0.0, "cider_coeff": 1.0}, TEXTS),
+    ("common_gen_repeat_penalty", {}, CONCEPTS),
+    ("common_gen_repeat_penalty_batched", {}, CONCEPTS),
+    ("exact_match", {}, TEXTS),
+    ("exact_match", {"ignore_whitespace": False}, TEXTS),
+    ("math_equal", {}, TEXTS),
+    ("regex", {"pattern": r"\d\d"}, TEXTS),
+    ("regex", {"pattern": r"\d+", "match": "fullmatch"}, TEXTS),
+    ("length_penalty", {"max_length": 10}, TEXTS),
+    ("soft_overlong", {"max_length": 64, "cache": 16}, TEXTS),
+    ("repetition_penalty", {"ngram_size": 3}, TEXTS),
+]
+"""Id, arguments and samples of each audit."""
 
 NOT_AUDITED = {
     "combine": "its parts are audited",
@@ -108,38 +122,46 @@ _TABLE = """
 ## The library's rewards
 
 These are the findings on all rewards that need no model, explained in the reward's entry of the
-[catalogue](catalogue.md). The numbers are the mean rewards of some of the texts: references, empty texts,
-"the the the ...", copies of prompts, and references with 200 further words. Each of these rewards had the same values
-in two calls, in reverse order, and (except `spider`, which fails for single texts here) alone and in a batch.
+[catalogue](catalogue.md). A reward that occurs twice has other arguments or samples. The numbers are the mean rewards
+of some of the texts: references, empty texts, "the the the ...", copies of prompts, and references with 200 further words.
+Each of these rewards had the same values in two calls, in reverse order, and (except `spider`, which fails for single
+texts here) alone and in a batch. Times, and `slow`, depend on the machine and are not recorded.
 
 | reward | reference | empty | repeated | prompt | long tail | findings |
 |---|---|---|---|---|---|---|
 """
 
+OF_THE_MACHINE = {"slow"}
+"""Kinds of findings that are not recorded, because they depend on the machine."""
+
 _SHOWN = ("reference", "empty", "repeated", "prompt", "long_tail")
 
 
-def audited(id: str) -> AuditedReward:
-    """Return the audit of one reward of the catalogue."""
-    args, samples = AUDITED[id]
-    texts = [text for sample in samples for text in (sample.prompt_or_input_text, *sample.references)]
-    layout = TextLayout(make_tokenizer(texts * 2, 800), max_prompt_length=64, max_context_length=64)
-    return audit_reward(REWARDS.get(id, args), Probes(samples, layout))[0]
+def audits() -> list[AuditedReward]:
+    """Return the audits of `AUDITED`, in its order."""
+    results = []
+    for id, args, samples in AUDITED:
+        texts = [text for sample in samples for text in (sample.prompt_or_input_text, *sample.references)]
+        layout = TextLayout(make_tokenizer(texts * 2, 800), max_prompt_length=64, max_context_length=64)
+        results.append(audit_reward(REWARDS.get(id, args), Probes(samples, layout))[0])
+    return results
 
 
-def page(audits: dict[str, AuditedReward]) -> str:
+def page(results: Sequence[AuditedReward]) -> str:
     """Return the page as Markdown."""
     kinds = "".join(f"| `{kind}` | {text} |\n" for kind, text in KINDS.items())
     rows = []
-    for id, audit in audits.items():
-        given = ", ".join(f"{name}: {value}" for name, value in AUDITED[id][0].items())
-        cells = [f"[`{id}`](catalogue.md#{id}-reward){f' ({given})' if given else ''}"]
-        cells += [f"{audit.rewards[name]:.2f}" for name in _SHOWN]
-        cells.append(", ".join(f"`{finding.kind}`" for finding in audit.findings))
+    for (id, args, _), result in zip(AUDITED, results, strict=True):
+        given = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in args.items())
+        cells = [f"[`{id}`](catalogue.md#{id}-reward) {given}".rstrip()]
+        cells += [f"{result.rewards[name]:.2f}" for name in _SHOWN]
+        cells.append(
+            ", ".join(f"`{finding.kind}`" for finding in result.findings if finding.kind not in OF_THE_MACHINE)
+        )
         rows.append(f"| {' | '.join(cells)} |\n")
     others = "".join(f"* `{id}`: {reason}\n" for id, reason in NOT_AUDITED.items())
     return f"{_OPENING}{kinds}{_TABLE}{''.join(rows)}\nNot audited:\n\n{others}"
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page({id: audited(id) for id in AUDITED}), encoding="utf-8")
+    Path(sys.argv[1]).write_text(page(audits()), encoding="utf-8")

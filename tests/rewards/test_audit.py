@@ -115,7 +115,7 @@ def divides(text, reference, prompt):
 
 
 def quadratic(text, reference, prompt):
-    time.sleep(len(text.split()) ** 2 * 2e-7)
+    time.sleep(len(text.split()) ** 2 * 4e-7)
     return exact(text, reference, prompt)
 
 
