@@ -122,10 +122,10 @@ _TABLE = """
 ## The library's rewards
 
 These are the findings on all rewards that need no model, explained in the reward's entry of the
-[catalogue](catalogue.md). A reward that occurs twice has other arguments or samples. The numbers are the mean rewards
-of some of the texts: references, empty texts, "the the the ...", copies of prompts, and references with 200 further words.
-Each of these rewards had the same values in two calls, in reverse order, and (except `spider`, which fails for single
-texts here) alone and in a batch. Times, and `slow`, depend on the machine and are not recorded.
+[catalogue](catalogue.md). A reward that occurs twice has other arguments or samples. The numbers are the mean
+rewards of some of the texts: references, empty texts, "the the the ...", copies of prompts, and references with 200
+further words. Each of these rewards had the same values in two calls, in reverse order, and (except `spider`, which
+fails for single texts here) alone and in a batch. Times, and `slow`, depend on the machine and are not recorded.
 
 | reward | reference | empty | repeated | prompt | long tail | findings |
 |---|---|---|---|---|---|---|
