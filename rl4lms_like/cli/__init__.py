@@ -193,9 +193,16 @@ def _check(options: argparse.Namespace) -> None:
     from rl4lms_like.training.config.run_config import load_config
     from rl4lms_like.training.preview import preview
 
+    if options.remote and not options.reward:
+        raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")
     config = load_config(options.config or options.config_path, options.overrides)
     for part in preview(config, full=options.full):
         print(printable(without_secrets(part)), flush=True)
+    if options.reward:
+        from rl4lms_like.training.reward_audit import reward_audit
+
+        for part in reward_audit(config, remote=options.remote):
+            print(printable(without_secrets(part)), flush=True)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

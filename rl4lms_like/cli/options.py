@@ -111,6 +111,8 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
 def _add_check(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
     parser.add_argument("--full", action="store_true", help="also print the config with all defaults")
+    parser.add_argument("--reward", action="store_true", help="also audit the reward: call it with texts to exploit it")
+    parser.add_argument("--remote", action="store_true", help="with --reward: also call a reward on a server")
     _add_set(parser)
     _add_code(parser)
 

@@ -113,4 +113,62 @@ REWARDS = Registry(
 RewardFunctionRegistry = REWARDS
 """RL4LMs' name."""
 
+_PENALTY = "a penalty is 0 for every text that it does not punish; add it to a reward for good texts"
+_NO_4_GRAM = "a text has a BLEU-4 of 0 without four consecutive words in common, so has a reference of three words"
+_PROMPT_COUNTS = (
+    "the prompt is scored together with the response, so a positive prompt pays for any response, and a copy of it "
+    "counts twice; set `include_prompt: false`"
+)
+_ANY_TEXT = {"empty": _PENALTY, "repetition": _PENALTY, "prompt_copy": _PENALTY}
+_NOT_THE_PROMPT = {"empty": _PENALTY, "repetition": _PENALTY}
+
+EXPLAINED_FINDINGS: dict[str, dict[str, str]] = {
+    "increasing_numbers": {
+        "prompt_copy": "the numbers of a prompt are increasing, and those of the references are not"
+    },
+    "sentences_with_dates": {
+        "repetition": "one date is enough, so a repeated date is too; add `repetition_penalty`",
+        "constant": "neither prompts nor references have a date",
+    },
+    "sentiment": {
+        "empty": _PROMPT_COUNTS,
+        "repetition": _PROMPT_COUNTS,
+        "prompt_copy": _PROMPT_COUNTS,
+        "verbosity": "VADER adds up the scores of the words and then limits the sum to 1, so a long text with positive "
+        "words pays more than a short one; limit the length with `max_new_tokens` or `length_penalty`",
+        "whitespace": "prompt and response are joined without a space, so a response that does not begin with one "
+        "continues the prompt's last word; set `include_prompt: false`",
+        "constant": "no text has a word of VADER's English lexicon",
+        "slow": "the time of VADER grows with the square of the number of words with a sentiment",
+    },
+    "rouge": {"word_order": "`rouge1` compares words, not their order; use `rouge2` or `rougeL`"},
+    "bleu": {"reference": _NO_4_GRAM},
+    "sacre_bleu": {"reference": f"{_NO_4_GRAM}; set `use_effective_order` for such references"},
+    "ter": {
+        "magnitude": "every further word is an edit, so the reward has no lower bound and is lowest for long responses "
+        "with short references; set `max_new_tokens` to about the length of the references"
+    },
+    "spider": {
+        "alone": "the CIDEr of a single text is always 0 without `references_file`, which is an error; set it, or use "
+        "several environments"
+    },
+    "common_gen_repeat_penalty": _NOT_THE_PROMPT,
+    "common_gen_repeat_penalty_batched": _NOT_THE_PROMPT,
+    "exact_match": {"whitespace": "`ignore_whitespace` is false"},
+    "math_equal": {
+        "prompt_copy": "the last number of a prompt is its answer",
+        "long_tail": "words after the final number are ignored; limit the length, or set `extract`",
+        "word_order": "only the final number is compared",
+    },
+    "regex": {
+        "prompt_copy": "the prompts contain what the pattern matches; use a pattern that they do not match, or "
+        "`match: fullmatch`",
+        "whitespace": "with `match` and `fullmatch`, the pattern must also match the white space; use `\\s*`",
+    },
+    "length_penalty": _ANY_TEXT,
+    "soft_overlong": _ANY_TEXT,
+    "repetition_penalty": {"empty": _PENALTY, "prompt_copy": _PENALTY},
+}
+"""Id -> kind of a finding in `docs/reward_audit.md` (`audit.KINDS`) -> explanation."""
+
 __all__ = ["REWARDS", "BatchedRewardFunction", "RewardFunction", "RewardFunctionRegistry"]

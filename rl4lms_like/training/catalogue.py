@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.core.registry import Entry, Registry
 from rl4lms_like.core.schema import Argument, signature_of
 from rl4lms_like.core.wording import shown, without_sections
+from rl4lms_like.rewards import EXPLAINED_FINDINGS, REWARDS
 from rl4lms_like.training.config.binding import FILLED_IN, REGISTRIES, takes_shaping
 from rl4lms_like.training.config.run_config import SupervisedAlgConfig
 
@@ -125,6 +126,9 @@ def _describe(registry: Registry, id: str, *, kind: str) -> str:
         lines += ["", f"  {SHAPING_HELP}"]
     if entry.keys:
         lines += ["", "  reports:", *(f"    {key}" for key in entry.keys)]
+    if findings := _findings(registry, id):
+        lines += ["", "  findings of `check --reward`:"]
+        lines += [line for kind, text in findings.items() for line in (f"    {kind}", *_wrapped(text))]
     return "\n".join(lines)
 
 
@@ -138,7 +142,11 @@ def _supervised() -> str:
 def _argument(argument: Argument) -> list[str]:
     value = "required" if argument.required else f"default {shown(argument.default)}"
     lines = [f"    {argument.name}: {argument.type_text} ({value})"]
-    return lines + textwrap.wrap(argument.help, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return lines + _wrapped(argument.help)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _summary(registry: Registry, id: str) -> str:
@@ -185,7 +193,15 @@ def _entry(registry: Registry, id: str, *, heading: str) -> str:
         lines += ["| argument | values | default | meaning |", "|---|---|---|---|", *rows, ""]
     if len(entry.keys) > _KEYS_IN_ROW:
         lines += [f"Reports {_keys(entry, len(entry.keys))}.", ""]
+    if findings := _findings(registry, id):
+        lines += ["Findings of its [audit](reward_audit.md):", ""]
+        lines += [*(f"* `{kind}`: {text}" for kind, text in findings.items()), ""]
     return "\n".join(lines)
+
+
+def _findings(registry: Registry, id: str) -> Mapping[str, str]:
+    """Return the findings of a reward's audit with their explanations."""
+    return EXPLAINED_FINDINGS.get(id, {}) if registry is REWARDS else {}
 
 
 def _keys(entry: Entry, n_shown: int) -> str:
