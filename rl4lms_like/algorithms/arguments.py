@@ -151,7 +151,7 @@ class PPOArguments(OnPolicyArguments):
             more.
         loss_aggregation: mean of the tokens' policy losses over all tokens (`token_mean`), over responses of the mean
             over tokens (`seq_mean_token_mean`), or over responses of the sum over tokens, divided by the length of the
-            longest possible response (`seq_mean_token_sum_norm`).
+            longest possible response (`seq_mean_token_sum_norm`); default: `token_mean`.
     """
 
     learning_rate: Positive = 1e-5
@@ -169,7 +169,7 @@ class PPOArguments(OnPolicyArguments):
     normalize_advantage: bool | Literal["rollout"] = "rollout"
     target_kl: Positive | None = None
     length_sorted_minibatches: bool = False
-    loss_aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = "token_mean"
+    loss_aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

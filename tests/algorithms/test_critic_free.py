@@ -418,3 +418,14 @@ def test_the_penalty_in_the_loss_is_not_in_the_reward(tiny_gpt2_dir, tiny_tokeni
         torch.as_tensor(built.rollout_buffer.rewards.sum()),
         torch.tensor(sum(info["r"] for info in built.collector.episode_infos), dtype=torch.float32),
     )
+
+
+def test_a_notice_says_that_excluded_tokens_leave_a_bias():
+    blocks = run_blocks()
+    blocks["env"]["n_envs"] = 16
+    blocks["alg"] |= {"id": "grpo", "args": {"importance_correction": "tis"}, "kl_div": {"coeff": 0.04}}
+    blocks["alg"]["policy"]["args"]["generation_kwargs"]["temperature"] = 0.7
+    places = [notice.path for notice in parse_config(blocks).notices]
+    assert "alg.args.importance_correction" not in places
+    blocks["alg"]["policy"]["args"]["generation_kwargs"]["top_k"] = 5
+    assert "alg.args.importance_correction" in [notice.path for notice in parse_config(blocks).notices]
