@@ -291,7 +291,14 @@ POOLS: dict[str, Row] = {
     "daily_dialog": _local("daily_dialog", context_size=5),
 }
 
-ALGORITHMS: dict[str, Row] = {"ppo": Row(), "nlpo": Row(), "a2c": Row(), "trpo": Row(), "vapo": Row(), "sao": Row()}
+ALGORITHMS: dict[str, Row] = {
+    **{id: Row() for id in ("ppo", "nlpo", "a2c", "trpo", "vapo", "sao", "reinforce_pp")},
+    **dict.fromkeys(
+        ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cpgd", "cispo", "rloo", "reinforce_pp_baseline", "opo"),
+        Row({"group_size": 4}),
+    ),
+    "maxrl": Row({"group_size": 4, "scale": "none"}),  # the checker's rewards are not binary
+}
 
 POST_PROCESSORS: dict[str, Row] = {"three_sentence_summary": Row()}
 

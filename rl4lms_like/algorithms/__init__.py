@@ -44,6 +44,31 @@ ALGORITHMS = Registry(
             "trust region policy optimisation: one step limited by the KL; the critic is trained separately",
             arguments="rl4lms_like.algorithms.arguments:TRPOArguments",
         ),
+        **{
+            id: Entry(
+                f"rl4lms_like.algorithms.policy_gradient:{name}",
+                summary,
+                arguments=f"rl4lms_like.algorithms.critic_free_arguments:{name}Arguments",
+            )
+            for id, name, summary in (
+                ("grpo", "GRPO", "no critic: rewards relative to those of other responses to the same prompt"),
+                ("dr_grpo", "DrGRPO", "GRPO without division by standard deviations and response lengths"),
+                ("dapo", "DAPO", "GRPO that replaces groups with equal rewards, and penalizes long responses"),
+                ("gspo", "GSPO", "GRPO with one clipped ratio for each response"),
+                ("gmpo", "GMPO", "GRPO with the geometric mean of clipped ratios"),
+                ("cpgd", "CPGD", "clipped log-ratios, with a penalty for drift from the rollout's policy"),
+                ("cispo", "CISPO", "log-probs weighted with limited ratios, so that every token has a gradient"),
+                ("rloo", "RLOO", "rewards relative to the mean of the other responses to the same prompt"),
+                (
+                    "reinforce_pp",
+                    "ReinforcePP",
+                    "REINFORCE++: one response per prompt, whitened returns",
+                ),
+                ("reinforce_pp_baseline", "ReinforcePPBaseline", "REINFORCE++ with the group's mean as baseline"),
+                ("opo", "OPO", "rewards relative to the group's mean, weighted by response lengths"),
+                ("maxrl", "MaxRL", "rewards of 0 and 1, divided by the success rate of their group"),
+            )
+        },
     },
 )
 """Algorithms by id (`alg.id`)."""

@@ -46,6 +46,7 @@ class OnPolicyArguments:
         learning_rate_schedule: `constant`, or a `linear` or `cosine` decay to 0 over the run.
         n_steps: size of a rollout in tokens, divided by `n_envs`: whole episodes are collected until there are at least
             `n_steps * n_envs` tokens.
+        group_size: number of responses to each prompt; they are generated together. It must divide `n_envs`.
         gamma: discount factor.
         gae_lambda: lambda of generalized advantage estimation (arXiv 1506.02438).
         value_gae_lambda: lambda of the critic's targets (VC-PPO, arXiv 2503.01491, uses 1); default: `gae_lambda`.
@@ -78,11 +79,18 @@ class OnPolicyArguments:
 
     needs_critic: ClassVar[bool] = True
     """True if the algorithm learns values. If not, its policy has no critic, and `Minibatch.old_values` are 0."""
+    kl_in_loss: ClassVar[bool] = False
+    """True if the algorithm's loss can contain the KL penalty (`alg.kl_div.placement: loss`)."""
+    kl_placement: ClassVar[Literal["reward", "loss"]] = "reward"
+    """Default of `alg.kl_div.placement`."""
+    kl_estimator: ClassVar[Literal["k2", "k3"]] = "k3"
+    """Default of `alg.kl_div.estimator` with `placement: loss`; with `reward` it is `k1`."""
 
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     n_steps: Count
+    group_size: Count = 1
     gamma: Fraction = 0.99
     gae_lambda: Fraction = 0.95
     value_gae_lambda: Fraction | None = None
@@ -102,6 +110,19 @@ class OnPolicyArguments:
     use_sde: Literal[False] = False
     sde_sample_freq: Literal[-1] = -1
     create_eval_env: bool = False
+
+    @classmethod
+    def conflicts(
+        cls, values: Mapping[str, Any], given: Mapping[str, Any], generation_kwargs: Mapping[str, Any]
+    ) -> list[ConfigIssue]:
+        """Return errors for an algorithm's own arguments that contradict each other.
+
+        Args:
+            values: all arguments, with defaults.
+            given: those of the config, or keyword arguments from Python.
+            generation_kwargs: sampling arguments of the rollouts.
+        """
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +149,9 @@ class PPOArguments(OnPolicyArguments):
             never stops it. This is not `alg.kl_div.target_kl`, the target of the KL controller.
         length_sorted_minibatches: pack episodes of similar length together: less padding, but minibatches that differ
             more.
+        loss_aggregation: mean of the tokens' policy losses over all tokens (`token_mean`), over responses of the mean
+            over tokens (`seq_mean_token_mean`), or over responses of the sum over tokens, divided by the length of the
+            longest possible response (`seq_mean_token_sum_norm`); default: `token_mean`.
     """
 
     learning_rate: Positive = 1e-5
@@ -145,6 +169,7 @@ class PPOArguments(OnPolicyArguments):
     normalize_advantage: bool | Literal["rollout"] = "rollout"
     target_kl: Positive | None = None
     length_sorted_minibatches: bool = False
+    loss_aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +358,32 @@ def combination_issues(
             for key in ("clip_range", "clip_range_high", "dual_clip")
             if values.get(key) not in (None, defaults.get(key))
         ]
+    if isinstance(algorithm, type) and issubclass(algorithm, OnPolicyArguments):
+        issues += algorithm.conflicts(values, given, policy_arguments.get("generation_kwargs") or {})
     if values.get("nll_threshold") != defaults.get("nll_threshold") and not values.get("nll_coef"):
         issues.append(ConfigIssue("nll_threshold", "has no effect with nll_coef: 0"))
+    return issues
+
+
+def kl_issues(algorithm: Any, given: Mapping[str, Any], kl: Mapping[str, Any], id: str) -> list[ConfigIssue]:
+    """Return errors for a KL penalty that does not fit an algorithm; their paths are relative to `alg.kl_div`.
+
+    Args:
+        algorithm: class of the algorithm's arguments.
+        given: the `alg.args` block, or keyword arguments from Python.
+        kl: `coeff`, `placement` and `norm_reward`.
+        id: name of the algorithm in messages.
+    """
+    issues = []
+    if kl.get("placement") == "loss" and not getattr(algorithm, "kl_in_loss", False):
+        message = f"the loss of {id} has no KL penalty: use reward, or a critic-free algorithm such as grpo"
+        issues.append(ConfigIssue("placement", message))
+    if given.get("scale", getattr(algorithm, "scale", None)) == "mean":
+        message = "makes rewards that are not 0 or 1, which scale: mean requires"
+        if kl.get("placement") == "reward" and kl.get("coeff"):
+            issues.append(ConfigIssue("placement", f"reward {message}; use loss"))
+        if kl.get("norm_reward"):
+            issues.append(ConfigIssue("norm_reward", message))
     return issues
 
 

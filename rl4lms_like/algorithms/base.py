@@ -26,6 +26,7 @@ from rl4lms_like.algorithms.arguments import (
     OnPolicyArguments,
     combination_issues,
     critic_issues,
+    kl_issues,
     value_issues,
 )
 from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
@@ -67,7 +68,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     target_kl: float | None = None
     loss_aggregation: LossAggregation = "token_mean"
     loss_norm: float | None = None
-    """Averaging of the policy's loss over a minibatch, see `core.objective.action_weights`."""
+    """Averaging of the policy's loss over a minibatch, see `core.objective.action_weights`; default of the norm: the
+    length of the longest possible response."""
     warns_of_ratio: bool = True
     """Warn of a first ratio different from 1; False after the warning, or if the run doctor reports it."""
 
@@ -89,6 +91,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         name = type(self).__name__
         issues = critic_issues(options, policy_kwargs or {}, name) + value_issues(options, arguments, name)
         issues += combination_issues(self.arguments_class, arguments, policy_kwargs or {})
+        if kl_controller is not None:
+            kl = {"coeff": kl_controller.coeff, "placement": kl_controller.placement, "norm_reward": norm_reward}
+            issues += kl_issues(self.arguments_class, arguments, kl, name)
         if issues:
             raise ConfigError(issues, source="arguments and policy_kwargs")
         self._n_updates = 0
@@ -106,6 +111,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             sort_by_length=getattr(options, "length_sorted_minibatches", False),
             value_gae_lambda=options.value_gae_lambda,
             gae_length_alpha=options.gae_length_alpha,
+            group_size=options.group_size,
+            dynamic_sampling=getattr(options, "dynamic_sampling", None),
+            first_token_temperature=getattr(options, "first_token_temperature", None),
+            record_log_prob=getattr(options, "importance_correction", "none") != "none",
             learning_rate=learning_rate_schedule(options.learning_rate, options.learning_rate_schedule),
             n_steps=options.n_steps,
             gamma=options.gamma,
@@ -157,9 +166,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         update = self.update
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        if not update.is_prepared and self._normalization == "rollout":
-            buffer = self.rollout_buffer
-            buffer.advantages = normalized(buffer.advantages, torch.as_tensor(buffer.returns).to(buffer.advantages))
+        if not update.is_prepared:
+            self._prepare_rollout()
         update.is_prepared = True
         with self.interruption.finishing("this minibatch"):
             if not update.steps:
@@ -167,6 +175,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             yield update
         update.is_over = True
         self.n_iterations += 1
+
+    def _prepare_rollout(self) -> None:
+        """Change the rollout's advantages once before its update."""
+        if self._normalization == "rollout":
+            buffer = self.rollout_buffer
+            buffer.advantages = normalized(buffer.advantages, torch.as_tensor(buffer.returns).to(buffer.advantages))
 
     def _step_done(self) -> None:
         """Mark that the update can be resumed from the current weights, and call `on_step`."""
@@ -201,8 +215,13 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
         if self.loss_aggregation != "token_mean":
             lengths = minibatch.observations.lengths
-            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self.loss_norm))
+            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self._loss_norm))
         return minibatch
+
+    @property
+    def _loss_norm(self) -> float:
+        """Constant of `seq_mean_token_sum_norm`."""
+        return self.collector.max_episode_length if self.loss_norm is None else self.loss_norm
 
     def critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Take a gradient step of the critic only; with `critic: shared` of its head, since the trunk is the policy's.
@@ -246,7 +265,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         info["approx_kl"] = approximate_kl(ratio)
         info["ratio_gap"] = (ratio.exp() - 1).abs().max()
         low, high = self._ratio_limits
-        info["clip_fraction"] = ((ratio.exp() < low) | (ratio.exp() > high)).float().mean()
+        clipped = (ratio.exp() < low) | (ratio.exp() > high) if objective.clipped is None else objective.clipped
+        info["clip_fraction"] = clipped.float().mean()
         return info
 
     def _optimizer_step(self, info: dict[str, Tensor]) -> None:

@@ -28,6 +28,7 @@ class PPO(OnPolicyTextAlgorithm):
         self.n_epochs = self.arguments.n_epochs
         self.batch_size = self.arguments.batch_size
         self.target_kl = self.arguments.target_kl
+        self.loss_aggregation = self.arguments.loss_aggregation or self.loss_aggregation
         self._kept_fraction: Tensor | None = None
 
     def loss(self, minibatch: Minibatch) -> Objective:

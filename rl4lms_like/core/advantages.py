@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
+Scale = Literal["group", "batch", "mean", "whiten", "none"]
 
 ROUNDING_UNITS = 8
 """A standard deviation up to this multiple of the dtype's epsilon times the largest magnitude is a rounding error."""
@@ -116,3 +121,120 @@ def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool 
     chosen = values[mask.bool()]
     variance = chosen.var(unbiased=unbiased) if chosen.numel() > 1 else chosen.new_zeros(())
     return torch.where(mask.bool(), (values - chosen.mean()) * torch.rsqrt(variance + eps), 0.0)
+
+
+def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """Return the discounted sum of the rewards from each action on `[n, length]`; 0 outside the mask.
+
+    Example:
+        >>> returns_to_go(torch.tensor([[1.0, 9.0, 2.0]]), torch.tensor([[True, False, True]]), gamma=0.5).tolist()
+        [[2.0, 0.0, 2.0]]
+    """
+    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma=gamma, gae_lambda=1.0)[0]
+
+
+def group_advantages(
+    rewards: Tensor,
+    groups: Tensor,
+    *,
+    baseline: Baseline = "mean",
+    scale: Scale = "none",
+    lengths: Tensor | None = None,
+    eps: float = 1e-4,
+) -> Tensor:
+    """Compare the reward of each episode with those of its group, the responses to the same prompt.
+
+        baseline   mean              mean of the group                                      (GRPO, arXiv 2402.03300)
+                   leave_one_out     mean of the other episodes of the group                (RLOO, arXiv 2402.14740)
+                   length_weighted   mean of the group, weighted with the numbers of tokens (OPO, arXiv 2505.23585)
+        scale      group             / (standard deviation of the group + eps)              (GRPO)
+                   batch             / (standard deviation of all rewards + eps)
+                   mean              / mean of the group, 0 if that is 0                    (MaxRL, arXiv 2602.02710)
+
+    Other values of `baseline` and `scale` have no effect here. Standard deviations are unbiased. The advantages of a
+    group whose rewards differ only by rounding errors are 0.
+
+    Args:
+        rewards: `[n]`, total reward of each episode.
+        groups: `[n]`, equal for episodes of one group.
+        baseline: what is subtracted.
+        scale: what the difference is divided by.
+        lengths: `[n]`, number of actions of each episode; required for `length_weighted`.
+        eps: added to standard deviations.
+
+    Returns:
+        `[n]`.
+
+    Example:
+        >>> rewards, groups = torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])
+        >>> group_advantages(rewards, groups).tolist()
+        [0.5, -0.5, 0.0, 0.0]
+        >>> group_advantages(rewards, groups, baseline="leave_one_out").tolist()
+        [1.0, -1.0, 0.0, 0.0]
+    """
+    n_groups, row = _numbered(groups)
+
+    def of_group(values: Tensor) -> Tensor:
+        """Return the sum over each episode's group `[n]`."""
+        return torch.zeros(n_groups, dtype=rewards.dtype, device=rewards.device).index_add(0, row, values.to(rewards))[
+            row
+        ]
+
+    sizes = of_group(torch.ones_like(rewards))
+    mean = of_group(rewards) / sizes
+    subtracted = mean
+    if baseline == "none":
+        subtracted = torch.zeros_like(mean)
+    elif baseline == "leave_one_out":
+        subtracted = (sizes * mean - rewards) / (sizes - 1).clamp_min(1)
+    elif baseline == "length_weighted":
+        assert lengths is not None, "the baseline length_weighted requires lengths"
+        subtracted = of_group(rewards * lengths) / of_group(lengths)
+    advantages = rewards - subtracted
+    if scale == "group":
+        advantages = advantages / ((of_group((rewards - mean).square()) / (sizes - 1).clamp_min(1)).sqrt() + eps)
+    elif scale == "batch":
+        advantages = advantages / (rewards.std() + eps)
+    elif scale == "mean":
+        advantages = torch.where(mean == 0, 0.0, advantages / mean)
+    return advantages if baseline == "none" else torch.where(rewards_differ(rewards, groups), advantages, 0.0)
+
+
+def rewards_differ(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Return whether the rewards of each episode's group differ by more than rounding errors `[n]`, bool.
+
+    Args:
+        rewards: `[n]`, total reward of each episode.
+        groups: `[n]`, equal for episodes of one group.
+
+    Example:
+        >>> rewards_differ(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])).tolist()
+        [True, True, False, False]
+    """
+    n_groups, row = _numbered(groups)
+    empty = torch.zeros(n_groups, dtype=rewards.dtype, device=rewards.device)
+    high = empty.scatter_reduce(0, row, rewards, "amax", include_self=False)
+    low = empty.scatter_reduce(0, row, rewards, "amin", include_self=False)
+    rounding = ROUNDING_UNITS * torch.finfo(rewards.dtype).eps * torch.maximum(high.abs(), low.abs())
+    return (high - low > rounding)[row]
+
+
+def _numbered(groups: Tensor) -> tuple[int, Tensor]:
+    """Return the number of groups, and the number of each episode's group, from 0 `[n]`."""
+    found, row = torch.unique(groups, return_inverse=True)
+    return len(found), row
+
+
+def overlong_penalty(lengths: Tensor, max_length: int, buffer: float) -> Tensor:
+    """Return DAPO's soft penalty of long responses `[n]`, from 0 to -1 (arXiv 2503.14476, eq. 13).
+
+    Args:
+        lengths: `[n]`, number of actions of each episode.
+        max_length: longest possible response.
+        buffer: number of tokens below `max_length` over which the penalty grows.
+
+    Example:
+        >>> overlong_penalty(torch.tensor([10, 16, 20]), max_length=20, buffer=5).tolist()
+        [0.0, -0.20000000298023224, -1.0]
+    """
+    return ((max_length - buffer - lengths) / buffer).clamp(-1.0, 0.0)

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 KLEstimator = Literal["k1", "k2", "k3"]
+Correction = Literal["tis", "icepop", "sequence_mask"]
 
 
 def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator = "k1") -> Tensor:
@@ -86,6 +88,136 @@ def policy_gradient(log_prob: Tensor, advantages: Tensor) -> Tensor:
         [3.0, -2.0]
     """
     return -advantages * log_prob
+
+
+def sequence_log_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
+    """Return the log of GSPO's sequence ratio, the mean of log r over a response, for each action (arXiv 2507.18071).
+
+    Its gradient is that of the action's own log-prob (eq. 14), so that a mean over the actions of a response has the
+    gradient of the sequence ratio.
+
+    Args:
+        log_ratio: `[n_actions]`, log r, new minus old log-prob.
+        lengths: `[n]`, number of actions of each episode.
+
+    Example:
+        >>> sequence_log_ratio(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2, 1])).tolist()
+        [2.0, 2.0, 5.0]
+    """
+    return episode_means(log_ratio.detach(), lengths) + (log_ratio - log_ratio.detach())
+
+
+def episode_means(field: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mean of a flat field `[n_actions]` over each episode, repeated for its actions `[n_actions]`."""
+    row = torch.arange(len(lengths), device=field.device).repeat_interleave(lengths)
+    sums = torch.zeros(len(lengths), dtype=field.dtype, device=field.device).index_add(0, row, field)
+    return (sums / lengths.clamp_min(1))[row]
+
+
+def geometric_mean_surrogate(log_ratio: Tensor, advantages: Tensor, lengths: Tensor, low: float, high: float) -> Tensor:
+    """Compute GMPO's policy loss, -A times the geometric mean of the clipped ratios of a response (arXiv 2507.20673).
+
+    log r is limited to at most `high` where A is positive, and to at least `-low` where it is negative.
+
+    Args:
+        log_ratio: `[n_actions]`, log r, new minus old log-prob.
+        advantages: `[n_actions]`, A.
+        lengths: `[n]`, number of actions of each episode.
+        low: clipping distance of log r below 0.
+        high: clipping distance of log r above 0.
+
+    Example:
+        >>> loss = geometric_mean_surrogate(torch.tensor([0.2, 2.0]), torch.ones(2), torch.tensor([2]), 0.4, 0.4)
+        >>> [round(x, 3) for x in loss.tolist()]  # -exp((0.2 + 0.4) / 2)
+        [-1.35, -1.35]
+    """
+    clipped = torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
+    return -torch.exp(episode_means(clipped, lengths)) * advantages
+
+
+def cispo(log_prob: Tensor, log_ratio: Tensor, advantages: Tensor, max_ratio: float) -> Tensor:
+    """Compute CISPO's policy loss, -min(r, max_ratio) A log pi, with a constant ratio (arXiv 2506.13585, eq. 4).
+
+    All actions have a gradient, also those whose ratio is limited.
+
+    Example:
+        >>> log_prob, log_ratio = torch.tensor([-2.0]), torch.tensor([9.0]).log()
+        >>> cispo(log_prob, log_ratio, torch.tensor([1.0]), max_ratio=5.0).tolist()
+        [10.0]
+    """
+    return -log_ratio.detach().exp().clamp(max=max_ratio) * advantages * log_prob
+
+
+def cpgd(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Compute CPGD's policy loss without its drift, -min(A log r, A clip(log r)) (arXiv 2505.12504, eq. 6).
+
+    The gradient of an action that is not clipped is -A times that of its log-prob, without the ratio.
+
+    Args:
+        log_ratio: log r, new minus old log-prob.
+        advantages: A.
+        low: clipping distance of r below 1; less than 1.
+        high: clipping distance of r above 1.
+
+    Example:
+        >>> loss = cpgd(torch.tensor([0.1, 9.0]), torch.tensor([2.0, 2.0]), 0.2, 0.2)
+        >>> [round(x, 3) for x in loss.tolist()]
+        [-0.2, -0.365]
+    """
+    clipped = log_ratio.clamp(math.log1p(-low), math.log1p(high))
+    return -torch.min(log_ratio * advantages, clipped * advantages)
+
+
+def policy_drift(log_ratio: Tensor) -> Tensor:
+    """Estimate KL(old policy ‖ new policy) of each action, r - 1 - log r; the drift of CPGD (arXiv 2505.12504).
+
+    Example:
+        >>> policy_drift(torch.tensor([0.0])).tolist()
+        [0.0]
+    """
+    return torch.exp(log_ratio) - 1 - log_ratio
+
+
+def correction_weights(log_ratio: Tensor, lengths: Tensor, kind: Correction, low: float, high: float) -> Tensor:
+    """Compute weights that correct for actions sampled from another distribution than the one that is trained.
+
+        tis             w limited to [low, high]                            (truncated importance sampling)
+        icepop          w where it is in [low, high], else 0                (arXiv 2510.18855)
+        sequence_mask   w where the geometric mean of the response's w is in [low, high], else 0
+
+    Args:
+        log_ratio: `[n_actions]`, log w: log-prob in the rollout, minus that under the sampled distribution.
+        lengths: `[n]`, number of actions of each episode.
+        kind: see above.
+        low: lower limit.
+        high: upper limit.
+
+    Returns:
+        `[n_actions]`, without gradient.
+
+    Example:
+        >>> log_ratio = torch.tensor([0.5, 1.0, 4.0]).log()
+        >>> correction_weights(log_ratio, torch.tensor([3]), "tis", 0.0, 2.0).tolist()
+        [0.5, 1.0, 2.0]
+        >>> correction_weights(log_ratio, torch.tensor([3]), "icepop", 0.8, 2.0).tolist()
+        [0.0, 1.0, 0.0]
+    """
+    weights = log_ratio.detach().exp()
+    if kind == "tis":
+        return weights.clamp(low, high)
+    judged = weights if kind == "icepop" else episode_means(log_ratio.detach(), lengths).exp()
+    return weights.where((judged >= low) & (judged <= high), 0.0)
+
+
+def effective_sample_size(weights: Tensor) -> float:
+    """Return (sum of w)² / (n times the sum of w²), from 1/n to 1: the fraction of `n` samples that count.
+
+    Example:
+        >>> effective_sample_size(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+        0.5
+    """
+    weights = weights.double()
+    return float(weights.sum().square() / (len(weights) * weights.square().sum()))
 
 
 def value_error(

@@ -31,6 +31,7 @@ class Objective(NamedTuple):
         entropy: `[n_actions]`, negative entropy; None = not computed.
         kl: `[n_actions]`, KL penalty to the reference; None = the penalty is part of the rewards, or there is none.
         nll: `[n_actions]`, weighted negative log-likelihood; None = not used.
+        clipped: `[n_actions]`, 1 where the loss limits the ratio, else 0; None = determined from `log_ratio`.
     """
 
     policy: Tensor
@@ -39,6 +40,7 @@ class Objective(NamedTuple):
     entropy: Tensor | None = None
     kl: Tensor | None = None
     nll: Tensor | None = None
+    clipped: Tensor | None = None
 
     def detach(self) -> Objective:
         """Return the same terms, detached from the graph."""
@@ -55,7 +57,9 @@ WEIGHTED = ("policy", "kl")
 """Terms averaged with weights; the others are means over all actions."""
 
 
-def action_weights(lengths: Tensor, aggregation: LossAggregation, norm: float | None = None) -> Tensor:
+def action_weights(
+    lengths: Tensor, aggregation: LossAggregation, norm: float | None = None, kept: Tensor | None = None
+) -> Tensor:
     """Compute the weights of the actions of a whole minibatch, relative to a mean over all actions.
 
         token_mean                 1
@@ -63,10 +67,13 @@ def action_weights(lengths: Tensor, aggregation: LossAggregation, norm: float | 
         seq_mean_token_sum_norm    n_actions / (n_episodes norm)         mean over episodes of the sum / constant
                                                                          (Dr. GRPO, arXiv 2503.20783)
 
+    Actions that are not kept have weight 0 and do not count in these numbers; `norm` stays the same.
+
     Args:
         lengths: `[n_episodes]`, number of actions of each episode.
         aggregation: see above.
         norm: the constant of `seq_mean_token_sum_norm`, commonly the longest possible response.
+        kept: `[n_actions]`, bool; default: all.
 
     Returns:
         `[n_actions]`, float32, episode after episode.
@@ -79,6 +86,13 @@ def action_weights(lengths: Tensor, aggregation: LossAggregation, norm: float | 
         [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
     n_actions = int(lengths.sum())
+    if kept is not None:
+        row = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+        counts = torch.zeros_like(lengths).index_add(0, row, kept.to(lengths))
+        weights = torch.zeros(n_actions, device=lengths.device)
+        if bool(kept.any()):
+            weights[kept] = action_weights(counts[counts > 0], aggregation, norm) * (n_actions / int(counts.sum()))
+        return weights
     if aggregation == "token_mean":
         return torch.ones(n_actions, device=lengths.device)
     if aggregation == "seq_mean_token_mean":

@@ -38,6 +38,7 @@ class TextVecEnv(DummyVecEnv):
     Attributes:
         reward_parts: name -> contribution of that part of a combined reward to the rewards that `play` returned last,
             flat `[n_tokens]`; empty if the reward has no parts.
+        group_size: `reset` draws one prompt for this many consecutive environments; it divides `n_envs`.
 
     Raises:
         ConfigError: an argument without a usable default is missing, or `reward_timeout` requires workers here.
@@ -64,6 +65,7 @@ class TextVecEnv(DummyVecEnv):
         if reward_workers:
             self._workers = RewardWorkers(first.reward_function, first.layout, reward_workers, reward_timeout)
         self.reward_parts: dict[str, np.ndarray] = {}
+        self.group_size = 1
 
     @property
     def layout(self) -> TextLayout:
@@ -83,6 +85,13 @@ class TextVecEnv(DummyVecEnv):
         if first is not None:
             self.envs[0].sampler.seed(first)
         return seeds
+
+    def reset(self) -> Any:
+        """Start an episode in each environment, those of a group with the same sample."""
+        if self.group_size > 1:
+            drawn = self.envs[0].sampler.sample(self.num_envs // self.group_size)
+            self.set_options([{"sample": sample} for sample in drawn for _ in range(self.group_size)])
+        return super().reset()
 
     def play(self, episodes: EpisodeBatch) -> np.ndarray:
         """Return the task rewards of whole responses to the current prompts; call `reset` afterwards.

@@ -167,6 +167,38 @@ are checked after transformers is loaded (`policies.generation`).
 """
 
 
+NEUTRAL: dict[str, Any] = {
+    **{"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
+    **{"repetition_penalty": 1, "no_repeat_ngram_size": 0},
+}
+"""Arguments of `generate` that change the sampled distribution -> value without effect. An unset `top_k` is 50."""
+TRUNCATING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Those that exclude tokens."""
+_OF_LENGTH = (
+    *("do_sample", "use_cache", "max_new_tokens", "max_length", "num_beams", "num_beam_groups", "early_stopping"),
+    *("length_penalty", "post_processing_fn"),
+)
+
+
+UNKNOWN_DISTRIBUTION = ("top_h", "watermarking_config", "prompt_lookup_num_tokens", "assistant_early_exit")
+"""Arguments with which the probabilities of the sampled tokens cannot be recorded."""
+
+
+def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
+    """Return whether tokens are sampled from a known distribution that is not the model's own.
+
+    Example:
+        >>> samples_other_distribution({"do_sample": True, "top_k": 0}), samples_other_distribution({"do_sample": True})
+        (False, True)
+    """
+    if not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1):
+        return False
+    if any(generation_kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION):
+        return False
+    given = {"top_k": 50} | {key: value for key, value in generation_kwargs.items() if value is not None}
+    return any(value != NEUTRAL.get(key, 0) for key, value in given.items() if key not in _OF_LENGTH)
+
+
 def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return the arguments at a path of the config with their numbers parsed, and the errors."""
     bound, issues = dict(kwargs), []

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.arguments import PolicyArguments, samples_other_distribution
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import (
     freeze,
@@ -242,6 +242,7 @@ class LMActorCriticPolicy(BasePolicy):
         max_new_tokens: int | None = None,
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        **sampling: Any,
     ) -> EpisodeBatch:
         """Generate one response per prompt; see `TextGenerator.generate`."""
         return self.generator.generate(
@@ -251,7 +252,13 @@ class LMActorCriticPolicy(BasePolicy):
             max_new_tokens=max_new_tokens,
             generation_kwargs=generation_kwargs,
             seed=seed,
+            **sampling,
         )
+
+    @property
+    def samples_other_distribution(self) -> bool:
+        """True if `generation_kwargs` sample from another distribution than the one that is trained."""
+        return samples_other_distribution(self.arguments.generation_kwargs)
 
     # --- scoring ------------------------------------------------------------------------------------------------
 

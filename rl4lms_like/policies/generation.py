@@ -13,14 +13,28 @@ import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PretrainedConfig,
+    PreTrainedModel,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.policies.arguments import UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 
 DEFAULT_LENGTH = 20
@@ -148,6 +162,104 @@ NO_PROMPT = (
 """Error for an empty prompt: the model would continue from padding, at a position that differs between families."""
 
 
+class FirstTokenTemperature(LogitsProcessor):
+    """Logits processor with another temperature for the first token; valid for one `generate` call.
+
+    Args:
+        first: temperature of the first token.
+        others: temperature of the other tokens.
+    """
+
+    def __init__(self, first: float, others: float) -> None:
+        self.temperature, self.others = first, others
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores `[n, vocab]`, divided by the temperature."""
+        scores = scores / self.temperature
+        self.temperature = self.others
+        return scores
+
+
+class LogProbRecorder(LogitsProcessor):
+    """Logits processor that records the log-probs of the sampled tokens and changes nothing; it must be the last one.
+
+    The token of a step is known in the next one, so that only one distribution is stored at a time.
+    """
+
+    def __init__(self) -> None:
+        self._log_probs: list[Tensor] = []
+        self._last: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Record the log-probs of the tokens of the previous step, and return the scores."""
+        self._record(input_ids[:, -1])
+        self._last = scores.log_softmax(dim=-1)
+        return scores
+
+    def _record(self, tokens: Tensor) -> None:
+        if self._last is not None:
+            self._log_probs.append(self._last.gather(1, tokens[:, None]).squeeze(1))
+
+    def recorded(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the log-probs of the episodes' actions `[n_tokens]`.
+
+        Raises:
+            ModelError: generation was not token by token.
+        """
+        self._record(episodes.response_ids[:, -1])
+        self._last = None
+        if not self._log_probs or len(self._log_probs) != episodes.response_ids.shape[1]:
+            raise ModelError(
+                f"log-probs of {len(self._log_probs)} steps do not match responses of {episodes.response_ids.shape[1]} "
+                "tokens: remove other generation modes (assistants, prompt lookup) from generation_kwargs"
+            )
+        return torch.stack(self._log_probs, dim=1)[episodes.response_mask]
+
+
+_WARPERS: dict[str, tuple[type[LogitsProcessor], float]] = {
+    "top_k": (TopKLogitsWarper, 0),
+    "top_p": (TopPLogitsWarper, 1.0),
+    "min_p": (MinPLogitsWarper, 0.0),
+    "typical_p": (TypicalLogitsWarper, 1.0),
+    "epsilon_cutoff": (EpsilonLogitsWarper, 0.0),
+}
+"""Argument of `generate` -> the processor that it adds, and the value that adds none; in the order of transformers."""
+
+
+def separate_warpers(
+    arguments: Mapping[str, Any], first_token_temperature: float | None, device: torch.device
+) -> tuple[dict[str, Any], list[LogitsProcessor]]:
+    """Return arguments of `generate` without those that shape the distribution, and processors with their effect.
+
+    transformers applies its own processors for them after those of the caller, which could not see the distribution
+    that is sampled from.
+
+    Args:
+        arguments: of `generate`.
+        first_token_temperature: temperature of the first token; default: that of all tokens.
+        device: device of the model.
+
+    Raises:
+        ModelError: an argument changes the distribution in another way.
+    """
+    given = dict(arguments)
+    if unknown := [key for key in UNKNOWN_DISTRIBUTION if given.get(key) is not None]:
+        raise ModelError(f"the probabilities of sampled tokens are unknown with {unknown[0]} in generation_kwargs")
+    temperature = 1.0 if given.get("temperature") is None else given["temperature"]
+    processors: list[LogitsProcessor] = []
+    if first_token_temperature is not None or temperature != 1:
+        first = temperature if first_token_temperature is None else first_token_temperature
+        processors.append(FirstTokenTemperature(first, temperature))
+    for key, (warper, neutral) in _WARPERS.items():
+        value = given.pop(key, None)
+        value = 50 if key == "top_k" and value is None else value
+        if value is not None and value != neutral:
+            processors.append(warper(value))
+    if given.get("eta_cutoff"):
+        processors.append(EtaLogitsWarper(given["eta_cutoff"], device=str(device)))
+    return {**given, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eta_cutoff": 0.0}, processors
+
+
 class TextGenerator:
     """Text generator of a language model; dropout is off during generation.
 
@@ -191,6 +303,8 @@ class TextGenerator:
         max_new_tokens: int | None = None,
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        record_log_prob: bool = False,
+        first_token_temperature: float | None = None,
     ) -> EpisodeBatch:
         """Generate one response per prompt.
 
@@ -201,6 +315,10 @@ class TextGenerator:
             max_new_tokens: the environment's limit.
             generation_kwargs: arguments of `generate`; default: those of the constructor.
             seed: seed of the sampling; None uses torch's global generator.
+            record_log_prob: store the log-probs of the distribution that is sampled from, after all processing by
+                `generate`, as the episodes' `behavior_log_prob`. Requires sampling without beams.
+            first_token_temperature: temperature of the first token (FIRE sampling, arXiv 2410.21236); default: that of
+                all tokens. Requires `record_log_prob`.
 
         Returns:
             The finished episodes, on the model's device.
@@ -223,7 +341,12 @@ class TextGenerator:
         self.model.eval()
         try:
             with plain_generation(self.model), seeded(seed, device), self._autocast():
-                return self._episodes(ids, mask, arguments).trimmed()
+                if not record_log_prob:
+                    return self._episodes(ids, mask, arguments).trimmed()
+                arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
+                recorder = LogProbRecorder()
+                episodes = self._episodes(ids, mask, arguments, [*warpers, recorder])
+                return replace(episodes, behavior_log_prob=recorder.recorded(episodes)).trimmed()
         except RuntimeError as error:
             if "probability tensor contains" not in str(error):
                 raise

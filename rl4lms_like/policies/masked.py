@@ -189,7 +189,7 @@ class MaskedTextGenerator(TextGenerator):
             with self._autocast():
                 decoder = MaskDecoder(self.mask_model, ids, mask, n_beams=n_beams)
         processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
-        episodes = super()._episodes(ids, mask, arguments, [*processors, processor])
+        episodes = super()._episodes(ids, mask, arguments, [processor, *processors])
         return replace(episodes, allowed=processor.recorded(episodes)) if processor.record else episodes
 
 

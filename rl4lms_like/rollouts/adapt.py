@@ -43,6 +43,10 @@ class TextRollouts:
         sort_by_length: see `EpisodeBuffer`.
         value_gae_lambda: see `EpisodeBuffer`.
         gae_length_alpha: see `EpisodeBuffer`.
+        group_size: see `RolloutCollector`.
+        dynamic_sampling: see `RolloutCollector`.
+        first_token_temperature: see `RolloutCollector`.
+        record_log_prob: see `RolloutCollector`.
 
     Attributes:
         interruption: handles Ctrl-C and SIGTERM; in a rollout they stop the run immediately.
@@ -61,6 +65,10 @@ class TextRollouts:
         sort_by_length: bool = False,
         value_gae_lambda: float | None = None,
         gae_length_alpha: float | None = None,
+        group_size: int = 1,
+        dynamic_sampling: int | None = None,
+        first_token_temperature: float | None = None,
+        record_log_prob: bool = False,
         **kwargs: Any,
     ) -> None:
         policy = args[0] if args else kwargs.get("policy")
@@ -74,6 +82,10 @@ class TextRollouts:
             "norm_reward": norm_reward,
             "bootstrap_truncated": bootstrap_truncated,
             "score_batch_size": score_batch_size,
+            "group_size": group_size,
+            "dynamic_sampling": dynamic_sampling,
+            "first_token_temperature": first_token_temperature,
+            "record_log_prob": record_log_prob,
         }
         self._iteration: tuple[int, int] | None = None
         self.interruption = Interruption()

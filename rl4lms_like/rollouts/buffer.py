@@ -39,6 +39,7 @@ class Minibatch(NamedTuple):
         weights: `[n_actions]`, weights of the actions in the policy's loss; see `core.objective.action_weights`.
         episode_rewards: `[n_actions]`, the task reward of an action's whole episode, without the KL penalty.
         nll_weights: `[n_actions]`, weights of the actions in the negative log-likelihood of good episodes.
+        ref_log_prob: `[n_actions]`, log-probs under the reference; without one those in the rollout.
     """
 
     observations: EpisodeBatch
@@ -50,6 +51,7 @@ class Minibatch(NamedTuple):
     weights: Tensor
     episode_rewards: Tensor
     nll_weights: Tensor
+    ref_log_prob: Tensor
 
 
 class EpisodeBuffer:
@@ -160,8 +162,7 @@ class EpisodeBuffer:
             values: `[n_tokens]`.
             log_probs: `[n_tokens]`, under the policy that generated the episodes.
             last_values: `[n]`, the value after each episode's end; default: 0.
-            kl: `[n_tokens]`, log-prob under the policy minus that under the reference; for inspection of the
-                rollout, not used in losses. None = there is no reference.
+            kl: `[n_tokens]`, log-prob under the policy minus that under the reference. None = there is no reference.
             episode_rewards: `[n]`, the task reward of each episode; default: the sum of its `rewards`.
 
         Raises:
@@ -183,7 +184,7 @@ class EpisodeBuffer:
         flat = [field.to(self.device, self.dtype) for field in given]
         self._parts.append((episodes.to(self.device), flat[0], flat[1], flat[2], flat[3], flat[4]))
         if kl is not None:
-            self._kl_parts.append(kl.to(self.device, torch.float32))
+            self._kl_parts.append(kl.to(self.device, self.dtype))
         self.n_tokens += episodes.n_tokens
 
     def compute_returns_and_advantage(self, last_values: Any = None, dones: Any = None) -> None:
@@ -243,6 +244,7 @@ class EpisodeBuffer:
             weights=torch.ones_like(self._returns[tokens]),
             episode_rewards=self._episode_rewards[tokens],
             nll_weights=torch.zeros_like(self._returns[tokens]),
+            ref_log_prob=self._log_probs[tokens] - (0.0 if self._kl is None else self._kl[tokens]),
         )
 
     def _minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:

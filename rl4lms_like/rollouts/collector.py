@@ -1,8 +1,8 @@
 """Rollout collection, from prompts to a full buffer.
 
-prompts  = env.reset()
+prompts  = env.reset()                      `group_size` episodes in a row have the same prompt
 episodes = policy.generate(prompts)         [n, response_len]
-rewards  = env.play(episodes)               [n_tokens]
+rewards  = env.play(episodes)               [n_tokens]; with dynamic sampling, groups with equal rewards are left out
 scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
 buffer.add(shape(rewards, scores))          KL penalty and normalisation; advantages are computed at the end
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,9 +19,10 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from rl4lms_like.core.advantages import rewards_differ
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
-from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.losses import kl_estimate
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMsLikeError
+from rl4lms_like.core.losses import effective_sample_size, kl_estimate
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_masks import n_allowed
@@ -35,8 +37,29 @@ EQUAL = 1e-5
 """A standard deviation of episode totals below this fraction of the largest total is a rounding error."""
 
 
+class PlayedEpisodes(NamedTuple):
+    """One generation batch: episodes, task rewards `[n_tokens]`, and the components of the rewards."""
+
+    episodes: EpisodeBatch
+    rewards: Tensor
+    reward_parts: Mapping[str, Tensor] = MappingProxyType({})
+    sample_ids: Sequence[str] = ()
+
+    def select(self, index: Tensor) -> PlayedEpisodes:
+        """Return some of the episodes, in the order of the index `[k]`."""
+        tokens = self.episodes.token_index(index)
+        parts = {name: part[tokens] for name, part in self.reward_parts.items()}
+        sample_ids = [self.sample_ids[i] for i in index.tolist()]
+        return PlayedEpisodes(self.episodes.select(index), self.rewards[tokens], parts, sample_ids)
+
+    def differing(self) -> Tensor:
+        """Return whether the rewards of each episode's group differ `[n]`, bool."""
+        assert self.episodes.group_ids is not None
+        return rewards_differ(episode_sums(self.episodes, self.rewards), self.episodes.group_ids)
+
+
 class ScoredEpisodes(NamedTuple):
-    """One generation batch: episodes, task rewards `[n_tokens]`, scores, and the components of the rewards."""
+    """Played episodes with the policy's scores."""
 
     episodes: EpisodeBatch
     rewards: Tensor
@@ -62,7 +85,17 @@ class RolloutCollector:
             not centred, because a constant per token would reward or penalise length.
         bootstrap_truncated: add the critic's value after episodes that hit the length limit.
         score_batch_size: tokens per scoring pass; None = a whole generation batch at once.
+        group_size: number of responses to each prompt.
+        dynamic_sampling: leave out groups whose rewards are all equal, and generate at most this many times the tokens
+            of a rollout. If all groups are left out, the last generation batch is kept. None keeps all groups.
+        first_token_temperature: see `TextGenerator.generate`.
+        record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
+            are only stored if it is another one.
         seed: seed of the sampling.
+
+    Raises:
+        ConfigError: `group_size` does not divide the number of environments.
+        RL4LMsLikeError: groups are requested of an environment that steps token by token.
     """
 
     def __init__(
@@ -74,9 +107,17 @@ class RolloutCollector:
         norm_reward: bool = False,
         bootstrap_truncated: bool = False,
         score_batch_size: int | None = None,
+        group_size: int = 1,
+        dynamic_sampling: int | None = None,
+        first_token_temperature: float | None = None,
+        record_log_prob: bool = False,
         seed: int = 0,
     ) -> None:
         self.policy = policy
+        self.group_size = group_size
+        self.dynamic_sampling = dynamic_sampling
+        self.first_token_temperature = first_token_temperature
+        self.record_log_prob = record_log_prob
         self.kl = kl
         self.norm_reward = norm_reward
         self.bootstrap_truncated = bootstrap_truncated
@@ -93,6 +134,13 @@ class RolloutCollector:
         self.eos_token_ids: list[int] = sorted(env.get_attr("eos_token_ids", [0])[0]) if ends else []
         # Check the class, not the object: a wrapper forwards attributes, but does its own work in `step`.
         self._plays = hasattr(type(env), "play")
+        if self.group_size > 1 and not self._plays:
+            raise RL4LMsLikeError("several responses per prompt (group_size) require a TextVecEnv that is not wrapped")
+        if env.num_envs % self.group_size:
+            message = f"{env.num_envs} responses cannot be divided into groups of {self.group_size} (group_size)"
+            raise ConfigError([ConfigIssue("n_envs", message)], "the environment")
+        if self._plays:
+            env.group_size = self.group_size  # type: ignore[attr-defined]
 
     def collect(self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True) -> dict[str, float]:
         """Fill an empty buffer with at least `n_tokens` tokens; `adapt_kl` then updates the KL coefficient.
@@ -100,10 +148,9 @@ class RolloutCollector:
         Returns:
             Logged statistics of the rollout, under RL4LMs' keys.
         """
-        parts, gathered, seconds = [], 0, {"generate_s": 0.0, "play_s": 0.0, "score_s": 0.0}
-        while gathered < n_tokens:
-            parts.append(self._batch(seconds))
-            gathered += parts[-1].episodes.n_tokens
+        seconds = {"generate_s": 0.0, "play_s": 0.0, "score_s": 0.0}
+        generated, kept = self._generated(n_tokens, seconds)
+        parts = [self._scored(batch, seconds) for batch in kept]
         scale = self._reward_scale(parts) if self.norm_reward else 1.0
         kl_rewards = [self._kl_reward(part) for part in parts]
         for part, kl_reward in zip(parts, kl_rewards, strict=True):
@@ -118,7 +165,7 @@ class RolloutCollector:
             )
         buffer.compute_returns_and_advantage()
         self.episode_infos = [info for part in parts for info in part.infos()]
-        info = rollout_info(parts, kl_rewards if self.policy.has_reference else None)
+        info = rollout_info(generated, parts, kl_rewards if self.policy.has_reference else None)
         if not self.policy.has_critic:
             del info["rollout_info/values"], info["rollout_info/values_std"]
         info["rollout_info/kl_coeff"] = self.kl.coeff
@@ -129,7 +176,27 @@ class RolloutCollector:
             info["time/reward_restarts"] = restarts
         return info | {f"time/{name}": value for name, value in seconds.items()}
 
-    def _batch(self, seconds: dict[str, float]) -> ScoredEpisodes:
+    def _generated(self, n_tokens: int, seconds: dict[str, float]) -> tuple[list[PlayedEpisodes], list[PlayedEpisodes]]:
+        """Return generation batches, and what is kept of them: at least `n_tokens` tokens if the limit allows it."""
+        generated: list[PlayedEpisodes] = []
+        kept: list[PlayedEpisodes] = []
+        n_generated = n_kept = 0
+        while n_kept < n_tokens:
+            if self.dynamic_sampling is not None and n_generated >= self.dynamic_sampling * n_tokens:
+                break
+            batch = self._batch(seconds)
+            generated.append(batch)
+            n_generated += batch.episodes.n_tokens
+            if self.dynamic_sampling is not None:
+                index = batch.differing().nonzero().squeeze(1)
+                if not len(index):
+                    continue
+                batch = batch.select(index)
+            kept.append(batch)
+            n_kept += batch.episodes.n_tokens
+        return generated, kept or generated[-1:]
+
+    def _batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
         observation = self.env.reset()
         assert isinstance(observation, dict)
         sample_ids = [str(sample.id) for sample in self.env.get_attr("sample")]
@@ -141,18 +208,32 @@ class RolloutCollector:
                 eos_token_ids=self.eos_token_ids,
                 max_new_tokens=self.max_episode_length,
                 seed=self.seeds.next(),
+                **self._sampling(),
             )
+        if self.group_size > 1:
+            rows = torch.arange(episodes.n_episodes, device=episodes.response_ids.device) // self.group_size
+            episodes = replace(episodes, group_ids=rows, prompt_rows=rows)
         generated = time.perf_counter()
         rewards, parts = self._play(episodes)
-        played = time.perf_counter()
-        scores = self._score(episodes)
         seconds["generate_s"] += generated - start
-        seconds["play_s"] += played - generated
-        seconds["score_s"] += time.perf_counter() - played
-        device = scores.values.device
+        seconds["play_s"] += time.perf_counter() - generated
+        device = episodes.response_ids.device
         on_device = {name: torch.as_tensor(part, dtype=torch.float32).to(device) for name, part in parts.items()}
         paid = torch.as_tensor(rewards, dtype=torch.float32).to(device)
-        return ScoredEpisodes(episodes, paid, scores, on_device, sample_ids)
+        return PlayedEpisodes(episodes, paid, on_device, sample_ids)
+
+    def _sampling(self) -> dict[str, Any]:
+        """Return further arguments of `generate`; none if the policy's own distribution is sampled."""
+        first = self.first_token_temperature
+        if first is None and not self.record_log_prob and not self.policy.samples_other_distribution:
+            return {}
+        return {"record_log_prob": True, "first_token_temperature": first}
+
+    def _scored(self, played: PlayedEpisodes, seconds: dict[str, float]) -> ScoredEpisodes:
+        start = time.perf_counter()
+        scores = self._score(played.episodes)
+        seconds["score_s"] += time.perf_counter() - start
+        return ScoredEpisodes(played.episodes, played.rewards, scores, played.reward_parts, played.sample_ids)
 
     def _play(self, episodes: EpisodeBatch) -> TokenRewards:
         if not self._plays:
@@ -181,6 +262,8 @@ class RolloutCollector:
         return [episodes.select(torch.tensor(group, device=device)) for group in groups]
 
     def _kl_reward(self, part: ScoredEpisodes) -> Tensor:
+        if self.kl.placement == "loss":
+            return torch.zeros_like(part.rewards)
         return -self.kl.coeff * kl_estimate(part.scores.raw_log_prob, part.scores.ref_log_prob, self.kl.estimator)
 
     def _last_values(self, episodes: EpisodeBatch) -> Tensor | None:
@@ -215,23 +298,28 @@ def episode_sums(episodes: EpisodeBatch, field: Tensor) -> Tensor:
     return episodes.pad(field).sum(dim=1)
 
 
-def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] | None) -> dict[str, float]:
+def rollout_info(
+    generated: Sequence[PlayedEpisodes], parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] | None
+) -> dict[str, float]:
     """Compute means (and, under `<name>_std`, standard deviations) of a rollout, under RL4LMs' keys.
 
+    Rewards are those of all generated episodes, all other numbers those of the episodes that are kept.
+
     Args:
-        parts: the generation batches.
+        generated: the generation batches.
+        parts: what is kept of them.
         kl_rewards: KL penalties of their rewards; None without a reference. Then the KL is not logged.
     """
     scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*(part.scores for part in parts), strict=True)))
     series = {
-        "ep_rew": torch.cat([episode_sums(part.episodes, part.rewards) for part in parts]),
+        "ep_rew": torch.cat([episode_sums(batch.episodes, batch.rewards) for batch in generated]),
         "ep_lens": torch.cat([part.episodes.lengths for part in parts]),
         "log_prob": scores.log_prob,
         "values": scores.values,
         "entropy": scores.entropy,
     }
-    for name in parts[0].reward_parts:
-        shares = [episode_sums(part.episodes, part.reward_parts[name]) for part in parts]
+    for name in generated[0].reward_parts:
+        shares = [episode_sums(batch.episodes, batch.reward_parts[name]) for batch in generated]
         series[f"reward/{name}"] = torch.cat(shares)
     if kl_rewards is not None:
         series["kl_div_mean"] = scores.raw_log_prob - scores.ref_log_prob
@@ -251,4 +339,14 @@ def rollout_info(parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] |
     info["rollout_info/n_episodes"] = len(terminated)
     info["rollout_info/n_tokens"] = len(scores.values)
     info["rollout_info/truncated_share"] = float((~terminated).double().mean())
+    if generated[0].episodes.group_ids is not None:
+        # Groups have the same size, so fractions of episodes are those of groups.
+        differing = torch.cat([batch.differing() for batch in generated])
+        info["rollout_info/groups_differing_share"] = float(differing.double().mean())
+        info["rollout_info/groups_kept_share"] = len(terminated) / len(differing)
+    behavior = [part.episodes.behavior_log_prob for part in parts if part.episodes.behavior_log_prob is not None]
+    if behavior:
+        weights = (scores.log_prob - torch.cat(behavior)).exp()
+        info["rollout_info/importance_weight"] = float(weights.double().mean())
+        info["rollout_info/effective_sample_size"] = effective_sample_size(weights)
     return info

@@ -1,4 +1,4 @@
-"""Coefficient of the KL penalty in the reward, and its controllers.
+"""Coefficient of the KL penalty in the reward or the loss, and its controllers.
 
 task reward r_t  ─────────────┐
 log_prob, ref_log_prob ─ kl_t ┴─ r_t - coeff * kl_t ─ advantages
@@ -17,6 +17,9 @@ from rl4lms_like.core.losses import KLEstimator
 
 CLIP = 0.2
 """Relative errors are clipped to this size (arXiv 1909.08593, section 2.2)."""
+NO_GRADIENT = "k1 in the loss has an expected gradient of 0, so it is no penalty: use k2 or k3, or placement: reward"
+"""Error for an estimator that does not fit its placement."""
+Placement = Literal["reward", "loss"]
 
 
 class KLController(ABC):
@@ -25,8 +28,12 @@ class KLController(ABC):
     Args:
         coeff: initial coefficient.
         target_kl: target KL of the controller, in its own unit; None if it has no target.
-        estimator: single-sample estimate of the KL that is subtracted from the reward.
+        estimator: single-sample estimate of the KL; default: k1 in the reward, k3 in the loss.
         max_coeff: the coefficient never exceeds this; None = no limit.
+        placement: the penalty is subtracted from the `reward` of each token, or is a term of the `loss`.
+
+    Raises:
+        ValueError: k1 in the loss, whose expected gradient is 0.
     """
 
     def __init__(
@@ -34,12 +41,16 @@ class KLController(ABC):
         coeff: float,
         target_kl: float | None = None,
         *,
-        estimator: KLEstimator = "k1",
+        estimator: KLEstimator | None = None,
         max_coeff: float | None = None,
+        placement: Placement = "reward",
     ) -> None:
+        if placement == "loss" and estimator == "k1":
+            raise ValueError(NO_GRADIENT)
         self.coeff = float(coeff if max_coeff is None else min(coeff, max_coeff))
         self.target_kl = target_kl
-        self.estimator = estimator
+        self.estimator: KLEstimator = estimator or ("k1" if placement == "reward" else "k3")
+        self.placement = placement
         self.max_coeff = max_coeff
 
     @abstractmethod
@@ -79,7 +90,7 @@ class AdaptiveKLController(KLController):
         coeff: initial coefficient.
         target_kl: in nats per token.
         gain: K_beta of arXiv 1909.08593; 0.1 changes the coefficient by at most 2 % per iteration.
-        limits: `estimator` and `max_coeff`, see `KLController`.
+        limits: `estimator`, `max_coeff` and `placement`, see `KLController`.
     """
 
     target_kl: float
@@ -107,7 +118,7 @@ class HorizonKLController(KLController):
         coeff: initial coefficient.
         target_kl: in nats per sequence.
         horizon: number of episodes.
-        limits: `estimator` and `max_coeff`, see `KLController`.
+        limits: `estimator`, `max_coeff` and `placement`, see `KLController`.
     """
 
     target_kl: float
@@ -133,12 +144,14 @@ def make_kl_controller(
     controller: Literal["adaptive", "horizon", "fixed"] = "adaptive",
     gain: float = 0.1,
     horizon: float = 10_000,
-    estimator: KLEstimator = "k1",
+    estimator: KLEstimator | None = None,
     max_coeff: float | None = None,
+    placement: Placement = "reward",
 ) -> KLController:
     """Return the controller of a config's `alg.kl_div` block; without a target the coefficient is constant."""
+    limits: dict[str, Any] = {"estimator": estimator, "max_coeff": max_coeff, "placement": placement}
     if controller == "fixed" or target_kl is None:
-        return FixedKLController(coeff, estimator=estimator, max_coeff=max_coeff)
+        return FixedKLController(coeff, **limits)
     if controller == "horizon":
-        return HorizonKLController(coeff, target_kl, horizon=horizon, estimator=estimator, max_coeff=max_coeff)
-    return AdaptiveKLController(coeff, target_kl, gain=gain, estimator=estimator, max_coeff=max_coeff)
+        return HorizonKLController(coeff, target_kl, horizon=horizon, **limits)
+    return AdaptiveKLController(coeff, target_kl, gain=gain, **limits)

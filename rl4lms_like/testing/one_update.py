@@ -88,7 +88,7 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
             policy,
             _environment(tokenizer, model.config, family, seed),
             policy_kwargs=kwargs,
-            kl_controller=FixedKLController(0.05),
+            kl_controller=FixedKLController(0.05, placement=getattr(takes, "kl_placement", "reward")),
             **{"seed": seed, "device": "cpu"} | small | dict(args),
         )
     classes = _attributes_of_classes(built.policy)

@@ -82,6 +82,7 @@ class TabularPolicy(BasePolicy):
         self.ref_logits = table(size, VOCABULARY).requires_grad_(False)
         self.arguments = PolicyArguments(model_name="tabular")
         self.has_reference = self.has_critic = True
+        self.samples_other_distribution = False
         self.next_episodes: EpisodeBatch | None = None
         self.recorder = _Recorder(
             [{"params": [self.logits], "role": "actor"}, {"params": [self.values], "role": "critic"}]

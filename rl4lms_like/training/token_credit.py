@@ -89,7 +89,7 @@ class TokenCredit(Callback):
         tokens = episodes.token_index(index)
         part = episodes.select(index)
         log_ratio = self._log_probs(part) - buffer.log_probs[tokens]
-        clip_range = clip_range_of(algorithm)
+        limits = clip_range_of(algorithm)
         rewards, returns, values = (
             torch.as_tensor(field, device=tokens.device)[tokens]
             for field in (buffer.rewards, buffer.returns, buffer.values)
@@ -103,18 +103,19 @@ class TokenCredit(Callback):
             "kl": None,
             "probs": buffer.log_probs[tokens].exp(),
             "ratios": log_ratio.exp(),
-            "clipped": None if clip_range is None else clipping(log_ratio, advantages[tokens], clip_range),
+            "clipped": None if limits is None else clipping(log_ratio, advantages[tokens], *limits),
             "n_allowed": None if part.allowed is None else n_allowed(part.allowed),
         }
         head: dict[str, Any] = {"n_episodes": len(infos), "normalized": normalization}
-        if clip_range is not None:
-            head["clip_range"] = clip_range
+        if limits is not None:
+            head["clip_range"] = max(limits)
         if buffer.kl is not None:
             # The controller has changed its coefficient since; the rollout's own is among the logged values.
             head["kl_coeff"] = float(algorithm.logger.name_to_value["rollout_info/kl_coeff"])
             kl = buffer.kl[tokens]
             estimate = kl_estimate(kl, torch.zeros_like(kl), algorithm.collector.kl.estimator)
-            fields |= {"kl": kl, "kl_rewards": -head["kl_coeff"] * estimate}
+            in_reward = algorithm.collector.kl.placement == "reward"
+            fields |= {"kl": kl, "kl_rewards": -head["kl_coeff"] * estimate if in_reward else None}
         known = {name: field for name, field in fields.items() if field is not None}
         return {**head, "episodes": list(self._described(chosen, infos, part, known))}
 
@@ -225,6 +226,8 @@ def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
     returns, values = (torch.as_tensor(field).to(buffer.advantages) for field in (buffer.returns, buffer.values))
     rounding = 1e-5 * float(torch.maximum(returns.abs(), values.abs()).max())
     is_replaced = float((buffer.advantages - (returns - values)).abs().max()) > rounding
+    if getattr(_settings(algorithm), "scale", "whiten") != "whiten":  # compared within groups, not normalised
+        return buffer.advantages, None
     if is_replaced or setting == "rollout":  # the update has replaced the estimates by normalised advantages
         return buffer.advantages, "rollout"
     if not setting:
@@ -234,29 +237,34 @@ def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
     return normalized(buffer.advantages, returns), "rollout" if is_whole else "minibatch"
 
 
-def clip_range_of(algorithm: Any) -> float | None:
-    """Return the distance of a ratio from 1 at which the loss clips it; None for losses without clipping."""
-    clip_range = getattr(_settings(algorithm), "clip_range", None)
-    if callable(clip_range):  # Stable-Baselines3's may follow a schedule
-        clip_range = clip_range(algorithm._current_progress_remaining)
-    return None if clip_range is None else float(clip_range)
+def clip_range_of(algorithm: Any) -> tuple[float, float] | None:
+    """Return the distances below and above 1 at which the loss clips a token's ratio; None if it does not."""
+    settings = _settings(algorithm)
+    low, high = getattr(settings, "clip_range", None), getattr(settings, "clip_range_high", None)
+    if callable(low):  # Stable-Baselines3's may follow a schedule
+        low = low(algorithm._current_progress_remaining)
+    kind = getattr(settings, "surrogate", "clip"), getattr(settings, "ratio_level", "token")
+    if low is None or getattr(settings, "ratio_band", None) is not None or kind != ("clip", "token"):
+        return None
+    return float(low), float(low if high is None else high)
 
 
-def clipping(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+def clipping(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """Mark tokens where min(r A, clip(r) A) is the clipped term, whose gradient is 0 (arXiv 1707.06347, eq. 7).
 
     Args:
         log_ratio: log of r `[n_tokens]`.
         advantages: A `[n_tokens]`.
-        clip_range: distance from 1.
+        low: clipping distance below 1.
+        high: clipping distance above 1.
 
     Returns:
-        1 where r > 1 + `clip_range` and A > 0, -1 where r < 1 - `clip_range` and A < 0, else 0. With the
+        1 where r > 1 + `high` and A > 0, -1 where r < 1 - `low` and A < 0, else 0. With the
         opposite sign of A, a ratio outside the range is not clipped: its gradient moves it back towards 1.
     """
     ratio = log_ratio.exp()
-    above = (ratio > 1 + clip_range) & (advantages > 0)
-    below = (ratio < 1 - clip_range) & (advantages < 0)
+    above = (ratio > 1 + high) & (advantages > 0)
+    below = (ratio < 1 - low) & (advantages < 0)
     return above.long() - below.long()
 
 

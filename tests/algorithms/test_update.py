@@ -68,7 +68,6 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
     model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
 
     class Averaged(PPO):
-        loss_aggregation = aggregation
         loss_norm = 7.0
 
         def loss(self, minibatch):
@@ -84,6 +83,7 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
         built = build(
             Averaged, model_dir, tiny_tokenizer, family,
             length=40, n_steps=80, batch_size=400, n_epochs=1, micro_batch_size=micro_batch_size,
+            loss_aggregation=aggregation,
         )  # fmt: skip
         built.learn_iteration(0, 1)
         seen.append((built.gradient, built.logged))

@@ -4,10 +4,13 @@ import pytest
 
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.nlpo import NLPO
+from rl4lms_like.algorithms.policy_gradient import GRPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.rollouts.kl import AdaptiveKLController
+from rl4lms_like.testing import models
 from tests.builders import MASKABLE, POLICIES, SAMPLING, make_env
 
 SETTINGS = {
@@ -75,3 +78,26 @@ def test_the_reward_rises(algorithm, family, critic, tiny_gpt2_dir, tiny_t5_dir,
             break
         assert built.logger.name_to_value["train/ratio_gap"] < 1e-5
     assert rewards[0] < 0.25 and rewards[-1] > 0.6, rewards
+
+
+def test_grpo_learns_increasing_numbers(tmp_path):
+    tokenizer = models.make_word_tokenizer(map(str, range(10)))
+    models.save_model(tmp_path, models.make_causal_lm("gpt2", tokenizer), tokenizer)
+    env = make_env(tokenizer, tmp_path, n_envs=64, length=5, terminate_on_eos=False, reward=RewardIncreasingNumbers(5))
+    built = GRPO(
+        POLICIES["causal"],
+        env,
+        policy_kwargs={"model_name": str(tmp_path), "generation_kwargs": SAMPLING},
+        seed=0,
+        device="cpu",
+        n_steps=5,
+        batch_size=80,
+        n_epochs=4,
+        learning_rate=3e-3,
+    )
+    rewards = []
+    while len(rewards) < 25 and not (rewards and rewards[-1] > 0.65):
+        built.learn_iteration(len(rewards), 25)
+        rewards.append(built.logger.name_to_value["rollout_info/ep_rew"])
+        assert built.logger.name_to_value["train/ratio_gap"] < 1e-5
+    assert rewards[0] < 0.4 and rewards[-1] > 0.65, rewards

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from rl4lms_like.core import losses
-from rl4lms_like.core.advantages import generalized_advantages, normalized, whitened
+from rl4lms_like.core.advantages import (
+    generalized_advantages,
+    group_advantages,
+    normalized,
+    overlong_penalty,
+    returns_to_go,
+    rewards_differ,
+    whitened,
+)
 from rl4lms_like.core.objective import action_weights, weighted_mean
 from rl4lms_like.core.token_masks import pack, top_k_mask, top_p_mask, with_tokens
 from rl4lms_like.core.token_scores import (
@@ -157,6 +165,180 @@ def test_ppo_clip(golden):
         close(torch.autograd.grad(loss, log_prob)[0], case["expected"][f"grad_{key}"], chosen)
     log_prob = log_prob.detach()
     close(losses.approximate_kl((log_prob - old)[mask.bool()]), case["expected"]["approx_kl_k3"])
+
+
+def test_dual_clip(golden):
+    case = golden["ppo_dual_clip"]
+    old, advantages, mask = tensors(case, "old_log_probs", "advantages", "mask")
+    check_loss(
+        case,
+        lambda log_prob: losses.clipped_surrogate(
+            (log_prob - old)[mask.bool()], advantages[mask.bool()], 0.2, dual_clip=3.0
+        ),
+        loss="token_mean",
+    )
+
+
+# --- critic-free algorithms -------------------------------------------------------------------------------------------
+
+
+def check_loss(case, term, aggregation="token_mean", norm=None, loss="loss", gradient="grad"):
+    """Compare a loss, whose terms per action are `term(log_prob)`, and its gradient."""
+    log_prob, mask = tensors(case, "log_probs", "mask")
+    mask = mask.bool()
+    log_prob.requires_grad_()
+    total = weighted_mean("policy", term(log_prob), action_weights(mask.sum(dim=1), aggregation, norm))
+    close(total.detach(), case["expected"][loss])
+    if gradient is not None:
+        close(torch.autograd.grad(total, log_prob)[0], case["expected"][gradient], mask)
+
+
+def flat(case):
+    """Return old log-probs, advantages and mask, and the lengths of the episodes."""
+    old, advantages, mask = tensors(case, "old_log_probs", "advantages", "mask")
+    return old, advantages[mask.bool()], mask.bool(), mask.sum(dim=1).long()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "options"),
+    [
+        ("grpo_advantage", "unbiased_eps0.0001", {"scale": "group", "eps": 1e-4}),
+        ("grpo_advantage", "unbiased_eps1e-06", {"scale": "group", "eps": 1e-6}),
+        ("grpo_advantage", "unbiased_eps1e-09", {"scale": "group", "eps": 1e-9}),
+        ("drgrpo_advantage", "advantages", {}),
+        ("grpo_batch_std_advantage", "advantages", {"scale": "batch", "eps": 1e-4}),
+        ("rloo_advantage", "advantages", {"baseline": "leave_one_out"}),
+        ("opo_advantage", "advantages", {"baseline": "length_weighted"}),
+    ],
+)
+def test_advantages_within_groups(golden, name, key, options):
+    case = golden[name]
+    (rewards,) = tensors(case, "rewards")
+    lengths = torch.tensor(case["inputs"].get("lengths", [1.0] * len(rewards)))
+    groups = torch.tensor(case["inputs"]["group"])
+    close(group_advantages(rewards, groups, lengths=lengths, **options), case["expected"][key])
+
+
+def test_maximum_likelihood_advantages():
+    """MaxRL, arXiv 2602.02710: (r - mean) / mean; 0 where no response of the group succeeds."""
+    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), [7, 7, 7, 7, 2, 2, 2, 2, 5, 5]
+    expected = [3.0, -1.0, -1.0, -1.0, 1 / 3, 1 / 3, -1.0, 1 / 3, 0.0, 0.0]
+    close(group_advantages(rewards.double(), torch.tensor(groups), scale="mean"), expected)
+
+
+def test_the_length_weighted_baseline():
+    """OPO, arXiv 2505.23585, eq. 9: sum of l r / sum of l."""
+    rewards, lengths = torch.tensor([1.0, 0.0, 0.5]).double(), torch.tensor([2, 6, 4])
+    baseline = (2 * 1.0 + 6 * 0.0 + 4 * 0.5) / 12
+    groups = torch.zeros(3).long()
+    found = group_advantages(rewards, groups, baseline="length_weighted", lengths=lengths)
+    close(found, [1.0 - baseline, -baseline, 0.5 - baseline])
+
+
+def test_reinforce_pp_advantages(golden):
+    case = golden["reinforce_pp_advantage"]
+    rewards, mask = tensors(case, "token_rewards", "mask")
+    returns = returns_to_go(rewards, mask, gamma=0.9)
+    close(returns, case["expected"]["returns"], mask.bool())
+    close(whitened(returns, mask), case["expected"]["unbiased"], mask.bool())
+    close(whitened(returns, mask, unbiased=False), case["expected"]["biased"], mask.bool())
+    case = golden["reinforce_pp_baseline_advantage"]
+    rewards, mask = tensors(case, "rewards", "mask")
+    advantages = group_advantages(rewards, torch.tensor(case["inputs"]["group"]))[:, None] * mask
+    close(whitened(advantages, mask), case["expected"]["unbiased"], mask.bool())
+
+
+def test_groups_that_are_kept(golden):
+    case = golden["dapo_dynamic_sampling"]
+    (rewards,) = tensors(case, "rewards")
+    kept = rewards_differ(rewards, torch.tensor(case["inputs"]["group"]))
+    assert kept[:: case["params"]["G"]].tolist() == case["expected"]["keep_group"]
+
+
+def test_penalty_of_long_responses(golden):
+    case = golden["dapo_overlong"]
+    close(overlong_penalty(torch.tensor(case["inputs"]["lengths"]), 20, 5), case["expected"]["penalty"])
+
+
+def test_grpo_loss(golden):
+    case = golden["grpo_loss_k3"]
+    old, advantages, mask, _ = flat(case)
+    (reference,) = tensors(case, "ref_log_probs")
+    check_loss(
+        case,
+        lambda log_prob: (
+            losses.clipped_surrogate((log_prob - old)[mask], advantages, 0.2)
+            + 0.04 * losses.kl_estimate(log_prob[mask], reference[mask], "k3")
+        ),
+        "seq_mean_token_mean",
+    )
+    case = golden["drgrpo_loss"]
+    check_loss(
+        case,
+        lambda log_prob: losses.clipped_surrogate((log_prob - old)[mask], advantages, 0.2),
+        "seq_mean_token_sum_norm",
+        case["params"]["L"],
+    )
+
+
+def test_gspo_loss(golden):
+    case = golden["gspo_loss"]
+    old, advantages, mask, lengths = flat(case)
+    (log_prob,) = tensors(case, "log_probs")
+    ratio = losses.sequence_log_ratio((log_prob - old)[mask], lengths).exp()
+    close(ratio[lengths.cumsum(0) - 1], case["expected"]["seq_ratio"])
+    for low, high, suffix in ((3e-4, 4e-4, ""), (0.2, 0.2, "_clip02")):
+
+        def term(log_prob, low=low, high=high):
+            ratio = losses.sequence_log_ratio((log_prob - old)[mask], lengths)
+            return losses.clipped_surrogate(ratio, advantages, low, high)
+
+        check_loss(case, term, "seq_mean_token_mean", loss=f"loss{suffix}", gradient=f"grad{suffix}")
+
+
+def test_gmpo_loss(golden):
+    case = golden["gmpo_loss"]
+    old, advantages, mask, lengths = flat(case)
+    for clip, suffix in ((0.2, ""), (0.39, "_04")):
+
+        def term(log_prob, clip=clip):
+            return losses.geometric_mean_surrogate((log_prob - old)[mask], advantages, lengths, clip, clip)
+
+        check_loss(case, term, "seq_mean_token_mean", loss=f"loss{suffix}", gradient=f"grad{suffix}")
+
+
+def test_cpgd_and_cispo_losses(golden):
+    case = golden["cpgd_loss"]
+    old, advantages, mask, _ = flat(case)
+    check_loss(
+        case,
+        lambda log_prob: losses.cpgd((log_prob - old)[mask], advantages, 0.2, 0.2),
+        "seq_mean_token_mean",
+        loss="loss_log_ratio_form",
+    )
+    case = golden["cispo_loss"]
+    check_loss(case, lambda log_prob: losses.cispo(log_prob[mask], (log_prob - old)[mask], advantages, 1.2))
+
+
+def test_importance_corrections(golden):
+    case = golden["rollout_correction"]
+    old, advantages, mask, lengths = flat(case)
+    (behavior,) = tensors(case, "rollout_log_probs")
+    limits = case["params"]
+    for kind, key, place in (
+        ("tis", "tis", "tis"),
+        ("icepop", "icepop", "icepop"),
+        ("sequence_mask", "seq_mask_tis", "seq_mask"),
+    ):
+        low, high = limits[f"{place}_low"], limits[f"{place}_high"]
+        weights = losses.correction_weights((old - behavior)[mask], lengths, kind, low, high)
+        expected = torch.tensor(case["expected"][f"{key}_weight"], dtype=torch.float64)[mask]
+        close(weights, expected)
+
+        def term(log_prob, weights=weights):
+            return weights * losses.clipped_surrogate((log_prob - old)[mask], advantages, 0.2)
+
+        check_loss(case, term, loss=f"loss_{key}", gradient=None)
 
 
 def test_value_losses(golden):

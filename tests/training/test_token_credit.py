@@ -163,7 +163,7 @@ def test_clipped_is_where_the_surrogate_has_no_gradient():
     log_ratio = (torch.randn(500, generator=generator) * 0.3).requires_grad_()
     advantages = torch.randn(500, generator=generator)
     clipped_surrogate(log_ratio, advantages, 0.2).mean().backward()
-    sides = clipping(log_ratio.detach(), advantages, 0.2)
+    sides = clipping(log_ratio.detach(), advantages, 0.2, 0.2)
     assert torch.equal(log_ratio.grad == 0, sides != 0)
     assert sides.unique().tolist() == [-1, 0, 1]
     assert bool((log_ratio[sides == 1] > 0).all()) and bool((log_ratio[sides == -1] < 0).all())

@@ -366,6 +366,13 @@ def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]
     """
     blocks = copy.deepcopy(dict(mapping))
     issues = [issue for slot in slots(blocks) for issue in _bind(slot)]
+    kl = at(blocks, "alg.kl_div")
+    if isinstance(kl, dict):
+        algorithm = targets(blocks).get("alg")
+        if kl.get("placement") is None:
+            kl["placement"] = getattr(algorithm, "kl_placement", "reward")
+        if kl.get("estimator") is None:
+            kl["estimator"] = "k1" if kl["placement"] == "reward" else getattr(algorithm, "kl_estimator", "k3")
     env = blocks.get("env")
     if isinstance(env, dict) and isinstance(env.get("args"), Mapping | None):
         env["args"], wrong = check_arguments(EnvArguments, env.get("args") or {}, "env.args")

@@ -26,6 +26,7 @@ from rl4lms_like.algorithms.arguments import (
     TRPOArguments,
     combination_issues,
     critic_issues,
+    kl_issues,
     value_issues,
     without_second_derivatives,
 )
@@ -225,10 +226,25 @@ def _critic(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
         found = [issue.below(POLICY) for issue in critic_issues(algorithm, given, id)]
         of_algorithm = value_issues(algorithm, own, id) + combination_issues(algorithm, own, given)
         found += [issue.below("alg.args") for issue in of_algorithm]
+        kl = at(blocks, "alg.kl_div")
+        found += [issue.below("alg.kl_div") for issue in kl_issues(algorithm, own, kl, id)] if kl else []
     yield from found
     if not found and at(blocks, f"{POLICY}.critic") == "shared" and at(blocks, f"{POLICY}.critic_model") is not None:
         text = "is the network of a separate critic; set critic to 'separate', or remove it"
         yield ConfigIssue(f"{POLICY}.critic_model", text)
+
+
+def _groups(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check that several responses to a prompt are generated together."""
+    default = getattr(targets(blocks).get("alg"), "group_size", 1)
+    size, n_envs = at(blocks, "alg.args.group_size") or default, at(blocks, "env.n_envs") or 1
+    if not isinstance(size, int) or not isinstance(n_envs, int) or size <= 1:
+        return
+    if n_envs % size:
+        text = f"must be a multiple of alg.args.group_size, {size}: {n_envs} responses are generated together"
+        yield ConfigIssue("env.n_envs", text)
+    if at(blocks, "env.vec_env") in ("dummy", "subproc"):
+        yield ConfigIssue("env.vec_env", "must be text if alg.args.group_size is above 1")
 
 
 def _masks(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
@@ -316,6 +332,7 @@ CROSS_CHECKS = (
     _hub_kernels,
     _whole_episodes,
     _critic,
+    _groups,
     _masks,
     _second_derivatives,
 )

@@ -9,6 +9,7 @@ from typing import Any
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.import_paths import trusting
 from rl4lms_like.core.schema import at, join
+from rl4lms_like.policies.arguments import NEUTRAL, TRUNCATING
 from rl4lms_like.training.config.binding import GENERATION, with_defaults
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
@@ -25,11 +26,6 @@ _DEFAULT_LENGTH = 20
 """Default length of transformers, which includes the decoder's start token of seq2seq models."""
 
 _ROLLOUTS = "alg.policy.args.generation_kwargs"
-_NEUTRAL = {
-    **{"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
-    **{"repetition_penalty": 1, "no_repeat_ngram_size": 0},
-}
-"""Arguments that change the sampled distribution -> value without effect. For an unset `top_k` see `_sampling`."""
 
 
 class Notice(ConfigIssue):
@@ -106,7 +102,7 @@ def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     if at(blocks, "alg.policy") is None:
         return
     kwargs = at(blocks, _ROLLOUTS) or {}
-    shaped = [f"{key} {kwargs[key]}" for key, value in _NEUTRAL.items() if kwargs.get(key) not in (None, value)]
+    shaped = [f"{key} {kwargs[key]}" for key, value in NEUTRAL.items() if kwargs.get(key) not in (None, value)]
     if not kwargs.get("do_sample"):
         shaped = ["do_sample false"]  # transformers then ignores the others
     if shaped:
@@ -115,6 +111,12 @@ def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:
             f"to sample from it, set do_sample: true, temperature: 1, top_k: 0, top_p: 1"
         )
         yield Notice(_ROLLOUTS, message)
+    args = at(with_defaults(blocks), "alg.args") or {}
+    cut = [key for key in TRUNCATING if kwargs.get(key) not in (None, NEUTRAL[key])]
+    cut += ["top_k (50 by default)"] if kwargs.get("top_k") is None else []
+    if cut and args.get("importance_correction", "none") != "none":
+        message = f"cannot correct for tokens that {', '.join(cut)} exclude, which are never sampled: a bias remains"
+        yield Notice("alg.args.importance_correction", message)
     if not at(blocks, "env.args.terminate_on_eos"):
         message = "false: responses continue after the end-of-text token, to the full length"
         yield Notice("env.args.terminate_on_eos", message)

@@ -114,8 +114,11 @@ class KLConfig:
             `fixed`; default: `adaptive` if `target_kl` is given, else `fixed`.
         gain: for `adaptive`: step size of the coefficient per iteration; 0.1 changes it by at most 2 %.
         horizon: for `horizon`: number of episodes over which the coefficient may change by 20 %.
-        estimator: formula that estimates a token's KL from its log-ratio.
+        estimator: formula that estimates a token's KL from its log-ratio; default: `k1` in the reward, `k3` in the loss
+            (`k2` for `reinforce_pp_baseline`). `k1` in the loss is an error, because its expected gradient is 0.
         max_coeff: upper limit of the coefficient; null sets none.
+        placement: subtract the penalty from the `reward` of each token, or add it to the `loss` of algorithms without a
+            critic; default: `loss` for these, except for `rloo` and `reinforce_pp`.
     """
 
     coeff: NonNegative
@@ -124,12 +127,15 @@ class KLConfig:
     controller: Literal["adaptive", "horizon", "fixed"] | None = None
     gain: Positive = 0.1
     horizon: Count = 10_000
-    estimator: Literal["k1", "k2", "k3"] = "k1"
+    estimator: Literal["k1", "k2", "k3"] | None = None
     max_coeff: Positive | None = None
+    placement: Literal["reward", "loss"] | None = None
 
     def __post_init__(self) -> None:
         if self.controller is None:
             object.__setattr__(self, "controller", "fixed" if self.target_kl is None else "adaptive")
+        if self.placement == "loss" and self.estimator == "k1":
+            raise ValueError("k1 in the loss has an expected gradient of 0: use k2 or k3, or placement: reward")
         if self.controller != "fixed" and self.target_kl is None:
             raise ValueError(f"controller {self.controller!r} needs target_kl; or set controller to 'fixed'")
         if self.coeff == 0 and self.target_kl is not None:

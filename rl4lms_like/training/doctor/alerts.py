@@ -323,6 +323,39 @@ def reward_constant(history: History, context: Context) -> Alert | None:
     )
 
 
+def equal_groups(history: History, context: Context) -> Alert | None:
+    """Detect that the responses to most prompts get equal rewards, so that these groups have advantages of 0.
+
+    With dynamic sampling such groups are replaced; see `few_kept_groups`.
+    """
+    limit, patience = context.limits.min_differing_groups, context.limits.patience
+    values, kept = history.last("groups_differing", patience), history.last("groups_kept", patience)
+    if not _all_below(values, limit) or min(kept, default=0.0) < 1 or _is_solved(history, context):
+        return None
+    return Alert(
+        f"the fraction of groups whose rewards differ has been below {limit:g} {_lasting(values)}; the others have "
+        f"advantages of 0",
+        "Raise alg.args.group_size, sample with more variety (temperature, alg.args.first_token_temperature), use "
+        "prompts that are neither too easy nor too hard, or a reward with more values; or set "
+        "alg.args.dynamic_sampling",
+        {"groups_differing": values, "limit": limit},
+    )
+
+
+def few_kept_groups(history: History, context: Context) -> Alert | None:
+    """Detect that dynamic sampling discards almost all generated groups."""
+    limit, values = context.limits.min_kept_groups, history.last("groups_kept", context.limits.patience)
+    if not _all_below(values, limit):
+        return None
+    return Alert(
+        f"the fraction of generated groups that are kept has been below {limit:g} {_lasting(values)}; most of the "
+        f"generation is discarded",
+        "The prompts are too easy or too hard for the policy: use others, stop if the reward is near its best, or "
+        "lower alg.args.dynamic_sampling",
+        {"groups_kept": values, "limit": limit},
+    )
+
+
 def _is_solved(history: History, context: Context) -> bool:
     """Return True if all episodes get the best reward seen so far, and the first rollout's reward was lower."""
     limit, patience = context.limits.min_reward_spread or 0.0, context.limits.patience
@@ -480,7 +513,8 @@ def direction_of(key: str) -> str | None:
 
 _CHECKED = (
     *(ratio_gap, non_finite, kl_above_budget, kl_negative, entropy_collapse, value_error, large_updates, no_learning),
-    *(small_minibatches, reward_constant, all_truncated, all_empty, duplicates, reward_follows_length),
+    *(small_minibatches, reward_constant, equal_groups, few_kept_groups, all_truncated, all_empty, duplicates),
+    reward_follows_length,
 )
 ALERTS: dict[str, Callable[[History, Context], Alert | None]] = {alert.__name__: alert for alert in _CHECKED}
 """Alerts that are checked after each iteration, in this order; `reward_hacking` is checked after each evaluation."""

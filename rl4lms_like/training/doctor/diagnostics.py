@@ -36,6 +36,8 @@ LOGGED: dict[str, tuple[str, ...]] = {
     "kl_reward_std": ("rollout_info/ep_kl_rew_std",),
     "length": ("rollout_info/ep_lens",),
     "truncated": ("rollout_info/truncated_share",),
+    "groups_differing": ("rollout_info/groups_differing_share",),
+    "groups_kept": ("rollout_info/groups_kept_share",),
     "entropy": ("rollout_info/entropy",),
     "kl": ("rollout_info/kl_div_mean",),
     "value_loss": ("ppo/value_loss", "train/value_loss"),

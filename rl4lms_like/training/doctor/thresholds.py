@@ -48,6 +48,9 @@ class DoctorConfig:
         min_reward_spread: alert if the range of a rollout's episode rewards, divided by the largest absolute reward, is
             below this or 0, unless the policy improved to the best reward. In rollouts with fewer than 8 episodes this
             must hold for `window` iterations.
+        min_differing_groups: alert if the fraction of groups whose rewards differ is below this, without
+            `dynamic_sampling`, unless the policy has solved its task.
+        min_kept_groups: alert if `dynamic_sampling` keeps less than this fraction of the generated groups.
         max_value_loss_growth: alert if the value loss is above this multiple of its previous median and above the mean
             square of the rewards.
         min_explained_variance: alert if the explained variance of the returns stays below this without improving,
@@ -83,6 +86,8 @@ class DoctorConfig:
     min_entropy: NonNegative | None = 0.01
     min_entropy_share: Fraction | None = 0.02
     min_reward_spread: NonNegative | None = 1e-5
+    min_differing_groups: Fraction | None = 0.1
+    min_kept_groups: Fraction | None = 0.1
     max_value_loss_growth: Positive | None = 10.0
     min_explained_variance: Finite | None = -1.0
     max_truncated_share: Fraction | None = 0.99

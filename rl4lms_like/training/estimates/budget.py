@@ -25,7 +25,8 @@ class BatchPlan:
     tokens_per_rollout: int  # minimum
     response_tokens: int  # maximum of a response
     prompt_tokens: int | None  # maximum of a prompt; None if the tokenizer's limit is used
-    prompts_per_batch: int  # per `generate` call
+    prompts_per_batch: int  # per `generate` call, each with one response
+    group_size: int  # responses to the same prompt
     generation_batches: int  # `generate` calls per rollout
     episodes: int  # per rollout
     minibatch_episodes: int
@@ -50,6 +51,11 @@ class BatchPlan:
         """Minimum number of tokens that the run generates for training."""
         return self.n_iters * self.tokens_per_rollout
 
+    @property
+    def _prompts(self) -> str:
+        n, size = self.prompts_per_batch // self.group_size, self.group_size
+        return f"{n} prompts" if size == 1 else f"{n} prompts with {size} responses each"
+
     def lines(self) -> list[tuple[str, str]]:
         """Return the name and the amount of each quantity, as `check` prints them."""
         n = self.rl4lms_steps_per_iteration
@@ -57,7 +63,7 @@ class BatchPlan:
         return [
             ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
             ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
-            ("generation batches", f"{self.generation_batches:,} of {self.prompts_per_batch} prompts"),
+            ("generation batches", f"{self.generation_batches:,} of {self._prompts}"),
             ("minibatches per epoch", f"{self.minibatches:,} of {_episodes(self.minibatch_episodes)}"),
             ("forward passes", f"of {_episodes(self.micro_batch_episodes)} in the update"),
             ("epochs per iteration", f"{self.n_epochs:,}"),
@@ -82,6 +88,7 @@ def plan_batches(config: RunConfig) -> BatchPlan:
         response_tokens=response,
         prompt_tokens=env.max_prompt_length,
         prompts_per_batch=n_envs,
+        group_size=int(args.get("group_size") or 1),
         generation_batches=generations,
         episodes=generations * n_envs,
         minibatch_episodes=minibatch,

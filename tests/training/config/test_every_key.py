@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from rl4lms_like.algorithms.arguments import A2CArguments, NLPOArguments, PPOArguments, TRPOArguments
+from rl4lms_like.algorithms.critic_free_arguments import CriticFreeArguments
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.wording import help_of
@@ -121,6 +122,8 @@ def run_base(algorithm: str = "ppo", family: str = "causal") -> dict[str, Any]:
         args["batch_size"] = 12
     if algorithm in ("ppo", "nlpo"):
         args["n_epochs"] = 2
+    if algorithm == "grpo":
+        args["group_size"] = 2
     if algorithm == "trpo":
         args |= {"n_critic_updates": 2, "cg_max_steps": 3}
     policy: dict[str, Any] = {"model_name": model}
@@ -168,7 +171,10 @@ def supervised_base(family: str = "causal") -> dict[str, Any]:
 
 BASES = {
     "run": run_base,
-    **{algorithm: lambda algorithm=algorithm: run_base(algorithm) for algorithm in ("ppo", "nlpo", "a2c", "trpo")},
+    **{
+        algorithm: lambda algorithm=algorithm: run_base(algorithm)
+        for algorithm in ("ppo", "nlpo", "grpo", "a2c", "trpo")
+    },
     "seq2seq": lambda: run_base(family="seq2seq"),
     "supervised": supervised_base,
 }
@@ -201,6 +207,7 @@ _SMALL_RATE = {"alg.args.learning_rate": 1e-3}
 _FAR = {"alg.policy.args.reference_model": f"{FOLDERS}/gpt2_other"}
 _TARGET = {**_FAR, "alg.kl_div.target_kl": 0.01}
 _SICK = see.alarms()
+_GROUPS = {"alg.id": "grpo", "alg.args.group_size": 2, "alg.args.learning_rate": 1e-2}
 _HEAD = {"alg.policy.args.value_head_init": "default"}
 _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}]}
 
@@ -234,6 +241,7 @@ RUN: dict[str, Row | Silent] = {
     "alg.kl_div.gain": Row(1.0, see.kl_coefficient, _TARGET),
     "alg.kl_div.horizon": Row(100, see.kl_coefficient, {**_TARGET, "alg.kl_div.controller": "horizon"}),
     "alg.kl_div.estimator": Row("k3", see.weights, _FAR),
+    "alg.kl_div.placement": Row("reward", see.weights, {**_FAR, **_GROUPS}),
     "alg.kl_div.max_coeff": Row(0.05, see.logged("rollout_info/kl_coeff")),
     "train_evaluation.eval_batch_size": Row(1, see.whole_run),
     "train_evaluation.n_iters": Row(1, see.whole_run),
@@ -283,6 +291,8 @@ RUN: dict[str, Row | Silent] = {
     "doctor.min_entropy": Row(None, see.alarms(entropy=1e-3)),
     "doctor.min_entropy_share": Row(0.1, see.alarms(entropy=[9.0] + [0.02] * 14)),
     "doctor.min_reward_spread": Row(None, _SICK),
+    "doctor.min_differing_groups": Row(None, see.alarms(groups_differing=0.0, groups_kept=1.0)),
+    "doctor.min_kept_groups": Row(None, see.alarms(groups_kept=0.05)),
     "doctor.max_value_loss_growth": Row(5.0, _SICK),
     "doctor.min_explained_variance": Row(None, see.alarms(value_loss=0.1, reward_spread=0.5)),
     "doctor.max_truncated_share": Row(None, _SICK),
@@ -379,6 +389,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "critic_learning_rate": Row(1e-3),
     "learning_rate_schedule": Row("linear", see.weights_of_two),
     "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
+    "group_size": Row(2, see.texts),
     "gamma": Row(0.5),
     "gae_lambda": Row(0.2),
     "value_gae_lambda": Row(0.2),
@@ -401,6 +412,16 @@ ON_POLICY: dict[str, Row | Silent] = {
     "tensorboard_log": Row("here", see.event_files),
     "create_eval_env": Silent("without an effect"),
 }
+_LONG = {
+    "env.args.max_episode_length": 40,
+    "env.n_envs": 16,
+    "alg.args.batch_size": 1000,
+    "alg.policy.args.generation_kwargs.max_new_tokens": 40,
+}
+_EPOCHS = {"alg.args.n_epochs": 2}
+_SMALL_CLIP = {**_EPOCHS, "alg.args.clip_range": 1e-4}
+_COOL = {"alg.policy.args.generation_kwargs.temperature": 0.5}
+_MIXED = {"reward_fn": {"id": "regex", "args": {"pattern": "[a-e]"}}}
 _LONG_STEP = {"alg.args.target_kl": 100.0, "alg.args.cg_max_steps": 15, **_HEAD}
 
 # A2C's update is that of PPO's base class: only what it has of its own, or with another default, is looked at again.
@@ -422,6 +443,34 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "normalize_advantage": Row(True),
             "target_kl": Row(1e-9),
             "length_sorted_minibatches": Row(True, lambda made: made.algorithm.rollout_buffer.sort_by_length),
+            "loss_aggregation": Row("seq_mean_token_mean", see.weights, _LONG),
+        },
+    ),
+    "grpo": (
+        CriticFreeArguments,
+        {
+            "batch_size": Row(6),
+            "n_epochs": Row(2),
+            "group_size": Row(4),
+            "gamma": Row(0.5, others={"alg.args.baseline": "none", "alg.args.scale": "none"}),
+            "gae_lambda": Silent("lambda of generalized"),
+            "baseline": Row("length_weighted"),
+            "scale": Row("none"),
+            "ratio_level": Row("sequence", others=_SMALL_CLIP),
+            "surrogate": Row("cpgd", others=_SMALL_CLIP),
+            "clip_range": Row(1e-6, others=_EPOCHS),
+            "clip_range_high": Row(1e-6, others=_EPOCHS),
+            "dual_clip": Row(1.000001, others=_EPOCHS),
+            "drift_coef": Row(10.0, others=_EPOCHS),
+            "loss_aggregation": Row("token_mean", see.weights, _LONG),
+            "dynamic_sampling": Row(2, see.logged("rollout_info/groups_kept_share"), _MIXED),
+            "overlong_buffer": Row(1.0),
+            "importance_correction": Row("icepop", others=_COOL),
+            "correction_range": Row([0.99, 1.01], others={**_COOL, "alg.args.importance_correction": "tis"}),
+            "first_token_temperature": Row(10.0, see.texts),
+            "target_kl": Row(1e-9, others=_EPOCHS),
+            "length_sorted_minibatches": Row(True, lambda made: made.algorithm.rollout_buffer.sort_by_length),
+            **{key: ON_POLICY[key] for key in ("learning_rate", "n_steps", "max_grad_norm")},
         },
     ),
     "a2c": (
@@ -522,6 +571,11 @@ def kinds_in(annotation: Any) -> Iterator[Any]:
         yield from kinds_in(inner)
 
 
+def own_keys(arguments: type) -> set[str]:
+    """The arguments that a class defines itself, or with another default."""
+    return {name for name, kind in arguments.__annotations__.items() if not str(kind).startswith("ClassVar")}
+
+
 ELSEWHERE = {"env.args", "alg.args", "alg.policy.args"}
 """Keys whose own keys are enumerated from the class that takes them."""
 
@@ -533,7 +587,7 @@ TABLES: dict[str, tuple[str, str, set[str], dict[str, Row | Silent]]] = {
     "masks": ("nlpo", "alg.policy.args.", set(keys_of(MaskablePolicyArguments)) - set(keys_of(PolicyArguments)), MASKS),
     "lora": ("run", "alg.policy.args.peft.", set(keys_of(LoraArguments)), LORA),
     **{
-        name: (name, "alg.args.", set(A2CArguments.__annotations__ if name == "a2c" else keys_of(arguments)), table)
+        name: (name, "alg.args.", own_keys(arguments) if name in ("a2c", "grpo") else set(keys_of(arguments)), table)
         for name, (arguments, table) in ALGORITHMS.items()
     },
     "supervised": ("supervised", "", set(keys_of(SupervisedConfig)), SUPERVISED),

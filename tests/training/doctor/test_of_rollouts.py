@@ -16,6 +16,18 @@ def test_rewards_that_do_not_differ_are_told():
     assert alerts.reward_constant(history(reward_spread=[0.0] * 3), context(limits={"min_reward_spread": 0.0}))
 
 
+def test_groups_with_equal_rewards_are_told():
+    equal = {"groups_differing": [0.05] * 3, "groups_kept": 1.0}
+    assert "below 0.1 for 3 iterations" in alerts.equal_groups(history(**equal), context()).message
+    assert alerts.equal_groups(history(**equal | {"groups_differing": [0.05, 0.05, 0.1]}), context()) is None
+    solved = {"reward_spread": [0.5, 0.0, 0.0, 0.0], "reward": [0.4, 1.0, 1.0, 1.0], "best_reward": 1.0}
+    solved |= {"groups_differing": [0.5, 0.0, 0.0, 0.0], "groups_kept": 1.0}
+    assert alerts.equal_groups(history(**solved), context()) is None
+    replaced = equal | {"groups_kept": 0.05}
+    assert alerts.equal_groups(history(**replaced), context()) is None
+    assert alerts.few_kept_groups(history(**replaced), context()) is not None
+
+
 def test_few_episodes_have_equal_rewards_by_chance():
     lucky = {"reward_spread": [0.0] * 10, "reward": [1.0, 0.0] * 5}
     assert alerts.reward_constant(history(**lucky, n_episodes=7.0), context()) is None

@@ -22,6 +22,8 @@ ROWS = [
     ("min_entropy", 0.001, alerts.entropy_collapse, {"entropy": [0.008] * 3}),
     ("min_entropy_share", 0.01, alerts.entropy_collapse, {"entropy": [2.0, 0.03, 0.03, 0.03]}),
     ("min_reward_spread", 1e-9, alerts.reward_constant, {"reward_spread": [1e-7] * 3}),
+    ("min_differing_groups", 0.01, alerts.equal_groups, {"groups_differing": [0.05] * 3, "groups_kept": 1.0}),
+    ("min_kept_groups", 0.01, alerts.few_kept_groups, {"groups_kept": [0.05] * 3}),
     ("max_value_loss_growth", 30.0, alerts.value_error, EXPLODED),
     ("min_explained_variance", -5.0, alerts.value_error, {"explained_variance": [-3.0] * 10}),
     ("max_truncated_share", 1.0, alerts.all_truncated, {"truncated": [0.1, 0.995, 0.995, 0.995]}),

@@ -150,6 +150,23 @@ def test_a_stopped_run_goes_on_to_the_same_end(family, algorithm, whole, tmp_pat
     assert files_of(folder) == files_of(expected)
 
 
+@pytest.mark.parametrize(("algorithm", "family", "args"), [
+    ("grpo", "causal", {"group_size": 4, "n_epochs": 2}),
+    ("dapo", "seq2seq", {"group_size": 2, "first_token_temperature": 10.0, "importance_correction": "tis"}),
+])  # fmt: skip
+def test_groups_and_their_sampling_go_on_too(
+    algorithm, family, args, tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir
+):
+    mapping = blocks(family, tiny_gpt2_dir if family == "causal" else tiny_t5_dir, "ppo")
+    mapping["alg"] |= {"id": algorithm, "args": {"n_steps": 10, "batch_size": 40, "learning_rate": 1e-3, **args}}
+    mapping["alg"]["policy"]["args"]["generation_kwargs"]["temperature"] = 0.9
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "rollout")
+        started(mapping, tmp_path)
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
+
+
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")

@@ -1,0 +1,344 @@
+"""Arguments of the critic-free algorithms: one class of building blocks, and one class of defaults for each id.
+
+    A = (R - baseline) / scale          what a response is compared with
+    loss(r, A), aggregated              how tokens are weighted; r = pi / pi_old
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Gt, Interval
+
+from rl4lms_like.algorithms.arguments import OnPolicyArguments
+from rl4lms_like.core.errors import ConfigIssue
+from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
+
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
+EPS = 1e-4
+"""Added to standard deviations of rewards."""
+CORRECTION_RANGES = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
+"""Default limits of the importance weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticFreeArguments(OnPolicyArguments):
+    """Arguments of the algorithms without a critic; each id has other defaults.
+
+    Args:
+        gamma: discount factor of the rewards after a token, with `baseline: none`; otherwise 1.
+        batch_size: approximate number of tokens per minibatch; it is filled with whole episodes. null uses the whole
+            rollout.
+        n_epochs: number of passes over a rollout in each update.
+        group_size: number of responses to each prompt, which are compared with each other. It must divide `n_envs`.
+        baseline: what is subtracted from the reward of a response: the `mean` of its group, the mean of the others
+            (`leave_one_out`), the mean weighted by the numbers of tokens (`length_weighted`, OPO, arXiv 2505.23585), or
+            nothing (`none`: the sum of the rewards after each token is its advantage).
+        scale: what the difference is divided by: the standard deviation of the `group`, that of all rewards of the
+            rollout (`batch`), the `mean` of the group (MaxRL, arXiv 2602.02710, for rewards of 0 and 1), or nothing.
+            `whiten`: the advantages of all tokens of the rollout get mean 0 and standard deviation 1.
+        ratio_level: probability ratio of each `token`, or of the whole `sequence`: the geometric mean of its tokens'
+            (GSPO, arXiv 2507.18071).
+        surrogate: loss of a token: `clip` is PPO's; `geometric` the clipped geometric mean of the ratios of a response
+            (GMPO, arXiv 2507.20673); `cispo` the log-prob, weighted with a limited ratio (arXiv 2506.13585); `cpgd` the
+            clipped log-ratio (arXiv 2505.12504).
+        clip_range: distance below 1 at which the ratio is clipped; with `geometric`, of the log-ratio from 0.
+        clip_range_high: distance above 1 (with `geometric`, above 0) at which the ratio is clipped; default:
+            `clip_range`.
+        dual_clip: for `clip`: largest ratio of actions with a negative advantage (arXiv 1912.09729); default: no limit.
+        drift_coef: weight of KL(old policy ‖ new policy), which keeps the update close to the rollout's policy.
+        loss_aggregation: mean of the tokens' losses over all tokens (`token_mean`), over responses of the mean over
+            tokens (`seq_mean_token_mean`), or over responses of the sum over tokens, divided by the length of the
+            longest possible response (`seq_mean_token_sum_norm`).
+        dynamic_sampling: leave out groups whose rewards are all equal, and generate further ones until the rollout is
+            full, at most this many times its tokens (DAPO, arXiv 2503.14476, uses 10). null keeps all groups.
+        overlong_buffer: fraction of the longest possible response over which a penalty for long responses grows from 0
+            to 1; null has no penalty. Groups are left out by their rewards without it.
+        importance_correction: weights for tokens that were sampled from another distribution than the trained one
+            (temperature, top-p, top-k, first token): `tis` limits them, `icepop` leaves out tokens with a weight
+            outside `correction_range`, `sequence_mask` responses whose geometric mean of the weights is outside.
+        correction_range: lower and upper limit of the weights; default: 0 and 2 for `tis`, 0.5 and 5 for `icepop`, 0.5
+            and 2 for `sequence_mask`.
+        first_token_temperature: temperature of the first token of a response, for more different responses (FIRE
+            sampling, arXiv 2410.21236, uses 10); default: that of `generation_kwargs`.
+        target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this value; null
+            never stops it. This is not `alg.kl_div.target_kl`, the target of the KL controller.
+        length_sorted_minibatches: pack episodes of similar length together: less padding, but minibatches that differ
+            more.
+    """
+
+    needs_critic: ClassVar[bool] = False
+    kl_in_loss: ClassVar[bool] = True
+    kl_placement: ClassVar[Literal["reward", "loss"]] = "loss"
+
+    learning_rate: Positive = 1e-5
+    n_steps: Count = 2048
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = 1.0
+    max_grad_norm: Positive | None = 1.0
+    batch_size: Count | None = 1024
+    n_epochs: Count = 1
+    group_size: Count = 8
+    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "mean"
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "group"
+    ratio_level: Literal["token", "sequence"] = "token"
+    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "clip"
+    clip_range: Positive = 0.2
+    clip_range_high: Positive | None = None
+    dual_clip: Annotated[float, Gt(1)] | None = None
+    drift_coef: NonNegative = 0.0
+    loss_aggregation: Aggregation = "seq_mean_token_mean"
+    dynamic_sampling: Count | None = None
+    overlong_buffer: Annotated[float, Interval(gt=0, le=1)] | None = None
+    importance_correction: Literal["none", "tis", "icepop", "sequence_mask"] = "none"
+    correction_range: tuple[NonNegative, Positive] | None = None
+    first_token_temperature: Positive | None = None
+    target_kl: Positive | None = None
+    length_sorted_minibatches: bool = False
+
+    @property
+    def clip_high(self) -> float:
+        """Clipping distance above 1."""
+        return self.clip_range if self.clip_range_high is None else self.clip_range_high
+
+    def formula(self) -> list[str]:
+        """Return the advantage and the loss with the values of these arguments, line by line."""
+        low, high = 1 - self.clip_range, 1 + self.clip_high
+        difference = {
+            "mean": "R - mean(R of the group)",
+            "leave_one_out": "R - mean(R of the others in the group)",
+            "length_weighted": "R - sum(tokens * R) / sum(tokens) of the group",
+            "none": f"sum of the rewards from the token on, discounted by {self.gamma:g}",
+        }[self.baseline]
+        advantage = {
+            "group": f"({difference}) / (std(R of the group) + {EPS:g})",
+            "batch": f"({difference}) / (std(R of the rollout) + {EPS:g})",
+            "mean": f"({difference}) / mean(R of the group), for rewards of 0 and 1",
+            "whiten": f"whitened over the tokens of the rollout: {difference}",
+            "none": difference,
+        }[self.scale]
+        clipped = {
+            "clip": f"-min(r A, clip(r, {low:g}, {high:g}) A)",
+            "geometric": f"-A exp(mean over the response of log r, limited to {-self.clip_range:g} (A < 0) or "
+            f"{self.clip_high:g} (A > 0))",
+            "cispo": f"-stop_gradient(min(r, {high:g})) A log pi",
+            "cpgd": f"-min(A log r, A clip(log r, log {low:g}, log {high:g}))",
+        }[self.surrogate]
+        parts = [clipped]
+        if self.dual_clip is not None:
+            parts[0] += f", at most {self.dual_clip:g} |A| where A < 0"
+        if self.drift_coef:
+            parts.append(f"{self.drift_coef:g} (r - 1 - log r)")
+        if self.kl_placement == "loss":
+            parts.append(f"kl_div.coeff * {self.kl_estimator}(pi, reference)")
+        mean = {
+            "token_mean": "mean over tokens",
+            "seq_mean_token_mean": "mean over responses of the mean over tokens",
+            "seq_mean_token_sum_norm": "mean over responses of the sum over tokens / longest possible response",
+        }[self.loss_aggregation]
+        reward = "R: reward" + (" - kl_div.coeff * k1(pi, reference)" if self.kl_placement == "reward" else "")
+        if self.overlong_buffer is not None:
+            reward += f", penalty of up to 1 in the last {self.overlong_buffer:.0%} of the longest possible response"
+        ratio = "token" if self.ratio_level == "token" else "response (geometric mean of its tokens)"
+        lines = [
+            f"{self.group_size} response{'s' * (self.group_size > 1)} per prompt; {reward}",
+            f"A = {advantage}",
+            f"loss = {mean} of {' + '.join(parts)}",
+            f"r = pi / pi_old of each {ratio}",
+        ]
+        if self.dynamic_sampling is not None:
+            lines.append(f"groups with equal rewards are replaced, at most {self.dynamic_sampling} times the rollout")
+        return lines
+
+    @classmethod
+    def conflicts(
+        cls, values: Mapping[str, Any], given: Mapping[str, Any], generation_kwargs: Mapping[str, Any]
+    ) -> list[ConfigIssue]:
+        """Return errors for building blocks that contradict each other; their paths are relative to `alg.args`.
+
+        Args:
+            values: all arguments, with defaults.
+            given: those of the config, or keyword arguments from Python.
+            generation_kwargs: sampling arguments of the rollouts.
+        """
+        size, baseline, scale, surrogate = (values[key] for key in ("group_size", "baseline", "scale", "surrogate"))
+        limits, corrects = values["correction_range"], values["importance_correction"] != "none"
+        is_greedy = not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1)
+        other = f"has no effect with surrogate: {surrogate}"
+        probabilities = "needs the probabilities of single samples: set do_sample: true and no beams"
+        wrong = (
+            (
+                "group_size",
+                size == 1 and (baseline != "none" or scale in ("group", "mean")),
+                "1 leaves nothing to compare with, all advantages would be 0; use 2 or more, or baseline: none with "
+                "scale: whiten or none",
+            ),
+            (
+                "scale",
+                size > 1 and baseline == "none" and scale in ("group", "batch", "mean"),
+                f"{scale} divides differences from the group's mean; with baseline: none use whiten or none",
+            ),
+            (
+                "dynamic_sampling",
+                size == 1 and values["dynamic_sampling"] is not None,
+                "compares the rewards of a group, which has one response with group_size: 1",
+            ),
+            (
+                "gamma",
+                baseline != "none" and values["gamma"] != 1,
+                "has no effect: with a baseline, all tokens of a response have the same advantage",
+            ),
+            ("gae_lambda", given.get("gae_lambda") is not None, "has no effect without a critic; remove it"),
+            ("gae_length_alpha", given.get("gae_length_alpha") is not None, "has no effect without a critic"),
+            (
+                "overlong_buffer",
+                scale == "mean" and values["overlong_buffer"] is not None,
+                "makes rewards that are not 0 or 1, which scale: mean requires; set it to null",
+            ),
+            ("ratio_level", surrogate != "clip" and values["ratio_level"] != "token", other),
+            ("dual_clip", surrogate != "clip" and values["dual_clip"] is not None, other),
+            (
+                "clip_range",
+                surrogate == "cispo" and given.get("clip_range") is not None,
+                f"{other} (clip_range_high has)",
+            ),
+            (
+                "clip_range",
+                surrogate == "cpgd" and values["clip_range"] >= 1,
+                "must be below 1 with surrogate: cpgd, which takes the log of 1 - clip_range",
+            ),
+            ("correction_range", limits is not None and not corrects, "has no effect without importance_correction"),
+            (
+                "correction_range",
+                limits is not None and not limits[0] <= 1 <= limits[1],
+                f"must contain 1, the weight of tokens of the same policy; got {limits}",
+            ),
+            ("importance_correction", corrects and is_greedy, probabilities),
+            ("first_token_temperature", values["first_token_temperature"] is not None and is_greedy, probabilities),
+        )
+        return [ConfigIssue(key, message) for key, is_wrong, message in wrong if is_wrong]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOArguments(CriticFreeArguments):
+    """Arguments of `grpo` (arXiv 2402.03300): rewards relative to mean and standard deviation of their group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrGRPOArguments(CriticFreeArguments):
+    """Arguments of `dr_grpo` (arXiv 2503.20783): those of `grpo` with other defaults.
+
+    No division by the standard deviation or by the length of a response, which bias GRPO.
+    """
+
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    loss_aggregation: Aggregation = "seq_mean_token_sum_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPOArguments(CriticFreeArguments):
+    """Arguments of `dapo` (arXiv 2503.14476): those of `grpo` with other defaults.
+
+    A higher upper clipping distance, groups with equal rewards replaced, a mean over tokens, and a penalty for long
+    responses. The paper uses no KL penalty (`alg.kl_div.coeff: 0`).
+    """
+
+    group_size: Count = 16
+    clip_range_high: Positive | None = 0.28
+    loss_aggregation: Aggregation = "token_mean"
+    dynamic_sampling: Count | None = 10
+    overlong_buffer: Annotated[float, Interval(gt=0, le=1)] | None = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPOArguments(CriticFreeArguments):
+    """Arguments of `gspo` (arXiv 2507.18071): those of `grpo` with one clipped ratio for each response."""
+
+    ratio_level: Literal["token", "sequence"] = "sequence"
+    clip_range: Positive = 3e-4
+    clip_range_high: Positive | None = 4e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GMPOArguments(CriticFreeArguments):
+    """Arguments of `gmpo` (arXiv 2507.20673): those of `grpo` with the geometric mean of clipped ratios."""
+
+    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "geometric"
+    clip_range: Positive = 0.4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CPGDArguments(CriticFreeArguments):
+    """Arguments of `cpgd` (arXiv 2505.12504): those of `grpo` with clipped log-ratios and a penalty for drift."""
+
+    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "cpgd"
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    loss_aggregation: Aggregation = "token_mean"
+    drift_coef: NonNegative = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CISPOArguments(CriticFreeArguments):
+    """Arguments of `cispo` (arXiv 2506.13585): those of `grpo` with limited ratios as weights of the log-probs."""
+
+    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "cispo"
+    clip_range_high: Positive | None = 4.0
+    loss_aggregation: Aggregation = "token_mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLOOArguments(CriticFreeArguments):
+    """Arguments of `rloo` (arXiv 2402.14740): rewards relative to the mean of the other responses to the prompt."""
+
+    kl_placement: ClassVar[Literal["reward", "loss"]] = "reward"
+
+    group_size: Count = 4
+    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "leave_one_out"
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    loss_aggregation: Aggregation = "seq_mean_token_sum_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePPArguments(CriticFreeArguments):
+    """Arguments of `reinforce_pp` (REINFORCE++, arXiv 2501.03262): one response per prompt, whitened returns."""
+
+    kl_placement: ClassVar[Literal["reward", "loss"]] = "reward"
+
+    group_size: Count = 1
+    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "none"
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "whiten"
+    loss_aggregation: Aggregation = "token_mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePPBaselineArguments(CriticFreeArguments):
+    """Arguments of `reinforce_pp_baseline` (arXiv 2501.03262): differences from the group's mean, whitened."""
+
+    kl_estimator: ClassVar[Literal["k2", "k3"]] = "k2"
+
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "whiten"
+    loss_aggregation: Aggregation = "token_mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPOArguments(CriticFreeArguments):
+    """Arguments of `opo` (arXiv 2505.23585): the baseline of least variance, a mean weighted by lengths.
+
+    The paper uses one step per rollout (`batch_size: null`) and no KL penalty.
+    """
+
+    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "length_weighted"
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    loss_aggregation: Aggregation = "token_mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxRLArguments(CriticFreeArguments):
+    """Arguments of `maxrl` (arXiv 2602.02710): advantages divided by the success rate, for rewards of 0 and 1."""
+
+    scale: Literal["group", "batch", "mean", "whiten", "none"] = "mean"
+    loss_aggregation: Aggregation = "seq_mean_token_sum_norm"

@@ -1,0 +1,203 @@
+"""Critic-free policy gradients: responses are compared with those to the same prompt, not with a learned value.
+
+    rollout ─ episode rewards ─ advantages (`core.advantages`) ─ surrogate (`core.losses`) ─ mean (`core.objective`)
+
+One class has all building blocks. Every algorithm of this module is that class with other defaults
+(`critic_free_arguments`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl4lms_like.algorithms import critic_free_arguments as arguments_of
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+from rl4lms_like.core import losses
+from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, whitened
+from rl4lms_like.core.errors import RewardError
+from rl4lms_like.core.objective import Objective, action_weights
+from rl4lms_like.rollouts.buffer import Minibatch
+
+
+class GroupPolicyGradient(OnPolicyTextAlgorithm):
+    """Policy gradient without a critic; its arguments are those of `CriticFreeArguments`."""
+
+    arguments_class = arguments_of.CriticFreeArguments
+    arguments: arguments_of.CriticFreeArguments
+
+    def __init__(self, policy: Any, env: Any, **arguments: Any) -> None:
+        super().__init__(policy, env, **arguments)
+        self.n_epochs = self.arguments.n_epochs
+        self.batch_size = self.arguments.batch_size
+        self.target_kl = self.arguments.target_kl
+        self.loss_aggregation = self.arguments.loss_aggregation
+
+    # --- advantages -------------------------------------------------------------------------------------------------
+
+    def _prepare_rollout(self) -> None:
+        """Replace the buffer's estimates, which are those of a critic, by the advantages of this algorithm."""
+        options, buffer = self.arguments, self.rollout_buffer
+        episodes = buffer.episodes
+        assert episodes is not None
+        mask, lengths = episodes.action_mask, episodes.lengths
+        rewards = episodes.pad(torch.as_tensor(buffer.rewards, device=lengths.device))
+        if options.overlong_buffer is not None:
+            longest = self.collector.max_episode_length
+            last = mask.long().cumsum(dim=1).argmax(dim=1)
+            penalty = overlong_penalty(lengths, longest, options.overlong_buffer * longest)
+            rewards[torch.arange(len(last), device=last.device), last] += penalty.to(rewards)
+        if options.baseline == "none":
+            advantages = returns_to_go(rewards, mask, options.gamma)
+        else:
+            totals, groups = rewards.sum(dim=1), episodes.group_ids
+            assert groups is not None
+            if options.scale == "mean":
+                _check_binary(totals)
+            of_episodes = group_advantages(
+                totals, groups, baseline=options.baseline, scale=options.scale, lengths=lengths, eps=arguments_of.EPS
+            )
+            advantages = of_episodes[:, None] * mask
+        if options.scale == "whiten":
+            advantages = whitened(advantages, mask)
+        buffer.advantages = advantages[mask]
+
+    # --- loss -------------------------------------------------------------------------------------------------------
+
+    def loss(self, minibatch: Minibatch) -> Objective:
+        """Return the surrogate with the drift, the KL penalty and the negative entropy."""
+        options, lengths = self.arguments, minibatch.observations.lengths
+        scores = self.policy.action_scores(minibatch.observations)
+        log_ratio = scores.log_prob - minibatch.old_log_prob
+        ratio = losses.sequence_log_ratio(log_ratio, lengths) if options.ratio_level == "sequence" else log_ratio
+        policy = self._surrogate(scores.log_prob, ratio, minibatch.advantages, lengths)
+        if options.drift_coef:
+            policy = policy + options.drift_coef * losses.policy_drift(log_ratio)
+        return Objective(
+            policy=policy,
+            entropy=-scores.entropy,
+            log_ratio=log_ratio.detach(),
+            kl=self._kl_penalty(scores.log_prob, minibatch),
+            clipped=self._clipped(ratio.detach()),
+        )
+
+    def _surrogate(self, log_prob: Tensor, log_ratio: Tensor, advantages: Tensor, lengths: Tensor) -> Tensor:
+        options = self.arguments
+        low, high = options.clip_range, options.clip_high
+        if options.surrogate == "geometric":
+            return losses.geometric_mean_surrogate(log_ratio, advantages, lengths, low, high)
+        if options.surrogate == "cispo":
+            return losses.cispo(log_prob, log_ratio, advantages, 1 + high)
+        if options.surrogate == "cpgd":
+            return losses.cpgd(log_ratio, advantages, low, high)
+        return losses.clipped_surrogate(log_ratio, advantages, low, high, options.dual_clip)
+
+    def _clipped(self, log_ratio: Tensor) -> Tensor:
+        """Return 1 for actions whose ratio is outside the range of the surrogate, else 0 `[n_actions]`."""
+        options = self.arguments
+        if options.surrogate == "geometric":
+            return ((log_ratio < -options.clip_range) | (log_ratio > options.clip_high)).float()
+        ratio = log_ratio.exp()
+        is_below = ratio < 1 - options.clip_range if options.surrogate != "cispo" else torch.zeros_like(ratio).bool()
+        return (is_below | (ratio > 1 + options.clip_high)).float()
+
+    def _kl_penalty(self, log_prob: Tensor, minibatch: Minibatch) -> Tensor | None:
+        controller = self.kl_controller
+        if controller.placement == "reward" or not self.policy.has_reference:
+            return None
+        return controller.coeff * losses.kl_estimate(log_prob, minibatch.ref_log_prob, controller.estimator)
+
+    def _prepared(self, minibatch: Minibatch) -> Minibatch:
+        minibatch = super()._prepared(minibatch)
+        kind, behavior = self.arguments.importance_correction, minibatch.observations.behavior_log_prob
+        if kind == "none" or behavior is None:
+            return minibatch
+        lengths = minibatch.observations.lengths
+        limits = self.arguments.correction_range or arguments_of.CORRECTION_RANGES[kind]
+        correction = losses.correction_weights(minibatch.old_log_prob - behavior, lengths, kind, *limits)
+        weights = action_weights(lengths, self.loss_aggregation, self._loss_norm, kept=correction > 0)
+        return minibatch._replace(weights=weights * correction)
+
+
+def _check_binary(rewards: Tensor) -> None:
+    """Raise a `RewardError` if a reward is neither 0 nor 1."""
+    other = rewards[(rewards != 0) & (rewards != 1)]
+    if len(other):
+        raise RewardError(
+            f"scale: mean (maxrl) requires rewards of 0 or 1, got {float(other[0]):g}: use another reward, or another "
+            f"scale (grpo)"
+        )
+
+
+class GRPO(GroupPolicyGradient):
+    """Group relative policy optimisation (Shao et al., arXiv 2402.03300)."""
+
+    arguments_class = arguments_of.GRPOArguments
+
+
+class DrGRPO(GroupPolicyGradient):
+    """GRPO without its two biases (Liu et al., arXiv 2503.20783)."""
+
+    arguments_class = arguments_of.DrGRPOArguments
+
+
+class DAPO(GroupPolicyGradient):
+    """Decoupled clip and dynamic sampling policy optimisation (Yu et al., arXiv 2503.14476)."""
+
+    arguments_class = arguments_of.DAPOArguments
+
+
+class GSPO(GroupPolicyGradient):
+    """Group sequence policy optimisation (Zheng et al., arXiv 2507.18071)."""
+
+    arguments_class = arguments_of.GSPOArguments
+
+
+class GMPO(GroupPolicyGradient):
+    """Geometric-mean policy optimisation (Zhao et al., arXiv 2507.20673)."""
+
+    arguments_class = arguments_of.GMPOArguments
+
+
+class CPGD(GroupPolicyGradient):
+    """Clipped policy gradient optimisation with policy drift (Liu et al., arXiv 2505.12504)."""
+
+    arguments_class = arguments_of.CPGDArguments
+
+
+class CISPO(GroupPolicyGradient):
+    """Clipped importance sampling weights in policy optimisation (MiniMax, arXiv 2506.13585)."""
+
+    arguments_class = arguments_of.CISPOArguments
+
+
+class RLOO(GroupPolicyGradient):
+    """REINFORCE with a leave-one-out baseline (Ahmadian et al., arXiv 2402.14740)."""
+
+    arguments_class = arguments_of.RLOOArguments
+
+
+class ReinforcePP(GroupPolicyGradient):
+    """REINFORCE++ (Hu et al., arXiv 2501.03262)."""
+
+    arguments_class = arguments_of.ReinforcePPArguments
+
+
+class ReinforcePPBaseline(GroupPolicyGradient):
+    """REINFORCE++ with the mean of a group as its baseline (Hu et al., arXiv 2501.03262)."""
+
+    arguments_class = arguments_of.ReinforcePPBaselineArguments
+
+
+class OPO(GroupPolicyGradient):
+    """On-policy optimisation with the baseline of least variance (Hao et al., arXiv 2505.23585)."""
+
+    arguments_class = arguments_of.OPOArguments
+
+
+class MaxRL(GroupPolicyGradient):
+    """Maximum likelihood reinforcement learning (arXiv 2602.02710)."""
+
+    arguments_class = arguments_of.MaxRLArguments
