@@ -4,7 +4,8 @@
     check_metric(MyMetric())                     name -> (one score per text or None, one score), deterministic
     check_data_pool(MyPool, path="data.jsonl")   samples with unique ids, the same at every call
     check_post_processor(my_function, limit=3)   text -> text, the same at every call
-    check_algorithm(MyAlgorithm, n_steps=16)     trains a policy of either family, with a first ratio of 1
+    check_algorithm(MyAlgorithm, n_steps=16)     trains a policy of either family, with a first ratio of 1;
+                                                 its expected gradient is that of the expected reward
 
 Each returns None or raises an `AssertionError` with the reason. Call them in your own tests.
 """
@@ -164,13 +165,23 @@ def check_post_processor(function: Callable[..., str], **args: Any) -> None:
 
 
 def check_algorithm(
-    algorithm: type[OnPolicyAlgorithm], families: Sequence[str] = ("causal", "seq2seq"), *, seed: int = 0, **args: Any
+    algorithm: type[OnPolicyAlgorithm],
+    families: Sequence[str] = ("causal", "seq2seq"),
+    *,
+    exact: bool = True,
+    like: type[OnPolicyAlgorithm] | None = None,
+    seed: int = 0,
+    **args: Any,
 ) -> None:
-    """Check one rollout and one update of an algorithm on tiny models, built as from a config.
+    """Check one rollout and one update of an algorithm on tiny models, built as from a config, and its exact gradients.
 
     Args:
         algorithm: a loss on `OnPolicyTextAlgorithm`, or any on-policy algorithm of Stable-Baselines3.
         families: model families that it must train.
+        exact: require by enumeration (docs/exact_gradients.md) that the expected gradient of the first step is that of
+            the expected reward minus the KL penalty, up to a factor, without normalized advantages and with lambda 1;
+            that the critic learns the expected return; and that micro-batches and padding do not change the gradient.
+        like: also require the gradients of this algorithm, for instance `PPO` if yours is another implementation of it.
         seed: random seed.
         args: arguments of the algorithm; missing ones are set to small values.
 
@@ -198,6 +209,20 @@ def check_algorithm(
         assert not update.changed_classes, f"{where}: it changes the class attribute {update.changed_classes[0]}"
         other = [name for name, weights in update.after.items() if not weights.equal(again.after[name])]
         assert not other, f"{where}: {other[0]} differs in a second training with the same seed"
+    from rl4lms_like.testing.exact import check_like, check_objective
+
+    try:
+        if exact:
+            check_objective(algorithm, args)
+        if like is not None:
+            check_like(algorithm, like, args)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(
+            f"{algorithm.__name__} on a tabular policy: {type(error).__name__}: {error}; if it needs the policy of a "
+            "language model, pass exact=False"
+        ) from error
 
 
 def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLITS, **args: Any) -> None:

@@ -4,141 +4,46 @@
     values[s]      value of this state                                         1 number
     E[gradient]    sum over all batches of n responses of P(batch) x gradient of the algorithm's first step
 
-All numbers are float64. An algorithm runs as on a language model: rollout, buffer, update. Only `generate` is replaced:
-it returns each possible batch once.
+All numbers are float64. An algorithm runs as on a language model: rollout, buffer, update. Only `generate` and the
+optimizer are replaced: every possible batch is returned once, and gradients are stored instead of applied.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+from rl4lms_like.algorithms.arguments import NLPOArguments
+from rl4lms_like.algorithms.fisher import FlatParameters
+from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeScores
+from rl4lms_like.core.schema import signature_of
+from rl4lms_like.core.token_masks import contains
+from rl4lms_like.policies.base import LMActorCriticPolicy
+from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import FixedKLController
-
-VOCABULARY = 3
-LENGTH = 3
-END = 0
-"""Token that ends a response, if responses have different lengths."""
-
-_STATES = 16
-"""Prefixes of at most two tokens as numbers in base 4, whose digits are the tokens plus 1."""
+from rl4lms_like.testing.tabular_policy import END, LENGTH, VOCABULARY, Recorder, TabularPolicy
 
 Response = tuple[int, ...]
 Reward = Callable[[int, Response], float]
 """Reward of a response to a prompt; a multiple of 1/8, which float32 represents exactly."""
 
-
-class Gradients(NamedTuple):
-    """Gradients of a loss: `[n_prompts * 16, 3]` for the logits and `[n_prompts * 16]` for the values."""
-
-    logits: Tensor
-    values: Tensor
-
-
-class TabularPolicy(BasePolicy):
-    """Actor-critic policy whose logits and values are tables.
-
-    Args:
-        observation_space: of the environment.
-        action_space: of the environment.
-        lr_schedule: ignored.
-        n_prompts: number of prompts.
-        seed: seed of the tables.
-        ignored: arguments of language-model policies.
-    """
-
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        lr_schedule: Any,
-        *,
-        n_prompts: int = 1,
-        seed: int = 0,
-        **ignored: Any,
-    ) -> None:
-        super().__init__(observation_space, action_space)
-        generator = torch.Generator().manual_seed(seed)
-        size = n_prompts * _STATES
-
-        def table(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
-
-        self.logits, self.values = table(size, VOCABULARY), table(size)
-        self.ref_logits = table(size, VOCABULARY).requires_grad_(False)
-        self.arguments = PolicyArguments(model_name="tabular")
-        self.has_reference = self.has_critic = True
-        self.samples_other_distribution = False
-        self.next_episodes: EpisodeBatch | None = None
-        self.recorder = _Recorder(
-            [{"params": [self.logits], "role": "actor"}, {"params": [self.values], "role": "critic"}]
-        )
-        self.optimizer = self.recorder
-
-    def set_training_mode(self, mode: bool) -> None:
-        """Do nothing: a table has no dropout."""
-
-    def generate(self, *prompts: Tensor, **options: Any) -> EpisodeBatch:
-        """Return the episodes that were set as `next_episodes`."""
-        assert self.next_episodes is not None
-        return self.next_episodes
-
-    def states(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the state of each action, flat `[n_tokens]`."""
-        digits = (episodes.response_ids + 1) * 4 ** torch.arange(episodes.response_ids.shape[1])
-        return (_STATES * episodes.prompt_ids[:, :1] + digits.cumsum(1) - digits)[episodes.action_mask]
-
-    def action_scores(self, observations: EpisodeBatch) -> ActionScores:
-        """Return log-probs and entropies of all actions."""
-        log_probs = self.logits[self.states(observations)].log_softmax(dim=-1)
-        log_prob = log_probs.gather(1, observations.actions[:, None]).squeeze(1)
-        return ActionScores(log_prob, -(log_probs.exp() * log_probs).sum(dim=-1), log_prob, None)
-
-    def predict_values(self, observations: EpisodeBatch) -> Tensor:
-        """Return the values of all actions' states."""
-        return self.values[self.states(observations)]
-
-    def evaluate_actions(self, observations: EpisodeBatch, actions: Any = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return values, log-probs and entropies of all actions."""
-        scores = self.action_scores(observations)
-        return self.predict_values(observations), scores.log_prob, scores.entropy
-
-    @torch.no_grad()
-    def score(self, episodes: EpisodeBatch) -> EpisodeScores:
-        """Return what a rollout stores."""
-        values, log_prob, entropy = self.evaluate_actions(episodes)
-        reference = self.ref_logits[self.states(episodes)].log_softmax(dim=-1)
-        ref_log_prob = reference.gather(1, episodes.actions[:, None]).squeeze(1)
-        return EpisodeScores(values, log_prob, entropy, ref_log_prob, log_prob)
-
-    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
-        raise NotImplementedError
-
-
-class _Recorder(torch.optim.Optimizer):
-    """Stores the gradients of each step and changes no parameter."""
-
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__(groups, {"lr": 1.0})
-        self.steps: list[list[Tensor]] = []
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self.steps.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters])
+Gradients = dict[str, Tensor]
+"""Gradient of each of the policy's parameters by name, here `logits` `[n_prompts * 16, 3]` and `values`."""
 
 
 class TabularEnv(VecEnv):
@@ -151,9 +56,15 @@ class TabularEnv(VecEnv):
 
     def __init__(self, prompts: Sequence[int], reward: Reward) -> None:
         self.prompts, self.reward = list(prompts), reward
+        self.attributes = {
+            "max_episode_length": LENGTH,
+            "terminate_on_eos": False,
+            "eos_token_ids": [END],
+            "layout": SimpleNamespace(tokenizer=SimpleNamespace(all_special_ids=[END])),
+            "render_mode": None,
+        }
         box = spaces.Box(0, VOCABULARY, (LENGTH,), np.int64)
         super().__init__(len(prompts), spaces.Dict({"input_encoded_pt": box}), spaces.Discrete(VOCABULARY))
-        self.attributes = {"max_episode_length": LENGTH, "terminate_on_eos": False, "eos_token_ids": [END]}
 
     def reset(self) -> Any:
         """Return the prompts."""
@@ -194,22 +105,39 @@ class TabularEnv(VecEnv):
         return [False] * self.num_envs
 
 
-def all_responses(*, ends: bool = False) -> list[Response]:
-    """Return all responses of three tokens; with `ends`, those that stop at their first token 0."""
-    whole = itertools.product(range(VOCABULARY), repeat=LENGTH)
-    if not ends:
-        return list(whole)
-    return sorted({each[: each.index(END) + 1] if END in each else each for each in whole})
+def all_responses(*, ends: bool = False, observed: bool = False) -> list[Response]:
+    """Return all responses of three tokens.
+
+    Args:
+        ends: responses stop at their first token 0.
+        observed: the second token of longer responses is the environment's: 2 after the token 1, else 1.
+    """
+    responses = set(itertools.product(range(VOCABULARY), repeat=LENGTH))
+    if ends:
+        responses = {each[: each.index(END) + 1] if END in each else each for each in responses}
+    return sorted(each for each in responses if not observed or len(each) == 1 or each[1] == 1 + each[0] % 2)
 
 
-def episodes_of(prompts: Sequence[int], responses: Sequence[Response]) -> EpisodeBatch:
-    """Return episodes with these prompts and responses."""
+def episodes_of(prompts: Sequence[int], responses: Sequence[Response], *, observed: bool = False) -> EpisodeBatch:
+    """Return episodes with these prompts and responses.
+
+    Args:
+        prompts: prompt of each episode.
+        responses: response of each episode.
+        observed: whether the second token of longer responses is the environment's.
+    """
     width = max(map(len, responses))
     ids = torch.tensor([[*response, *[0] * (width - len(response))] for response in responses])
-    lengths = torch.tensor(list(map(len, responses)))
-    prompt_ids = torch.tensor(prompts)[:, None]
-    mask = torch.arange(width) < lengths[:, None]
-    return EpisodeBatch(prompt_ids, torch.ones_like(prompt_ids).bool(), ids, mask, torch.zeros(len(responses)).bool())
+    lengths, places = torch.tensor(list(map(len, responses))), torch.arange(width)
+    prompt_ids, mask = torch.tensor(prompts)[:, None], places < lengths[:, None]
+    return EpisodeBatch(
+        prompt_ids,
+        torch.ones_like(prompt_ids).bool(),
+        ids,
+        mask,
+        torch.zeros(len(responses)).bool(),
+        observed=mask & (places == 1) if observed else None,
+    )
 
 
 def responses_of(episodes: EpisodeBatch) -> list[Response]:
@@ -221,60 +149,157 @@ class Enumeration:
     """All batches of an algorithm's rollout, each with its probability and the gradient of the first step.
 
     Args:
-        algorithm: class of the algorithm.
+        algorithm: class of the algorithm. For NLPO and its subclasses, actions are chosen from the allowed tokens. For
+            TRPO the gradient is that of its surrogate.
         reward: reward of a response.
         prompts: prompt of each episode of a batch; a batch has one response for each.
         ends: whether responses end at their first token 0, so that they have different lengths.
+        observed: whether the second token of longer responses is the environment's.
+        distance: distance in standard deviations between the policy of the rollout and the one whose step is computed,
+            as in later steps of an update; 0 = the first step, with ratios of 1.
+        temperatures: temperatures of the sampling, one for each position.
         kl_coeff: coefficient of the KL penalty in the reward.
         estimator: estimator of the KL.
+        policy: class of the policy; the tokens of other policies than `TabularPolicy` are not masked.
+        policy_kwargs: its arguments.
         arguments: of the algorithm; one epoch of one minibatch, without clipping of the gradient.
     """
 
     def __init__(
         self,
-        algorithm: type[OnPolicyTextAlgorithm],
+        algorithm: type[OnPolicyAlgorithm],
         reward: Reward,
         prompts: Sequence[int] = (0,),
         *,
         ends: bool = False,
+        observed: bool = False,
+        distance: float = 0.0,
+        temperatures: Sequence[float] = (1.0,) * LENGTH,
         kl_coeff: float = 0.0,
         estimator: Any = "k1",
+        policy: type[LMActorCriticPolicy] = TabularPolicy,
+        policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
-        self.prompts, self.ends = list(prompts), ends
-        known = algorithm.arguments_class.__dataclass_fields__
-        one_step: Mapping[str, Any] = {"n_epochs": 1, "critic_epochs": 1, "batch_size": 10**6, "max_grad_norm": None}
-        fixed = {name: value for name, value in one_step.items() if name in known}
-        self.algorithm: Any = algorithm(
-            TabularPolicy,  # type: ignore[arg-type]
+        self.reward, self.prompts, self.observed = reward, list(prompts), observed
+        self.distance, self.temperatures = distance, temperatures
+        self.responses = all_responses(ends=ends, observed=observed)
+        takes = getattr(algorithm, "arguments_class", algorithm)
+        self.has_masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
+        known = {argument.name for argument in signature_of(takes).arguments} | arguments.keys()
+        text_algorithm: Any = with_text_rollouts(algorithm)
+        self.algorithm: Any = text_algorithm(
+            policy,
             TabularEnv(prompts, reward),
-            policy_kwargs={"n_prompts": max(prompts) + 1},
+            policy_kwargs={"n_prompts": max(prompts) + 1} if policy_kwargs is None else dict(policy_kwargs),
             kl_controller=FixedKLController(kl_coeff, estimator=estimator),
-            **{"n_steps": 1, "learning_rate": 1.0, "seed": 0, "device": "cpu", **fixed, **arguments},
+            **{"seed": 0, "device": "cpu", **arguments, **{k: v for k, v in _ONE_STEP.items() if k in known}},
         )
         self.algorithm.set_logger(configure(None, []))
+        self.algorithm.warns_of_ratio = False
         self.algorithm.rollout_buffer.dtype = torch.float64
-        self.policy: TabularPolicy = self.algorithm.policy  # type: ignore[assignment]
+        self.policy: Any = self.algorithm.policy
+        self.policy.optimizer = Recorder(self.policy.optimizer.param_groups)
+        self.policy.generate = lambda *prompts, **options: next(self._generated)
+        if issubclass(algorithm, TRPO):
+            self.algorithm._policy_step = self._record_surrogate
+
+    def episodes(self, prompts: Sequence[int], responses: Sequence[Response]) -> EpisodeBatch | None:
+        """Return episodes with these prompts and responses; None if a mask does not allow one of them."""
+        episodes = episodes_of(prompts, responses, observed=self.observed)
+        if self.has_masks:
+            masks = self.policy.masks(episodes)
+            if not bool(contains(masks, episodes.actions).all()):
+                return None
+            episodes = replace(episodes, allowed=masks)
+        return replace(episodes, behavior_log_prob=self.log_prob(episodes).detach())
+
+    def log_prob(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the log-probs of all actions under the distribution of the sampling `[n_tokens]`, with gradient."""
+        if isinstance(self.policy, TabularPolicy):
+            return self.policy.sampling_log_prob(episodes, self.temperatures)
+        log_prob: Tensor = self.policy.action_scores(episodes).log_prob
+        return log_prob
 
     def batches(self) -> Iterator[tuple[EpisodeBatch, float]]:
         """Yield each batch of episodes with its probability under the policy."""
-        for responses in itertools.product(all_responses(ends=self.ends), repeat=len(self.prompts)):
-            episodes = episodes_of(self.prompts, responses)
-            yield episodes, float(self.policy.action_scores(episodes).log_prob.detach().sum().exp())
+        for responses in itertools.product(self.responses, repeat=len(self.prompts)):
+            episodes = self.episodes(self.prompts, responses)
+            if episodes is not None:
+                assert episodes.behavior_log_prob is not None
+                yield episodes, float(episodes.behavior_log_prob.sum().exp())
 
-    def gradients(self, episodes: EpisodeBatch) -> Gradients:
-        """Return the gradients of the algorithm's first step on a rollout of these episodes."""
-        algorithm = self.algorithm
-        self.policy.next_episodes, self.policy.recorder.steps = episodes, []
+    def gradients(self, *generated: EpisodeBatch) -> Gradients:
+        """Return the gradients of the algorithm's first step on a rollout of these generation batches."""
+        algorithm, self._generated = self.algorithm, iter(generated)
+        self.policy.optimizer.first.clear()
         algorithm.rollout_buffer.reset()
-        algorithm.collector.collect(algorithm.rollout_buffer, 1, adapt_kl=False)
-        algorithm.train()
-        return Gradients(*self.policy.recorder.steps[0])
+        n_tokens = sum(episodes.n_tokens for episodes in generated)
+        algorithm.collector.collect(algorithm.rollout_buffer, n_tokens, adapt_kl=False)
+        with self.moved():
+            algorithm.train()
+        first = self.policy.optimizer.first
+        parameters = [(name, each) for name, each in self.policy.named_parameters() if each.requires_grad]
+        return {name: first[each] if each in first else torch.zeros_like(each) for name, each in parameters}
 
     def expected(self) -> Gradients:
         """Return the expected gradients."""
-        total = Gradients(torch.zeros_like(self.policy.logits), torch.zeros_like(self.policy.values))
+        total: Gradients = {}
         for episodes, probability in self.batches():
-            found = self.gradients(episodes)
-            total = Gradients(*(a + probability * b for a, b in zip(total, found, strict=True)))
+            for name, gradient in self.gradients(episodes).items():
+                total[name] = total.get(name, 0.0) + probability * gradient
         return total
+
+    def objective(self) -> Tensor:
+        """Return the expected reward minus the KL penalty of a response, summed over the prompts, with gradient.
+
+        The estimates of the KL count as rewards, without a gradient of their own.
+        """
+        total = torch.zeros((), dtype=torch.float64)
+        controller = self.algorithm.kl_controller
+        for prompt, response in itertools.product(dict.fromkeys(self.prompts), self.responses):
+            episodes = self.episodes([prompt], [response])
+            if episodes is not None:
+                scores = self.policy.score(episodes)
+                kl = kl_estimate(scores.raw_log_prob, scores.ref_log_prob, controller.estimator).sum()
+                value = self.reward(prompt, response) - controller.coeff * kl
+                total = total + self.log_prob(episodes).sum().exp() * value
+        return total
+
+    @contextmanager
+    def moved(self) -> Iterator[None]:
+        """Change the tables by random numbers of size `distance` within the context."""
+        tables = [self.policy.logits, self.policy.values] if self.distance else []
+        before = [table.data for table in tables]
+        generator = torch.Generator().manual_seed(1)
+        try:
+            for table in tables:
+                noise = torch.randn(table.shape, generator=generator, dtype=table.dtype)
+                table.data = table.data + self.distance * noise
+            yield
+        finally:
+            for table, data in zip(tables, before, strict=True):
+                table.data = data
+
+    def _record_surrogate(self, rollout: Any) -> dict[str, Tensor]:
+        """Store the gradient of TRPO's surrogate in place of its step."""
+        logits = self.policy.logits
+        gradient, info = self.algorithm._gradient(rollout, FlatParameters([logits]))
+        self.policy.optimizer.first[logits] = -gradient.view_as(logits)
+        skipped: dict[str, Tensor] = self.algorithm._no_step(info)
+        return skipped
+
+
+_ONE_STEP: Mapping[str, Any] = {
+    "n_epochs": 1,
+    "critic_epochs": None,
+    "n_critic_updates": 1,
+    "n_steps": 10**6,
+    "batch_size": 10**6,
+    "max_grad_norm": 1e9,
+    "learning_rate": 1.0,
+    "critic_only_iterations": 0,
+    "critic_pretrain": None,
+    "bootstrap_truncated": False,
+}
+"""Arguments of a single step on the whole rollout, used if the algorithm has them."""

@@ -7,6 +7,8 @@ import stable_baselines3
 import torch
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from rl4lms_like.algorithms.a2c import A2C
+from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.testing import check_algorithm
 
 FIXED = {"gae_lambda": 1.0, "gamma": 1.0, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
@@ -78,6 +80,19 @@ class Patches(TenLines):
         type(self.policy).evaluate_actions = lambda *args: own(*args)
 
 
+class OtherObjective(TenLines):
+    """Only the signs of advantages count."""
+
+    def step(self, batch):
+        super().step(batch._replace(advantages=batch.advantages.sign()))
+
+
+class ReadsTheModel(TenLines):
+    def step(self, batch):
+        next(self.policy.policy_model.parameters())
+        super().step(batch)
+
+
 class Crashes(TenLines):
     def train(self):
         raise ZeroDivisionError("no update today")
@@ -93,6 +108,18 @@ def test_good_algorithms_pass(algorithm):
     check_algorithm(algorithm)
 
 
+@pytest.mark.parametrize("algorithm", [OtherObjective, ReadsTheModel])
+def test_exact_gradients_are_optional(algorithm):
+    check_algorithm(algorithm, families=("causal",), exact=False)
+
+
+def test_an_algorithm_is_compared_with_another_implementation():
+    options = {"families": (), "exact": False, "normalize_advantage": True, "gae_lambda": 1.0}
+    check_algorithm(stable_baselines3.PPO, like=PPO, **options)
+    with pytest.raises(AssertionError, match=r"PPO on a tabular policy \(like\): .* A2C with other ratios than 1"):
+        check_algorithm(stable_baselines3.PPO, like=A2C, **options)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "data"),
     [
@@ -103,6 +130,8 @@ def test_good_algorithms_pass(algorithm):
         (MovesTheReference, "MovesTheReference .*reference model"),
         (Unseeded, "Unseeded .*seed"),
         (Patches, "evaluate_actions"),
+        (OtherObjective, r"OtherObjective on a tabular policy \(reward\): .*exact=False"),
+        (ReadsTheModel, "ReadsTheModel on a tabular policy: AttributeError: .*exact=False"),
         (Crashes, "Crashes .*: ZeroDivisionError: no update today"),
         (WithoutARollout, "rollout_buffer"),
     ],

@@ -1,0 +1,189 @@
+"""Checks of an algorithm's gradients on a tabular policy, for `check_algorithm`; explained in docs/exact_gradients.md.
+
+objective      E[gradient] is that of the expected reward minus the KL penalty, up to a positive factor
+invariance     micro-batches and padding do not change the gradient
+like=PPO       the gradients of single batches equal those of another algorithm
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from torch import Tensor
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.schema import signature_of
+from rl4lms_like.testing.tabular import Enumeration, Gradients, Response, responses_of
+
+TOLERANCE = 1e-5
+"""Largest accepted difference of two gradients, relative to their size; algorithms may round to float32."""
+
+UNBIASED: Mapping[str, Any] = {
+    "gamma": 1.0,
+    "gae_lambda": 1.0,
+    "value_gae_lambda": None,
+    "gae_length_alpha": None,
+    "normalize_advantage": False,
+    "ent_coef": 0.0,
+    "nll_coef": 0.0,
+    "nll_threshold": 1.0,
+    "micro_batch_size": None,
+}
+"""Arguments with which the first step follows the gradient of the objective, used if the algorithm has them."""
+
+OTHERWISE = "If the algorithm optimizes something else on purpose, pass exact=False"
+
+CAUSES = {
+    "reward": "log-probs, advantages or rewards of a neighboring token; advantages that are normalized, clipped or "
+    f"discounted by a constant in the code; a wrong sign; no step of `policy.optimizer`. {OTHERWISE}",
+    "KL penalty": "the estimate k1 as a term of the loss, where its expected gradient is 0; a penalty that is counted "
+    "twice; log-probs of a reference other than the policy's; with masks, log-probs over the allowed tokens",
+    "observed tokens": "tokens of the environment count as actions; use `observations.action_mask` and "
+    "`observations.lengths`, not `response_mask` and `response_lengths`",
+    "critic": "targets computed with the lambda of the advantages, or from normalized advantages",
+    "micro_batch_size": "the mean of the means of micro-batches; statistics (of advantages, of kept actions) computed "
+    "in each micro-batch instead of the whole minibatch",
+    "padding": "padded positions count in a sum, a mean or a standard deviation",
+    "like": "tokens that are left out, but count in the mean; another epsilon in the standard deviation, or a division "
+    "by n instead of n - 1; statistics over padded or observed tokens; other targets of the critic",
+}
+"""Likely causes of each difference."""
+
+
+def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any]) -> None:
+    """Check an algorithm's expected gradients, and that micro-batches and padding do not change its gradients.
+
+    Args:
+        algorithm: class of the algorithm.
+        args: its arguments.
+
+    Raises:
+        AssertionError: a gradient is wrong.
+    """
+    known = _known(algorithm) | args.keys()
+    unbiased = {**args, **{name: value for name, value in UNBIASED.items() if name in known}}
+    cases: dict[str, dict[str, Any]] = {
+        "reward": {},
+        "KL penalty": {"kl_coeff": 0.25},
+        "observed tokens": {"observed": True},
+    }
+    for case, options in cases.items():
+        run = Enumeration(algorithm, reward, **options, **unbiased)
+        (exact,) = torch.autograd.grad(-run.objective(), run.policy.logits)
+        _require(algorithm, case, gap(run.expected()["logits"], exact), f"expected gradient of the {_OBJECTIVES[case]}")
+    takes = getattr(algorithm, "arguments_class", algorithm)
+    if getattr(takes, "needs_critic", True):
+        _check_critic(algorithm, unbiased, known)
+    _check_invariance(algorithm, args, known)
+
+
+def check_like(algorithm: type[OnPolicyAlgorithm], like: type[OnPolicyAlgorithm], args: Mapping[str, Any]) -> None:
+    """Check that two algorithms have the same gradients with ratios of 1 and others, and with observed tokens.
+
+    Args:
+        algorithm: class of the algorithm.
+        like: class of the other one.
+        args: arguments of both; the other one gets those that it has.
+
+    Raises:
+        AssertionError: the gradients of a batch differ.
+    """
+    takes = {name: value for name, value in args.items() if name in _known(like)}
+    for distance, observed in ((0.0, False), (0.5, False), (0.0, True)):
+        options: dict[str, Any] = {"prompts": (0, 0), "ends": True, "distance": distance, "observed": observed}
+        own, other = Enumeration(algorithm, reward, **options, **args), Enumeration(like, reward, **options, **takes)
+        where = f"gradient of {like.__name__} with {'other ratios than 1' if distance else 'ratios of 1'}"
+        for episodes in _some(own):
+            difference = _difference(own.gradients(episodes), other.gradients(episodes))
+            _require(algorithm, "like", difference, where + " and observed tokens" * observed)
+
+
+_OBJECTIVES = {
+    "reward": "expected reward",
+    "KL penalty": "expected reward minus the KL penalty",
+    "observed tokens": "expected reward, in episodes with observed tokens",
+}
+
+
+def reward(prompt: int, response: Response) -> float:
+    """Return a reward that is different for most responses, a multiple of 1/8."""
+    return (sum((place + 1) * token for place, token in enumerate(response)) + prompt) / 8
+
+
+def gap(found: Tensor, exact: Tensor) -> float:
+    """Return the distance of a gradient to the nearest positive multiple of the exact one, relative to its own norm.
+
+    This is the sine of the angle between them, 1 from 90 degrees on, and 1 for a gradient of 0.
+
+    Example:
+        >>> gap(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0])), gap(torch.zeros(2), torch.tensor([1.0, 0.0]))
+        (0.0, 1.0)
+    """
+    factor = ((found * exact).sum() / exact.square().sum()).clamp_min(0.0)
+    return float((found - factor * exact).norm() / found.norm()) if bool(found.any()) else 1.0
+
+
+def _known(algorithm: Any) -> set[str]:
+    takes = getattr(algorithm, "arguments_class", algorithm)
+    return {argument.name for argument in signature_of(takes).arguments}
+
+
+def _check_critic(algorithm: type[OnPolicyAlgorithm], unbiased: Mapping[str, Any], known: set[str]) -> None:
+    """Check that the critic learns the expected return, if the algorithm's step changes the critic."""
+    if {"gae_lambda", "value_gae_lambda"} <= known:
+        unbiased = {**unbiased, "gae_lambda": 0.5, "value_gae_lambda": 1.0}
+    run = Enumeration(algorithm, reward, **unbiased)
+    found = run.expected()["values"]
+    error = torch.zeros((), dtype=torch.float64)
+    for episodes, probability in run.batches():
+        paid = reward(0, responses_of(episodes)[0])
+        error = error + probability * (run.policy.predict_values(episodes) - paid).square().mean()
+    (exact,) = torch.autograd.grad(error, run.policy.values)
+    if bool(found.any()):
+        _require(algorithm, "critic", gap(found, exact), "expected gradient of the critic's squared error")
+
+
+def _check_invariance(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any], known: set[str]) -> None:
+    """Check on batches of different lengths that micro-batches and padding do not change the gradient."""
+    options: dict[str, Any] = {"prompts": (0, 0), "ends": True, "distance": 0.5}
+    run = Enumeration(algorithm, reward, **{**options, **args})
+    for episodes in _some(run):
+        other = run.gradients(_padded(episodes))
+        _require(algorithm, "padding", _difference(run.gradients(episodes), other), "gradient without padded columns")
+    if "micro_batch_size" not in known:
+        return
+    whole, parts = (Enumeration(algorithm, reward, **{**options, **args, "micro_batch_size": n}) for n in (None, 1))
+    for episodes in _some(run):
+        difference = _difference(parts.gradients(episodes), whole.gradients(episodes))
+        _require(algorithm, "micro_batch_size", difference, "gradient of the whole minibatch")
+
+
+def _some(run: Enumeration) -> Iterator[EpisodeBatch]:
+    """Yield every 17th batch of episodes, so that all first tokens and lengths occur."""
+    return (episodes for episodes, _ in itertools.islice(run.batches(), 5, None, 17))
+
+
+def _padded(episodes: EpisodeBatch) -> EpisodeBatch:
+    """Return the same episodes with one more column, and other ids in padded positions."""
+    wide = episodes.widened(episodes.prompt_ids.shape[1], episodes.response_ids.shape[1] + 1)
+    return replace(wide, response_ids=wide.response_ids.masked_fill(~wide.response_mask, 2))
+
+
+def _difference(found: Gradients, expected: Gradients) -> float:
+    """Return the largest difference of two gradients, relative to the largest number in them."""
+    size = max(float(gradient.abs().max()) for gradient in (*found.values(), *expected.values()))
+    largest = max(float((found[name] - expected[name]).abs().max()) for name in expected)
+    return largest / size if size else 0.0
+
+
+def _require(algorithm: type[OnPolicyAlgorithm], case: str, difference: float, expected: str) -> None:
+    """Raise an error if a difference exceeds the tolerance; NaN does."""
+    assert difference <= TOLERANCE, (
+        f"{algorithm.__name__} on a tabular policy ({case}): its gradient differs from the {expected} by "
+        f"{difference:.2g}, relative to its size. Likely causes: {CAUSES[case]}"
+    )
