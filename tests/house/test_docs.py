@@ -110,7 +110,7 @@ def check_benchmark(text: str, folder: Path) -> None:
 
 
 def with_fragment(run: dict, fragment: dict) -> dict:
-    """A run with a fragment's keys; a component with another id comes with its own arguments.
+    """A run with a fragment's keys; a component with another id comes with its own arguments (and KL, if given).
 
     A supervised run has other blocks, and stands by itself.
     """
@@ -124,6 +124,7 @@ def with_fragment(run: dict, fragment: dict) -> dict:
         before = dict(merged.get(key) or {})
         if "id" in value and value["id"] != before.get("id"):
             before.pop("args", None)
+            before = {name: own for name, own in before.items() if name != "kl_div" or name not in value}
         merged[key] = with_fragment(before, value)
     return merged
 
