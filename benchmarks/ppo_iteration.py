@@ -151,7 +151,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         return split
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=names_from(SHAPES), default=list(SHAPES), help="default: i,ii,iii")
+    parser.add_argument("--shapes", type=names_from(SHAPES), default=["i", "ii", "iii"], help="default: i,ii,iii")
     parser.add_argument("--systems", type=names_from(SYSTEMS), default=list(SYSTEMS), help=f"of {','.join(SYSTEMS)}")
     parser.add_argument("--iterations", type=int, default=5, help="of each system, after one warm-up (default 5)")
     parser.add_argument("--epochs", type=int, help="instead of the shape's")

@@ -49,6 +49,7 @@ class System:
 
 SYSTEMS = {
     "ours": System("ours"),
+    "ours_grpo": System("ours", job={"algorithm": "grpo"}),
     "trl_ppo": System("trl_ppo", ("trl==1.12.*",)),
     "bare": System("bare"),
     "bare_clip": System("bare", job={"bare_max_grad_norm": 0.5}),

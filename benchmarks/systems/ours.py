@@ -1,7 +1,7 @@
-"""This library: `PPO` on a `TextVecEnv`, one `learn_iteration` at a time, nothing switched off.
+"""This library: `PPO` or `GRPO` on a `TextVecEnv`, one `learn_iteration` at a time, with all features on.
 
-The reward is the library's own `increasing_numbers`, on decoded text as always. Its PPO clips gradients (norm 0.5),
-measures entropies and first ratios, and keeps statistics; all of that is in its time.
+The reward is the library's own `increasing_numbers`, on decoded text as always. It clips gradients, measures
+entropies and first ratios, and keeps statistics; all of that is in its time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from transformers import AutoTokenizer
 from benchmarks import workload
 from benchmarks.systems.profiling import operators, watch_parts
 from benchmarks.systems.worker import UpdateWatch, Worker
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+from rl4lms_like.algorithms.policy_gradient import GRPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -21,11 +23,15 @@ from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.rollouts.kl import FixedKLController
 
 FOREVER = 10**6
+GROUP_SIZE = 8  # as in `trl_grpo`
 
 
-def make_algorithm(worker: Worker) -> PPO:
-    """The library's PPO for the worker's shape."""
-    shape = worker.shape
+def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
+    """The library's PPO for the worker's shape, or its GRPO if the job says so."""
+    shape, is_grpo = worker.shape, worker.job.get("algorithm") == "grpo"
+    own: dict[str, Any] = {"vf_coef": workload.VF_COEF, "gamma": workload.GAMMA, "gae_lambda": workload.GAE_LAMBDA}
+    if is_grpo:
+        own = {"group_size": GROUP_SIZE}
     tokenizer: Any = AutoTokenizer.from_pretrained(worker.model)
     texts = [tokenizer.decode(row) for k in range(8) for row in workload.prompts(shape, k, seed=worker.seed)]
     env = TextVecEnv(
@@ -37,22 +43,20 @@ def make_algorithm(worker: Worker) -> PPO:
         max_prompt_length=shape.prompt_len,
         vocab_size=shape.vocab_size,
     )
-    return PPO(
+    return (GRPO if is_grpo else PPO)(
         CausalLMActorCriticPolicy,
         env,
         policy_kwargs={
             "model_name": worker.model,
             "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": shape.response_len},
         },
-        kl_controller=FixedKLController(workload.KL_COEF),
+        kl_controller=FixedKLController(workload.KL_COEF, placement="loss" if is_grpo else "reward"),
         learning_rate=workload.LEARNING_RATE,
         n_steps=shape.response_len,
         batch_size=shape.minibatch * shape.response_len,
         n_epochs=shape.n_epochs,
         clip_range=workload.CLIP_RANGE,
-        vf_coef=workload.VF_COEF,
-        gamma=workload.GAMMA,
-        gae_lambda=workload.GAE_LAMBDA,
+        **own,
         seed=worker.seed,
         device="cpu",
     )
