@@ -174,6 +174,10 @@ class RolloutCollector:
             self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
         if (restarts := getattr(self.env, "reward_restarts", None)) is not None:
             info["time/reward_restarts"] = restarts
+        if (update_sampler := getattr(self.env, "update_sampler", None)) is not None:
+            infos = self.episode_infos
+            logged = update_sampler([info["sample_id"] for info in infos], [info["r"] for info in infos])
+            info |= {f"rollout_info/sampler/{name}": float(value) for name, value in logged.items()}
         return info | {f"time/{name}": value for name, value in seconds.items()}
 
     def _generated(self, n_tokens: int, seconds: dict[str, float]) -> tuple[list[PlayedEpisodes], list[PlayedEpisodes]]:
