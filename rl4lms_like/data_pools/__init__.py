@@ -27,7 +27,9 @@ DATA_POOLS = Registry(
         "dummy_pool": _pool("dummy:DummyPool", "one prompt, repeated"),
         "film_opinions": _pool("film_opinions:FilmOpinions", "short film opinions from a grammar, mixed sentiment"),
         "reasoning_gym": _pool(
-            "reasoning_gym:ReasoningGymPool", "questions with answers, of a data set of reasoning-gym", "extra 'reasoning'"
+            "reasoning_gym:ReasoningGymPool",
+            "questions with answers, of a data set of reasoning-gym",
+            "extra 'reasoning'",
         ),
         "jsonl": _pool("files:JsonlPool", "fields of a local JSON Lines file"),
         "csv": _pool("files:CsvPool", "columns of a local CSV or TSV file"),

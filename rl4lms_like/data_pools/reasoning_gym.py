@@ -1,4 +1,4 @@
-"""Questions of the package reasoning-gym, which generates them and knows their answers: arithmetic, words, logic, games.
+"""Questions of the package reasoning-gym, which generates them and knows their answers.
 
     entry       {"question": "Spell this word backward ...: sun", "answer": "nus", "metadata": {...}}
     sample      prompt: the question, reference: the answer without surrounding white space, meta_data: the entry

@@ -27,8 +27,8 @@ Items = Iterable[Sample | tuple[Sample, float]]
 class PromptSampler:
     """Sampler with its own random generator, uniform if no subclass sets other probabilities; O(log n) per draw.
 
-    A subclass has the arguments of a config's `datapool.sampler.args` after `items` and `seed`. It calls `_set` with
-    the probabilities of the samples, in its constructor and whenever they change.
+    A subclass has the arguments of a config's `datapool.sampler.args` after `items` and `seed`. It calls
+    `set_probabilities` in its constructor and whenever they change.
 
     Args:
         items: samples, or pairs of sample and weight.
@@ -47,7 +47,7 @@ class PromptSampler:
         self._cumulative = np.arange(1.0, len(pairs) + 1)
         self._generator = np.random.default_rng(seed)
 
-    def _set(self, probabilities: np.ndarray) -> None:
+    def set_probabilities(self, probabilities: Sequence[float] | np.ndarray) -> None:
         """Set the probabilities `[n_samples]` of the samples; they need not add up to 1."""
         self._cumulative = np.cumsum(probabilities)
 
@@ -110,7 +110,7 @@ class PrioritySampler(PromptSampler):
 
     def __init__(self, items: Items, priority_scale: float = 0.0, seed: int | None = None) -> None:
         super().__init__(items, seed)
-        self._set(_priorities(self.weights, priority_scale))
+        self.set_probabilities(_priorities(self.weights, priority_scale))
 
 
 class DifficultySampler(PromptSampler):
@@ -156,7 +156,7 @@ class DifficultySampler(PromptSampler):
         self.hard_below, self.easy_above = hard_below, easy_above
         self._bin_weights = np.asarray(weights, dtype=np.float64)
         self._rates: dict[str, float] = {}  # by sample id, only of drawn samples
-        self._set(self._bin_weights[self._bins()])
+        self.set_probabilities(self._bin_weights[self._bins()])
 
     def _bins(self) -> np.ndarray:
         """Return the bin `[n_samples]` of each sample: 0 too hard, 1 useful, 2 too easy."""
@@ -168,7 +168,7 @@ class DifficultySampler(PromptSampler):
             rate = self._rates.get(id, 0.5)
             self._rates[id] = rate + self.momentum * (float(reward >= self.success_from) - rate)
         bins = self._bins()
-        self._set(self._bin_weights[bins])
+        self.set_probabilities(self._bin_weights[bins])
         fractions = np.bincount(bins, minlength=3) / len(self)
         names = ("too_hard", "useful", "too_easy")
         logged = {name: float(fraction) for name, fraction in zip(names, fractions, strict=True)}
@@ -180,7 +180,7 @@ class DifficultySampler(PromptSampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._rates = dict(state["rates"])
-        self._set(self._bin_weights[self._bins()])
+        self.set_probabilities(self._bin_weights[self._bins()])
 
 
 def _priorities(weights: list[float], scale: float) -> np.ndarray:
