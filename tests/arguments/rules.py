@@ -25,7 +25,9 @@ NUMBERS = pairs(
 
 def questions(places: Places) -> Texts:
     """Answers to a question of reasoning-gym: one among other words, which its scorers pay for."""
-    samples = DATA_POOLS.get("reasoning_gym", {"split": "train", **places.questions(dataset="gcd", config=None)}).samples[:3]
+    samples = DATA_POOLS.get(
+        "reasoning_gym", {"split": "train", **places.questions(dataset="gcd", config=None)}
+    ).samples[:3]
     return Texts(samples, [f"{sample.references[0]} or more" for sample in samples])
 
 
