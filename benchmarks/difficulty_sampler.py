@@ -2,8 +2,8 @@
 
     python -m benchmarks.difficulty_sampler                  # seeds 0-2
 
-The runs are those of task_configs/reasoning/tiny_spell_backward_ppo.yml with 128 episodes per iteration. The training
-prompts are 200 words, and 200 other words whose expected answer is not a word's reversal. Needs the extra `reasoning`.
+The runs are those of task_configs/reasoning/tiny_spell_backward_ppo.yml with a learning rate of 3e-4. The training
+prompts are 400 words, and 400 other words whose expected answer is not a word's reversal. Needs the extra `reasoning`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 CONFIG = Path(__file__).parents[1] / "task_configs/reasoning/tiny_spell_backward_ppo.yml"
 RESULTS = Path(__file__).parent / "results" / "difficulty_sampler.json"
-N_PROMPTS = 200
+N_PROMPTS = 400
 SAMPLERS = {"uniform": None, "difficulty": {"id": "difficulty"}}
 
 
@@ -43,7 +43,7 @@ def accuracies(sampler: str, seed: int, folder: Path, model: str) -> dict[int, f
         "tiny_model": None,
         "tokenizer.model_name": model,
         "alg.policy.args.model_name": model,
-        "env.n_envs": 128,
+        "alg.args.learning_rate": 3e-4,
         "train_evaluation.n_iters": 40,
         "train_evaluation.save_model": False,
         "seed": seed,
