@@ -1,9 +1,10 @@
-"""Accuracy with uniform prompts and with the difficulty sampler, where half of the prompts cannot be answered.
+"""Accuracy with uniform prompts and with the difficulty sampler, where most prompts cannot be answered.
 
     python -m benchmarks.difficulty_sampler                  # seeds 0-2
 
-The runs are those of task_configs/reasoning/tiny_spell_backward_ppo.yml with a learning rate of 3e-4. The training
-prompts are 400 words, and 400 other words whose expected answer is not a word's reversal. Needs the extra `reasoning`.
+The runs are those of task_configs/reasoning/tiny_spell_backward_ppo.yml with smaller steps and 128 episodes per
+iteration. The prompts are 100 words, and 300 other words whose expected answer no response equals. The accuracy is that
+on the 100 words (`val`) and on 293 other words that can be answered (`test`). Needs the extra `reasoning`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 CONFIG = Path(__file__).parents[1] / "task_configs/reasoning/tiny_spell_backward_ppo.yml"
 RESULTS = Path(__file__).parent / "results" / "difficulty_sampler.json"
-N_PROMPTS = 400
+N_POSSIBLE, N_IMPOSSIBLE = 100, 300
 SAMPLERS = {"uniform": None, "difficulty": {"id": "difficulty"}}
 
 
@@ -34,8 +35,8 @@ def write_rows(file: Path, samples: Sequence[Sample], answer: str | None = None)
         lines.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def accuracies(sampler: str, seed: int, folder: Path, model: str) -> dict[int, float]:
-    """Train one run and return the accuracy on held-out words by iteration."""
+def accuracies(sampler: str, seed: int, folder: Path, model: str) -> dict[str, float]:
+    """Train one run and return the accuracy by split and iteration."""
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "val", "test")}
     pool = {"data_files": files, "prompt_column": "prompt", "reference_column": "answer"}
     overrides = {
@@ -43,8 +44,9 @@ def accuracies(sampler: str, seed: int, folder: Path, model: str) -> dict[int, f
         "tiny_model": None,
         "tokenizer.model_name": model,
         "alg.policy.args.model_name": model,
-        "alg.args.learning_rate": 3e-4,
-        "train_evaluation.n_iters": 40,
+        "env.n_envs": 128,
+        "alg.args.learning_rate": 2e-4,
+        "train_evaluation.n_iters": 60,
         "train_evaluation.save_model": False,
         "seed": seed,
     }
@@ -52,8 +54,11 @@ def accuracies(sampler: str, seed: int, folder: Path, model: str) -> dict[int, f
     run = train_config(
         config, base_path_to_store_results=folder, experiment_name=f"{sampler}_{seed}", quiet=True, new=True
     )
-    lines = [json.loads(line) for line in (run / "val_split_metrics.jsonl").read_text().splitlines()]
-    return {line["epoch"]: line["metrics"]["answers/reasoning_gym"] for line in lines}
+    return {
+        f"{split} {line['epoch']}": line["metrics"]["answers/reasoning_gym"]
+        for split in ("val", "test")
+        for line in map(json.loads, (run / f"{split}_split_metrics.jsonl").read_text().splitlines())
+    }
 
 
 def main() -> None:
@@ -64,20 +69,21 @@ def main() -> None:
     config = load_config(CONFIG)
     samples = {split: build_datapool(config.datapool, split).samples for split in ("train", "val")}
     model = with_embedded_models(config).tokenizer.model_name
-    found: dict[str, list[dict[int, float]]] = {sampler: [] for sampler in SAMPLERS}
+    found: dict[str, list[dict[str, float]]] = {sampler: [] for sampler in SAMPLERS}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_rows(folder / "train.jsonl", samples["train"][:N_PROMPTS])
-        write_rows(folder / "train.jsonl", samples["train"][N_PROMPTS : 2 * N_PROMPTS], answer="unknown")
-        for split in ("val", "test"):
-            write_rows(folder / f"{split}.jsonl", samples["val"])
+        possible, others = samples["train"][:N_POSSIBLE], samples["train"][N_POSSIBLE:]
+        write_rows(folder / "train.jsonl", possible)
+        write_rows(folder / "train.jsonl", others[:N_IMPOSSIBLE], answer="unknown")
+        write_rows(folder / "val.jsonl", possible)
+        write_rows(folder / "test.jsonl", samples["val"])
         for seed in range(n_seeds):
             for sampler in SAMPLERS:
                 found[sampler].append(accuracies(sampler, seed, folder, model))
                 print(sampler, seed, found[sampler][-1], flush=True)
     RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     for sampler, runs in found.items():
-        print(sampler, {epoch: round(fmean(run[epoch] for run in runs), 3) for epoch in runs[0]})
+        print(sampler, {key: round(fmean(run[key] for run in runs), 3) for key in runs[0]})
 
 
 if __name__ == "__main__":

@@ -261,7 +261,7 @@ def _examples(
     if not model.config.is_encoder_decoder:
         return [([], [*ids, 0]) for ids in tokenizer(list(texts))["input_ids"]]
     rng = random.Random(f"{seed}-prompts")
-    prompts, rests = zip(*(split_opinion(text, rng.randint(5, 7)) for text in texts), strict=True)
+    prompts, rests = zip(*(split_opinion(str(text), rng.randint(5, 7)) for text in texts), strict=True)
     read = tokenizer(list(prompts))["input_ids"]
     written = tokenizer([f" {rest}" for rest in rests])["input_ids"]
     return [(prompt, [*rest, 0]) for prompt, rest in zip(read, written, strict=True)]
