@@ -53,6 +53,11 @@ class Places:
         path.write_text(text, encoding="utf-8")
         return str(path)
 
+    def questions(self, **args: Any) -> dict[str, Any]:
+        """Arguments of the pool `reasoning_gym`, where its package is installed."""
+        pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning'")
+        return {"dataset": "chain_sum", "config": {"max_digits": 1}, "size": 30, **args}
+
     def metric_script(self) -> str:
         """A metric as the library `evaluate` has them, in a folder."""
         return self._made("same_words", lambda folder: (folder / "same_words.py").write_text(_METRIC_SCRIPT))
@@ -220,6 +225,7 @@ REWARDS: dict[str, Row] = {
     "common_gen_preference_model": Row(_with(model_name="seq2seq"), samples=_concepts),
     "exact_match": Row({"ignore_case": True}),
     "math_equal": Row(),
+    "reasoning_gym": Row(),
     "regex": Row({"pattern": r"\d+"}),
     "length_penalty": Row({"max_length": 5}),
     "soft_overlong": Row({"max_length": 20, "cache": 10}),
@@ -264,6 +270,7 @@ METRICS: dict[str, Row] = {
     "intent_accuracy": Row(_with(model_name="intents"), samples=_dialogues),
     "exact_match": Row({"ignore_case": True}),
     "math_equal": Row(),
+    "reasoning_gym": Row(),
     "regex": Row({"pattern": r"\d+"}),
     "pass_at_k": Row({"k": [1]}),
 }
@@ -273,6 +280,7 @@ _FILE = {"prompt_column": "text", "seed": 3}
 POOLS: dict[str, Row] = {
     "dummy_pool": Row({"prompt": "Count:", "n_samples": 4}),
     "film_opinions": Row({"n_train": 20, "n_eval": 5}),
+    "reasoning_gym": Row(lambda places: places.questions()),
     "jsonl": Row(lambda places: {"path": places.file("ten.jsonl", _JSON_LINES), "reference_column": "answer"} | _FILE),
     "csv": Row(lambda places: {"path": places.file("ten.csv", _CSV), "reference_column": "answer"} | _FILE),
     "text": Row(lambda places: {"path": places.file("ten.txt", _LINES), "prompt_words": 3}),

@@ -1,4 +1,8 @@
-"""Registry of the data pools. `DATA_POOLS` holds every pool by id; `datapool.id` in a config selects one."""
+"""Registries of the data pools and of the samplers of prompts.
+
+DATA_POOLS    every pool by id; `datapool.id` in a config selects one
+SAMPLERS      samplers other than the default by id; `datapool.sampler.id` in a config selects one
+"""
 
 from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.core.sample import Sample
@@ -22,6 +26,11 @@ DATA_POOLS = Registry(
     table={
         "dummy_pool": _pool("dummy:DummyPool", "one prompt, repeated"),
         "film_opinions": _pool("film_opinions:FilmOpinions", "short film opinions from a grammar, mixed sentiment"),
+        "reasoning_gym": _pool(
+            "reasoning_gym:ReasoningGymPool",
+            "questions with answers, of a data set of reasoning-gym",
+            "extra 'reasoning'",
+        ),
         "jsonl": _pool("files:JsonlPool", "fields of a local JSON Lines file"),
         "csv": _pool("files:CsvPool", "columns of a local CSV or TSV file"),
         "text": _pool("files:TextPool", "beginnings of the texts in a local plain-text file"),
@@ -65,4 +74,15 @@ DATA_POOLS = Registry(
 DataPoolRegistry = DATA_POOLS
 """RL4LMs' name."""
 
-__all__ = ["DATA_POOLS", "DataPoolRegistry", "Sample", "TextGenPool"]
+SAMPLERS = Registry(
+    "sampler",
+    group="rl4lms_like.samplers",
+    misfit=derived_from("rl4lms_like.data_pools.sampler:PromptSampler"),
+    table={
+        "difficulty": Entry(
+            "rl4lms_like.data_pools.sampler:DifficultySampler", "prefers prompts that are neither too hard nor too easy"
+        ),
+    },
+)
+
+__all__ = ["DATA_POOLS", "SAMPLERS", "DataPoolRegistry", "Sample", "TextGenPool"]

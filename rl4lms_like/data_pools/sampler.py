@@ -1,42 +1,55 @@
-"""Sampler of prompts: draws with replacement, in proportion to `weight ** priority_scale`.
+"""Samplers of prompts: draw with replacement, in proportion to a probability of each sample.
 
-weights      1.0   3.0   0.5
-cumulative   1.0   4.0   4.5     a draw is a random number below the total, located by bisection
+probabilities   1.0   3.0   0.5
+cumulative      1.0   4.0   4.5     a draw is a random number below the total, located by bisection
+
+PromptSampler       base class; `update` receives the rewards of each rollout
+PrioritySampler     probabilities `weight ** priority_scale`, the default
+DifficultySampler   probabilities by the success rate of each prompt
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Interval
 
 from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.numbers import Finite, Fraction, Positive
 from rl4lms_like.core.sample import Sample
 
+Items = Iterable[Sample | tuple[Sample, float]]
+"""Samples, or pairs of sample and weight (a pool yields such pairs)."""
 
-class PrioritySampler:
-    """Weighted sampler with its own random generator; O(log n) per draw.
+
+class PromptSampler:
+    """Sampler with its own random generator, uniform if no subclass sets other probabilities; O(log n) per draw.
+
+    A subclass has the arguments of a config's `datapool.sampler.args` after `items` and `seed`. It calls
+    `set_probabilities` in its constructor and whenever they change.
 
     Args:
-        items: samples, or pairs of sample and weight (a pool yields such pairs).
-        priority_scale: exponent of the weights; 0 draws uniformly.
+        items: samples, or pairs of sample and weight.
         seed: seed of the generator; default: from the operating system.
 
     Raises:
-        DataPoolError: there are no items, no weight is above 0, or a weight is negative or not finite.
+        DataPoolError: there are no items.
     """
 
-    def __init__(
-        self,
-        items: Iterable[Sample | tuple[Sample, float]],
-        priority_scale: float = 0.0,
-        seed: int | None = None,
-    ) -> None:
+    def __init__(self, items: Items, seed: int | None = None) -> None:
         pairs = [item if isinstance(item, tuple) else (item, 1.0) for item in items]
+        if not pairs:
+            raise DataPoolError("there are no samples to draw prompts from")
         self.samples: list[Sample] = [sample for sample, _ in pairs]
-        self._cumulative = np.cumsum(_priorities([weight for _, weight in pairs], priority_scale))
+        self.weights: list[float] = [weight for _, weight in pairs]
+        self._cumulative = np.arange(1.0, len(pairs) + 1)
         self._generator = np.random.default_rng(seed)
+
+    def set_probabilities(self, probabilities: Sequence[float] | np.ndarray) -> None:
+        """Set the probabilities `[n_samples]` of the samples; they need not add up to 1."""
+        self._cumulative = np.cumsum(probabilities)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -54,8 +67,20 @@ class PrioritySampler:
         """Draw the next `size` samples."""
         return [self.samples[self.draw()] for _ in range(size)]
 
+    def update(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:
+        """Use the results of a rollout; called once after each.
+
+        Args:
+            sample_ids: id of each episode's sample `[n_episodes]`, as a text.
+            rewards: total task reward of each episode `[n_episodes]`.
+
+        Returns:
+            Numbers to log, by name.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random generator, in JSON types."""
+        """Return the state of the random generator, in JSON types; a subclass adds what changes in `update`."""
         return {"n_samples": len(self), "generator": self._generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -71,9 +96,94 @@ class PrioritySampler:
         self._generator.bit_generator.state = state["generator"]
 
 
+class PrioritySampler(PromptSampler):
+    """Sampler that draws in proportion to `weight ** priority_scale`.
+
+    Args:
+        items: samples, or pairs of sample and weight.
+        priority_scale: exponent of the weights; 0 draws uniformly.
+        seed: seed of the generator; default: from the operating system.
+
+    Raises:
+        DataPoolError: there are no items, no weight is above 0, or a weight is negative or not finite.
+    """
+
+    def __init__(self, items: Items, priority_scale: float = 0.0, seed: int | None = None) -> None:
+        super().__init__(items, seed)
+        self.set_probabilities(_priorities(self.weights, priority_scale))
+
+
+class DifficultySampler(PromptSampler):
+    """Sampler that prefers prompts which the policy answers right sometimes, but not always.
+
+    The success rate of a prompt is a moving average over its episodes. It starts at 0.5, so new prompts are useful.
+
+        success rate    0 ... hard_below    ...     easy_above ... 1
+        bin             too hard           useful          too easy
+        weight          weights[0]         weights[1]      weights[2]
+
+    The probability of a prompt is proportional to the weight of its bin. All weights are above 0: prompts that were too
+    hard are drawn from time to time and can become useful.
+
+    Args:
+        items: samples, or pairs of sample and weight; the weights of samples are not used.
+        seed: seed of the generator; default: from the operating system.
+        success_from: minimum total task reward of a successful episode.
+        momentum: weight of a new episode in the moving average.
+        hard_below: prompts with a success rate below this are too hard.
+        easy_above: prompts with a success rate above this are too easy.
+        weights: weights of prompts that are too hard, useful, and too easy; each above 0.
+
+    Raises:
+        DataPoolError: there are no items.
+        ValueError: `hard_below` is above `easy_above`.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        seed: int | None = None,
+        success_from: Finite = 0.5,
+        momentum: Annotated[float, Interval(gt=0, le=1)] = 0.3,
+        hard_below: Fraction = 0.1,
+        easy_above: Fraction = 0.9,
+        weights: tuple[Positive, Positive, Positive] = (0.1, 1.0, 0.1),
+    ) -> None:
+        if hard_below > easy_above:
+            raise ValueError(f"hard_below {hard_below} is above easy_above {easy_above}")
+        super().__init__(items, seed)
+        self.success_from, self.momentum = success_from, momentum
+        self.hard_below, self.easy_above = hard_below, easy_above
+        self._bin_weights = np.asarray(weights, dtype=np.float64)
+        self._rates: dict[str, float] = {}  # by sample id, only of drawn samples
+        self.set_probabilities(self._bin_weights[self._bins()])
+
+    def _bins(self) -> np.ndarray:
+        """Return the bin `[n_samples]` of each sample: 0 too hard, 1 useful, 2 too easy."""
+        rates = np.array([self._rates.get(str(sample.id), 0.5) for sample in self.samples])
+        return 1 - (rates < self.hard_below).astype(int) + (rates > self.easy_above)
+
+    def update(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:
+        for id, reward in zip(sample_ids, rewards, strict=True):
+            rate = self._rates.get(id, 0.5)
+            self._rates[id] = rate + self.momentum * (float(reward >= self.success_from) - rate)
+        bins = self._bins()
+        self.set_probabilities(self._bin_weights[bins])
+        fractions = np.bincount(bins, minlength=3) / len(self)
+        names = ("too_hard", "useful", "too_easy")
+        logged = {name: float(fraction) for name, fraction in zip(names, fractions, strict=True)}
+        return logged | {"success_rate": float(np.mean(list(self._rates.values())))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"rates": dict(self._rates)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._rates = dict(state["rates"])
+        self.set_probabilities(self._bin_weights[self._bins()])
+
+
 def _priorities(weights: list[float], scale: float) -> np.ndarray:
-    if not weights:
-        raise DataPoolError("there are no samples to draw prompts from")
     given = np.asarray(weights, dtype=np.float64)
     wrong = np.flatnonzero(~np.isfinite(given) | (given < 0))
     if len(wrong):

@@ -24,6 +24,15 @@ def names_of(split: str) -> tuple[str, ...]:
     return ("validation", "val", "valid", "dev") if split == "val" else (split,)
 
 
+def check_ratios(ratios: Sequence[float]) -> None:
+    """Raise a `DataPoolError` if ratios are not the fractions of train, val and test."""
+    if len(ratios) != len(SPLITS) or min(ratios) < 0 or sum(ratios) > 1 + 1e-9:
+        raise DataPoolError(
+            f"split_ratios must be the fractions of {', '.join(SPLITS)}, each at least 0, together at most 1; "
+            f"got {list(ratios)}"
+        )
+
+
 @dataclass(frozen=True)
 class Splitting:
     """Selection of the rows of a split.
@@ -46,11 +55,7 @@ class Splitting:
         """
         names_of(split)
         position, ratios = SPLITS.index(split), self.split_ratios
-        if len(ratios) != len(SPLITS) or min(ratios) < 0 or sum(ratios) > 1 + 1e-9:
-            raise DataPoolError(
-                f"split_ratios must be the fractions of {', '.join(SPLITS)}, each at least 0, together at most 1; "
-                f"got {list(ratios)}"
-            )
+        check_ratios(ratios)
         order = np.random.default_rng(self.seed).permutation(n_rows)
         borders = [round(n_rows * sum(ratios[:count])) for count in range(len(SPLITS) + 1)]
         return [int(row) for row in order[borders[position] : borders[position + 1]]][: self.max_size]

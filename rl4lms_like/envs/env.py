@@ -10,7 +10,7 @@ An end-of-text token at the length limit terminates. The reward receives `done =
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
@@ -21,7 +21,7 @@ from rl4lms_like.core.component_state import load_state, state_of
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.data_pools.sampler import PrioritySampler
+from rl4lms_like.data_pools.sampler import PrioritySampler, PromptSampler
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import score_transition_in_parts
 
@@ -53,6 +53,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         priority_scale: exponent of the samples' weights; 0 draws uniformly.
         vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
         eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
+        make_sampler: returns the sampler of `samples`. Default: a `PrioritySampler` with `priority_scale`.
 
     Raises:
         ConfigError: an argument without a usable default is missing.
@@ -74,6 +75,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         priority_scale: float = 0.0,
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] | None = None,
+        make_sampler: Callable[[Iterable[Sample | tuple[Sample, float]]], PromptSampler] | None = None,
     ) -> None:
         prompt_length = max_prompt_length or length_limit(tokenizer)
         self.layout = TextLayout(
@@ -83,7 +85,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self.max_episode_length = max_episode_length
         self.terminate_on_eos = terminate_on_eos
         self.eos_token_ids = _end_tokens(tokenizer, eos_token_ids, terminate_on_eos)
-        self.sampler = PrioritySampler(samples, priority_scale)
+        self.sampler = make_sampler(samples) if make_sampler else PrioritySampler(samples, priority_scale)
         self.action_space = spaces.Discrete(vocab_size or len(tokenizer))
         self.observation_space = _observation_space(self.layout, max(vocab_size or 0, len(tokenizer)))
         self._prompt_ids: dict[int, np.ndarray] = {}

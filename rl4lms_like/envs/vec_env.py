@@ -149,6 +149,10 @@ class TextVecEnv(DummyVecEnv):
             for prompt, response, length in zip(prompts, responses, lengths, strict=True)
         ]
 
+    def update_sampler(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:
+        """Pass the total task rewards of a rollout's episodes to the sampler, and return what it logs, by name."""
+        return self.envs[0].sampler.update(sample_ids, rewards)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's position and the state of the reward in this process, in JSON types."""
         return self.envs[0].state_dict()

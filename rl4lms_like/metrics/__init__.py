@@ -196,6 +196,12 @@ METRICS = Registry(
             "fraction of responses whose final number equals that of a reference",
             keys=("answers/math_equal",),
         ),
+        "reasoning_gym": Entry(
+            ".answers:ReasoningGymMetric",
+            "fraction of responses that are the answer to a question of reasoning-gym",
+            needs="with `strict: false` extra 'reasoning'",
+            keys=("answers/reasoning_gym",),
+        ),
         "regex": Entry(
             ".answers:RegexMetric", "fraction of responses that match a regular expression", keys=("answers/regex",)
         ),

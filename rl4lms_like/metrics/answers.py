@@ -5,6 +5,7 @@ from __future__ import annotations
 from rl4lms_like.metrics.base import ScoreMetric
 from rl4lms_like.scoring.answers import ExactMatch, Regex
 from rl4lms_like.scoring.math_answers import MathEqual
+from rl4lms_like.scoring.reasoning_gym import ReasoningGym
 
 
 class RegexMetric(Regex, ScoreMetric):
@@ -27,3 +28,12 @@ class MathEqualMetric(MathEqual, ScoreMetric):
     """
 
     keys = ("answers/math_equal",)
+
+
+class ReasoningGymMetric(ReasoningGym, ScoreMetric):
+    """Fraction of responses that are the stored answer; with `strict: false`, the mean of the package's own scores.
+
+    Responses without references are excluded.
+    """
+
+    keys = ("answers/reasoning_gym",)

@@ -101,6 +101,11 @@ REWARDS = Registry(
         "exact_match": Entry(".answers:ExactMatchReward", "1 if the response, or the answer in it, equals a reference"),
         "math_equal": Entry(".answers:MathEqualReward", "1 if the final number of the response equals a reference"),
         "regex": Entry(".answers:RegexReward", "1 if the response matches a regular expression"),
+        "reasoning_gym": Entry(
+            ".answers:ReasoningGymReward",
+            "1 if the response is the answer to a question of reasoning-gym",
+            needs="with `strict: false` extra 'reasoning'",
+        ),
         "length_penalty": Entry(".lengths:LengthPenalty", "penalty for every word, character or token above a length"),
         "soft_overlong": Entry(".lengths:SoftOverlong", "DAPO's penalty for responses near and above the length limit"),
         "repetition_penalty": Entry(".lengths:RepetitionPenalty", "penalty for the fraction of repeated n-grams"),

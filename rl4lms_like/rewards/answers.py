@@ -9,6 +9,7 @@ from rl4lms_like.core.numbers import Finite
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.answers import ExactMatch, Regex
 from rl4lms_like.scoring.math_answers import MathEqual
+from rl4lms_like.scoring.reasoning_gym import ReasoningGym
 from rl4lms_like.scoring.score import Texts
 
 
@@ -57,3 +58,13 @@ class MathEqualReward(MathEqual, AnswerReward):
 
     reward: Finite = 1.0
     penalty: Finite = 0.0
+
+
+class ReasoningGymReward(ReasoningGym, ScoreReward):
+    """Reward that is 1 if the response is the stored answer, else 0; with `strict: false`, the package's own score.
+
+    White space around an answer is removed and inner white space is collapsed, for both scores. The package's scorers
+    accept other spellings of a number and, for puzzles, every right solution. Some also score wrong texts above 0:
+    most data sets score a text that contains the answer by its length, and several score any text, up to 1 for
+    `game_of_life_halting`. A policy finds such texts. Some scorers raise an error for a text that they cannot parse.
+    """

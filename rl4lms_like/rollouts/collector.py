@@ -174,6 +174,11 @@ class RolloutCollector:
             self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
         if (restarts := getattr(self.env, "reward_restarts", None)) is not None:
             info["time/reward_restarts"] = restarts
+        if (update_sampler := getattr(self.env, "update_sampler", None)) is not None:
+            ids = [id for batch in generated for id in batch.sample_ids]
+            totals = torch.cat([episode_sums(batch.episodes, batch.rewards) for batch in generated])
+            logged = update_sampler(ids, totals.tolist())  # also of prompts whose groups are left out
+            info |= {f"rollout_info/sampler/{name}": float(value) for name, value in logged.items()}
         return info | {f"time/{name}": value for name, value in seconds.items()}
 
     def _generated(self, n_tokens: int, seconds: dict[str, float]) -> tuple[list[PlayedEpisodes], list[PlayedEpisodes]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
-from rl4lms_like.core.errors import DataPoolError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.wording import excerpt, raised
-from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.envs.stepping import make_vec_env
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES, loading
@@ -193,8 +194,26 @@ def build_env(
         samples=samples,
         vocab_size=int(model_config.get_text_config().vocab_size),
         eos_token_ids=end_tokens(tokenizer, model_config, load_generation_config(config.alg.policy.args["model_name"])),
+        make_sampler=None if config.datapool.sampler is None else partial(build_sampler, config.datapool.sampler),
         **arguments,
     )
+
+
+def build_sampler(config: ComponentConfig, items: Any) -> Any:
+    """Return the sampler of a config's `datapool.sampler` block.
+
+    Raises:
+        ConfigError: the sampler rejected its arguments.
+        DataPoolError: it could not be built.
+    """
+    try:
+        return SAMPLERS.get(config.id, {"items": items, **config.args})
+    except (RL4LMsLikeError, KeyboardInterrupt):
+        raise
+    except ValueError as error:
+        raise ConfigError([ConfigIssue("datapool.sampler.args", str(error))]) from error
+    except BaseException as error:
+        raise DataPoolError(f"the sampler {config.id!r} could not be built: {raised(error)}") from error
 
 
 def build_alg(config: RunConfig, env: VecEnv) -> Any:

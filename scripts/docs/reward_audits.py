@@ -79,6 +79,7 @@ AUDITED: list[tuple[str, dict[str, Any], Sequence[Sample]]] = [
     ("exact_match", {}, TEXTS),
     ("exact_match", {"ignore_whitespace": False}, TEXTS),
     ("math_equal", {}, TEXTS),
+    ("reasoning_gym", {}, TEXTS),
     ("regex", {"pattern": r"\d\d"}, TEXTS),
     ("regex", {"pattern": r"\d+", "match": "fullmatch"}, TEXTS),
     ("length_penalty", {"max_length": 10}, TEXTS),

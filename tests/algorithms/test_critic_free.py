@@ -12,6 +12,7 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core import losses
 from rl4lms_like.core.errors import ConfigError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.objective import action_weights
+from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.testing.tabular import LENGTH, Enumeration
@@ -180,6 +181,27 @@ def test_a_rollout_without_differences_ends_at_its_limit_and_changes_nothing(tin
     assert logged["rollout_info/groups_differing_share"] == 0.0 and logged["rollout_info/groups_kept_share"] < 0.5
     assert logged["rollout_info/ep_rew"] == 1.0
     assert torch.equal(before, parameters(built))
+
+
+class Recorder(PromptSampler):
+    """Keeps what it is told."""
+
+    def update(self, sample_ids, rewards):
+        self.ids, self.rewards = sample_ids, rewards
+        return {"n": len(sample_ids)}
+
+
+def test_the_sampler_gets_the_rewards_of_groups_that_are_left_out(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(
+        DAPO, tiny_gpt2_dir, tiny_tokenizer, group_size=4, reward=Constant(), dynamic_sampling=3, overlong_buffer=None
+    )
+    sampler = Recorder(built.env.envs[0].sampler.samples, seed=0)
+    for env in built.env.envs:
+        env.sampler = sampler
+    built.learn_iteration(0, 1)
+    assert len(sampler.ids) > len(built.collector.episode_infos) and set(sampler.rewards) == {1.0}
+    assert built.logger.name_to_value["rollout_info/sampler/n"] == len(sampler.ids)
+    assert {sampler.ids.count(id) % 4 for id in sampler.ids} == {0}
 
 
 def test_groups_are_left_out_before_long_responses_are_penalized(tiny_gpt2_dir, tiny_tokenizer):

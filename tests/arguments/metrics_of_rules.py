@@ -73,6 +73,7 @@ ROWS: Rows = {
     },
     "exact_match": SHARED["exact_match"],
     "math_equal": SHARED["math_equal"],
+    "reasoning_gym": SHARED["reasoning_gym"],
     "regex": SHARED["regex"],
     "pass_at_k": {
         "k": Acts([2], numbers, texts=_TWO_SAMPLES),

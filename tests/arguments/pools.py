@@ -123,6 +123,15 @@ _NOT_FETCHED = {"hub_id": "owner/set"}
 
 ROWS: dict[str, dict[str, Acts | Silent]] = {
     **pools_files.ROWS,
+    "reasoning_gym": {
+        "dataset": Acts("gcd", samples, also={"config": None}),
+        "config": Acts({"max_digits": 2}, samples),
+        "size": Acts(20, samples),
+        "seed": Acts(1, samples),
+        "max_size": Acts(3, samples),
+        "split_ratios": Acts([0.4, 0.3, 0.3], samples),
+        **_AROUND,
+    },
     "imdb": _published("imdb", seed=Acts(2, samples)),
     "imdb_seq2seq": _published("imdb_seq2seq", seed=Acts(2, samples), positive_ratio=Acts(0.8, samples)),
     "commongen": _published(

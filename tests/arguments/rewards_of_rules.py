@@ -208,6 +208,7 @@ ROWS: Rows = {
     "common_gen_repeat_penalty_batched": _COMMON_GEN,
     "exact_match": SHARED["exact_match"] | paid(ANSWERS),
     "math_equal": SHARED["math_equal"] | paid(NUMBERS),
+    "reasoning_gym": SHARED["reasoning_gym"],
     "regex": SHARED["regex"] | paid(pairs(*PAIRS)),
     "length_penalty": {
         "max_length": Acts(3),

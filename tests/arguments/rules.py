@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.arguments.seen import Acts, Silent, pairs
+from rl4lms_like.data_pools import DATA_POOLS
+from tests.arguments.seen import Acts, Silent, Texts, pairs
+from tests.catalogue import Places
 
 Rows = dict[str, dict[str, Acts | Silent]]
 
@@ -19,6 +21,16 @@ NUMBERS = pairs(
     ("How many?", ["0.5"], "50%"),
     ("How many?", ["7"], "the answer is 7 of 9"),
 )
+
+
+def questions(places: Places) -> Texts:
+    """Answers to a question of reasoning-gym: one among other words, which its scorers pay for."""
+    samples = DATA_POOLS.get(
+        "reasoning_gym", {"split": "train", **places.questions(dataset="gcd", config=None)}
+    ).samples[:3]
+    return Texts(samples, [f"{sample.references[0]} or more" for sample in samples])
+
+
 _SENTENCES = pairs(
     ("Tell.", ["The cats were sad. The film was bad."], "The film was bad. The cat was sad."),
     ("Tell.", ["One cat sleeps."], "one cat slept"),
@@ -64,6 +76,10 @@ SHARED: Rows = {
         "abs_tol": Acts(0.5, texts=NUMBERS),
         "percent": Acts("ignored", texts=NUMBERS),
         "extract": Acts("answer is ([^ ]+)", texts=NUMBERS),
+    },
+    "reasoning_gym": {
+        "strict": Acts(False, texts=questions),
+        "extract": Acts(r"is (\w+)", texts=ANSWERS),
     },
     "regex": {
         "pattern": Acts("good"),

@@ -6,12 +6,13 @@ import json
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.dummy import DummyPool
-from rl4lms_like.data_pools.sampler import PrioritySampler
+from rl4lms_like.data_pools.sampler import DifficultySampler, PrioritySampler
 
 SAMPLES = [Sample(str(index), f"prompt {index}") for index in range(4)]
 WEIGHTS = [1.0, 0.0, 3.0, 0.5]
@@ -84,3 +85,52 @@ def test_a_draw_from_many_is_cheap():
     start = time.perf_counter()
     drawn(sampler, 1000)
     assert time.perf_counter() - start < 0.5  # RL4LMs took 0.28 s for one
+
+
+def asked(sampler, right, n_rollouts=40, n_episodes=32):
+    """The last rollout's prompts and what the sampler logs, where `right(sample)` decides on the reward."""
+    for _ in range(n_rollouts):
+        samples = sampler.sample(n_episodes)
+        logged = sampler.update([sample.id for sample in samples], [float(right(sample)) for sample in samples])
+    return samples, logged
+
+
+HALF_IMPOSSIBLE = [Sample(str(index), "hard" if index % 2 else "can be done") for index in range(40)]
+
+
+def test_impossible_prompts_are_drawn_less_often_but_not_lost():
+    coin = np.random.default_rng(0)
+    sampler = DifficultySampler(HALF_IMPOSSIBLE, seed=0)
+    _, logged = asked(sampler, lambda sample: sample.prompt_or_input_text != "hard" and coin.random() < 0.5)
+    assert 0.45 <= logged["too_hard"] <= 0.7 and logged["useful"] >= 0.3
+    counts = Counter(sampler.samples[index].prompt_or_input_text for index in drawn(sampler, 4000))
+    assert 0.03 < counts["hard"] / 4000 < 0.2  # with weights 0.1 and 1 for two halves: 0.09
+    assert {HALF_IMPOSSIBLE[index].id for index in drawn(sampler, 20_000)} == {one.id for one in HALF_IMPOSSIBLE}
+
+
+def test_prompts_that_become_easy_are_drawn_less_often_and_come_back():
+    sampler = DifficultySampler(HALF_IMPOSSIBLE, seed=0)
+    _, logged = asked(sampler, lambda sample: True)
+    assert logged["too_easy"] == 1 and logged["success_rate"] > 0.9
+    _, logged = asked(sampler, lambda sample: sample.prompt_or_input_text != "hard", n_rollouts=80)
+    assert logged["too_hard"] == 0.5
+
+
+def test_the_success_rate_is_a_moving_average():
+    sampler = DifficultySampler(SAMPLES, momentum=0.5, success_from=2.0)
+    assert sampler.update(["0", "0"], [2.0, 1.9])["success_rate"] == 0.375  # 0.5, 0.75, 0.375
+    assert sampler.update(["1"], [2.0])["success_rate"] == (0.375 + 0.75) / 2
+
+
+def test_a_difficulty_sampler_resumes_exactly():
+    right = {"0", "2"}.__contains__
+    sampler, other = DifficultySampler(SAMPLES, seed=1), DifficultySampler(SAMPLES)
+    asked(sampler, lambda sample: right(sample.id))
+    other.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert asked(sampler, lambda sample: right(sample.id)) == asked(other, lambda sample: right(sample.id))
+    assert sampler.state_dict() == other.state_dict()
+
+
+def test_limits_that_exclude_each_other_are_refused():
+    with pytest.raises(ValueError, match="hard_below"):
+        DifficultySampler(SAMPLES, hard_below=0.6, easy_above=0.4)

@@ -202,6 +202,17 @@ def test_a_tiny_file_trains(name, home, tmp_path):
     assert [line["epoch"] for line in scores] == [0, 1]
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("reasoning/")])
+def test_a_file_with_questions_trains(name, home, tmp_path):
+    pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning'")
+    few = FEW | {"datapool.args.size": 200, "alg.args.batch_size": 20, "tiny_model.batch_size": 8}
+    del few["datapool.args.n_samples"]
+    folder = train(FOLDER / name, base_path_to_store_results=tmp_path, overrides=overrides(few))
+    scores = [json.loads(line) for line in (folder / "val_split_metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in scores] == [0, 1]
+    assert all(0 <= line["metrics"]["answers/reasoning_gym"] <= 1 for line in scores)
+
+
 def test_the_files_of_the_four_algorithms_spend_the_same_tokens():
     """51,200, as their first lines say; every response has the same length."""
     names = [name for name in TINY if name.startswith(NUMBERS)]

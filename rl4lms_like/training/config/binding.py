@@ -2,6 +2,7 @@
 
     reward_fn                  REWARDS
     datapool                   DATA_POOLS
+    datapool.sampler           SAMPLERS, in RL runs
     train_evaluation.metrics   METRICS
     alg, alg.policy            ALGORITHMS, POLICIES
     post_processing_fn         POST_PROCESSORS, in supervised runs
@@ -51,7 +52,7 @@ from rl4lms_like.core.schema import (
     signature_of,
 )
 from rl4lms_like.core.wording import raised
-from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
 REGISTRIES: dict[str, Registry] = {
     "data_pools": DATA_POOLS,
+    "samplers": SAMPLERS,
     "rewards": REWARDS,
     "metrics": METRICS,
     "post_processors": POST_PROCESSORS,
@@ -82,6 +84,7 @@ GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_
 
 FILLED_IN: dict[str, tuple[str, ...]] = {
     "data pool": ("split",),
+    "sampler": ("items", "seed"),
     "policy": (
         *("observation_space", "action_space", "lr_schedule", "tokenizer", "optimizer_class", "use_sde"),
         *("use_reference", "device", "special_token_ids", "state_dict"),
@@ -136,7 +139,9 @@ def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
     places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
     if run_kind(blocks) == "supervised":
         places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
-    elif isinstance(alg, dict):
+    else:
+        places.append(("datapool.sampler", at(blocks, "datapool.sampler"), SAMPLERS))
+    if run_kind(blocks) == "on_policy" and isinstance(alg, dict):
         places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
     evaluation = blocks.get("train_evaluation")
     metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None

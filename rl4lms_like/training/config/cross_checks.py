@@ -42,7 +42,7 @@ from rl4lms_like.metrics.base import named_key
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_issues, mask_issues
 from rl4lms_like.training.config.binding import GENERATION, POST_PROCESSING, targets
-from rl4lms_like.training.small_models.embedded import NAMES, is_embedded, unknown_embedded_model
+from rl4lms_like.training.small_models.embedded import NAMES, TINY_MODEL, is_embedded, unknown_embedded_model
 
 PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"
 SUPERVISED = "alg.training_args.metric_for_best_model"
@@ -55,10 +55,14 @@ def cross_check(blocks: dict[str, Any]) -> list[ConfigIssue]:
 
 
 def _embedded_models(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
-    """Find names with the prefix of embedded models that no embedded model has."""
-    for path, value in _values(blocks):
-        if is_embedded(value) and value not in NAMES:
+    """Find names with the prefix of embedded models that no embedded model has, and a `tiny_model` without use."""
+    named = {path: value for path, value in _values(blocks) if is_embedded(value)}
+    described = blocks.get("tiny_model") is not None
+    for path, value in named.items():
+        if value not in NAMES and not (described and value == TINY_MODEL):
             yield ConfigIssue(path, unknown_embedded_model(value))
+    if described and TINY_MODEL not in named.values():
+        yield ConfigIssue("tiny_model", f"has no effect: no model of this config is {TINY_MODEL!r}")
 
 
 def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -137,6 +141,17 @@ def data_issues(blocks: dict[str, Any]) -> list[ConfigIssue]:
         except DataPoolError as error:
             found.append(ConfigIssue("datapool.args", str(error)))
     return found
+
+
+def _samplers(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check that a sampler is in an RL run, and gets the rewards of all episodes."""
+    if at(blocks, "datapool.sampler") is None:
+        return
+    if (kind := at(blocks, "env.vec_env")) not in (None, "text"):
+        text = f"{kind!r} has one sampler per environment, which gets no rewards; set it to text"
+        yield ConfigIssue("env.vec_env", text)
+    if at(blocks, "env.args.priority_scale"):
+        yield ConfigIssue("env.args.priority_scale", "has no effect with datapool.sampler; remove one of them")
 
 
 def _post_processing(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
@@ -323,6 +338,7 @@ CROSS_CHECKS = (
     _missing_folders,
     _missing_data,
     _pool_files,
+    _samplers,
     _post_processing,
     _response_lengths,
     _metric_keys,

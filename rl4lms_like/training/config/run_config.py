@@ -24,6 +24,7 @@ from rl4lms_like.training.config.cross_checks import cross_check, data_issues, w
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
+from rl4lms_like.training.small_models.tiny_model import TinyModelConfig
 
 MAX_ISSUES = 500
 """Number of errors of a config that are reported; the others are only counted."""
@@ -44,6 +45,18 @@ class ComponentConfig:
 
     id: str
     args: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPoolConfig(ComponentConfig):
+    """The `datapool` block of an RL run: a data pool, and the order in which its prompts are drawn.
+
+    Args:
+        sampler: sampler of prompts, `id` and `args`; null draws in proportion to the samples' weights, see
+            `env.args.priority_scale`.
+    """
+
+    sampler: ComponentConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,20 +257,22 @@ class RunConfig(_AnyRunConfig):
     Args:
         tokenizer: the tokenizer.
         reward_fn: the reward function, `id` and `args`.
-        datapool: the data pool of prompts, `id` and `args`.
+        datapool: the data pool of prompts, `id`, `args` and `sampler`.
         env: the environment.
         alg: algorithm, KL penalty and policy.
         train_evaluation: schedule and metrics.
         doctor: thresholds of the run doctor.
+        tiny_model: the model `embedded/tiny_model`, trained on the data pool.
     """
 
     tokenizer: TokenizerConfig
     reward_fn: ComponentConfig
-    datapool: ComponentConfig
+    datapool: PromptPoolConfig
     env: EnvConfig = field(default_factory=EnvConfig)
     alg: AlgorithmConfig
     train_evaluation: TrainEvaluationConfig
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
+    tiny_model: TinyModelConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

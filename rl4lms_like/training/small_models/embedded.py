@@ -3,6 +3,7 @@
     embedded/gpt2-numbers   embedded/t5-numbers    words: the numbers 0 to 49; briefly trained on often growing numbers
     embedded/gpt2-digits    embedded/t5-digits     characters: digits, hyphen, space; random weights
     embedded/gpt2-films     embedded/t5-films      English words; trained on film opinions for half a minute
+    embedded/tiny_model                            trained on the config's data pool, as its block `tiny_model` says
 
 A model is created when a run first needs it, and then stays in the cache: `$RL4LMS_LIKE_HOME`, else `rl4lms_like` in
 `$XDG_CACHE_HOME` or `~/.cache`. A name always means bitwise the same model.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import random
 import sys
@@ -22,12 +24,17 @@ from typing import Any, TypeVar
 
 from rl4lms_like.core.disk import share_permissions
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.training.small_models.tiny_model import digest, make_tiny_model, pairs_of
 
 PREFIX = "embedded/"
 """Prefix of the names of embedded models."""
 
 NAMES = tuple(f"{PREFIX}{family}-{texts}" for texts in ("numbers", "digits", "films") for family in ("gpt2", "t5"))
 """Names of all embedded models."""
+
+TINY_MODEL = f"{PREFIX}tiny_model"
+"""Name of the model that a config's `tiny_model` block describes."""
 
 VERSION = 1
 """Part of the folder names in the cache; to be increased when the weights of a model change."""
@@ -45,24 +52,48 @@ def is_embedded(name: Any) -> bool:
 
 def unknown_embedded_model(name: str) -> str:
     """Return the error message for a name that no embedded model has."""
+    if name == TINY_MODEL:
+        return f"{name!r} is described by the block `tiny_model` of an RL config, which is missing"
     near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in NAMES], n=1)
     hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
     return f"no embedded model has the name {name!r}; {hint}"
 
 
-def with_embedded_models(value: Config) -> Config:
-    """Return a config, or any part of one, with the folder of the model in place of each `embedded/<name>`."""
-    found: Any = value
+def with_embedded_models(config: Config) -> Config:
+    """Return a config, or any part of one, with the folder of the model in place of each `embedded/<name>`.
+
+    Raises:
+        DataPoolError: the config names `embedded/tiny_model`, and its data pool has no texts to train it on.
+        ModelError: no embedded model has a name, or the cache cannot be read or written.
+    """
+
+    @functools.cache  # the data pool is prepared once
+    def folder_of(name: str) -> str:
+        if name == TINY_MODEL and getattr(config, "tiny_model", None) is not None:
+            return str(_tiny_model(config))
+        return str(embedded_model(name))
+
+    return _replaced(config, folder_of)
+
+
+def _replaced(value: Any, folder_of: Callable[[str], str]) -> Any:
+    """Return a value with `folder_of(name)` in place of each name of an embedded model."""
     if is_embedded(value):
-        found = str(embedded_model(str(value)))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return folder_of(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        found = dataclasses.replace(value, **with_embedded_models(fields))
-    elif isinstance(value, Mapping):
-        found = {key: with_embedded_models(item) for key, item in value.items()}
-    elif isinstance(value, list):
-        found = [with_embedded_models(item) for item in value]
-    return found
+        return dataclasses.replace(value, **_replaced(fields, folder_of))
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, folder_of) for key, item in value.items()}
+    return [_replaced(item, folder_of) for item in value] if isinstance(value, list) else value
+
+
+def _tiny_model(config: Any) -> Path:
+    """Return the folder of the model that a run's `tiny_model` block describes."""
+    pool = DATA_POOLS.get(config.datapool.id, {"split": "train", **config.datapool.args})
+    pairs = pairs_of(pool)
+    folder = f"tiny_model-{digest(config.tiny_model, pairs)}"
+    return _created(TINY_MODEL, folder, lambda place: make_tiny_model(place, config.tiny_model, pairs))
 
 
 def embedded_model(name: str) -> Path:
@@ -74,11 +105,20 @@ def embedded_model(name: str) -> Path:
     if name not in NAMES:
         raise ModelError(unknown_embedded_model(name))
     family, _, texts = name.removeprefix(PREFIX).partition("-")
-    folder = cache_folder() / f"{family}-{texts}-v{VERSION}"
+    return _created(name, f"{family}-{texts}", lambda place: _make(family, texts, place))
+
+
+def _created(name: str, folder_name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache, created by `make` if it does not exist.
+
+    Raises:
+        ModelError: the cache cannot be read or written.
+    """
+    folder = cache_folder() / f"{folder_name}-v{VERSION}"
     try:
         if not (folder / "config.json").is_file():
             print(f"creating {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
-            _make_atomically(folder, lambda place: _make(family, texts, place))
+            _make_atomically(folder, make)
         for file in folder.iterdir():
             file.open("rb").close()  # files of another user may not be readable
     except OSError as error:

@@ -49,7 +49,7 @@ Progress = Callable[[int, int, float], None]
 """Function called with (steps done, total steps, loss in nats per token)."""
 
 Example = tuple[list[int], list[int]]
-"""Input ids and target ids; for a causal model, which reads its targets, the first list is empty."""
+"""Input ids and target ids; if a causal model learns whole texts, the first list is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +92,35 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTo
     merges, whole words halve the vocabulary that a given corpus needs, and prevent a small model from joining word
     pieces to words that do not exist.
     """
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    counts = Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
-    first = [SPECIAL_TOKEN, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    counts = Counter(word for text in texts for word in _words(text))
     words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
-    vocabulary = [*first, *words[: max(0, vocab_size - len(first))]]
-    ids = {token: id for id, token in enumerate(vocabulary)}
+    return _byte_level(words[: max(0, vocab_size - len(_BYTES))])
+
+
+def make_spelling_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer with the words without digits that occur in a tenth of `texts` as tokens.
+
+    These are the words of an instruction. Names and numbers, which vary, are spelled in bytes: a model can learn to add
+    digits or to reverse letters.
+    """
+    counts = Counter(word for text in texts for word in set(_words(text)) if not any(map(str.isdigit, word)))
+    return _byte_level(sorted(word for word in counts if len(word) > 1 and 10 * counts[word] >= len(texts)))
+
+
+_SPLIT = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_BYTES = (SPECIAL_TOKEN, *sorted(pre_tokenizers.ByteLevel.alphabet()))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text, each with its leading space, in the alphabet of byte-level tokenizers."""
+    return [word for word, _ in _SPLIT.pre_tokenize_str(text)]
+
+
+def _byte_level(words: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer for these words; all others are encoded as bytes."""
+    ids = {token: id for id, token in enumerate([*_BYTES, *words])}
     backend = Tokenizer(models.BPE(vocab=ids, merges=[], ignore_merges=True))
-    backend.pre_tokenizer = split
+    backend.pre_tokenizer = _SPLIT
     backend.decoder = decoders.ByteLevel()
     return _with_special_token(backend)
 
@@ -164,7 +185,7 @@ def make_model(
 def train_language_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
+    texts: Sequence[str] | Sequence[tuple[str, str]],
     *,
     steps: int,
     lr: float = 1e-2,
@@ -174,12 +195,12 @@ def train_language_model(
 ) -> None:
     """Train a model in place by maximum likelihood, with AdamW, linear warm-up and linear decay to 0.
 
-    The loss is over real tokens and the end token.
+    The loss is over real tokens and the end token; of a pair, only over those of the response.
 
     Args:
         model: causal (learns whole texts) or encoder-decoder (reads a text's first words, learns the rest).
         tokenizer: its id 0 ends and pads texts.
-        texts: training texts; for a causal model they must fit its positions.
+        texts: training texts, or pairs of prompt and response; for a causal model they must fit its positions.
         steps: optimizer steps.
         lr: maximum learning rate.
         batch_size: texts per step; batches have texts of similar length.
@@ -229,12 +250,18 @@ def one_thread() -> Iterator[None]:
 
 
 def _examples(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], seed: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    seed: int,
 ) -> list[Example]:
+    if isinstance(texts[0], tuple):
+        prompts, responses = (tokenizer(list(column))["input_ids"] for column in zip(*texts, strict=True))
+        return [(prompt, [*response, 0]) for prompt, response in zip(prompts, responses, strict=True)]
     if not model.config.is_encoder_decoder:
         return [([], [*ids, 0]) for ids in tokenizer(list(texts))["input_ids"]]
     rng = random.Random(f"{seed}-prompts")
-    prompts, rests = zip(*(split_opinion(text, rng.randint(5, 7)) for text in texts), strict=True)
+    prompts, rests = zip(*(split_opinion(str(text), rng.randint(5, 7)) for text in texts), strict=True)
     read = tokenizer(list(prompts))["input_ids"]
     written = tokenizer([f" {rest}" for rest in rests])["input_ids"]
     return [(prompt, [*rest, 0]) for prompt, rest in zip(read, written, strict=True)]
@@ -254,13 +281,15 @@ def _batches(examples: Sequence[Example], batch_size: int, seed: int) -> Iterato
 
 def _losses(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
     """Return the negative log-likelihood `[n_tokens]` of the target tokens in nats. Padding is on the right."""
-    ids, mask = _padded([written for _, written in batch])
     if model.config.is_encoder_decoder:
+        ids, mask = _padded([written for _, written in batch])
         prompt_ids, prompt_mask = _padded([read for read, _ in batch])
         start = torch.full_like(ids[:, :1], model.config.decoder_start_token_id)
         inputs = torch.cat([start, ids[:, :-1]], dim=1)
         logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long(), decoder_input_ids=inputs).logits
     else:
+        ids, mask = _padded([[*read, *written] for read, written in batch])
+        mask &= torch.arange(ids.shape[1]) >= torch.tensor([len(read) for read, _ in batch])[:, None]
         logits = model(input_ids=ids[:, :-1]).logits
         ids, mask = ids[:, 1:], mask[:, 1:]
     return F.cross_entropy(logits[mask], ids[mask], reduction="none")

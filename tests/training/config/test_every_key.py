@@ -28,6 +28,7 @@ from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.wording import help_of
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.policies.arguments import LoraArguments, MaskablePolicyArguments, PolicyArguments
 from rl4lms_like.rewards import REWARDS
@@ -99,6 +100,13 @@ class Weighted(TextGenPool):
         return iter(zip(self.samples, self._weights, strict=True))
 
 
+class Backwards(PromptSampler):
+    """The last prompts of the pool, in order."""
+
+    def draw(self) -> int:
+        return len(self) - 1 - super().draw() // 4
+
+
 class Slow(RewardFunction):
     """Takes its time."""
 
@@ -108,10 +116,12 @@ class Slow(RewardFunction):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def components_of_ours():
+def components_of_ours(tmp_path_factory):
     DATA_POOLS.add("weighted", Weighted)
     REWARDS.add("slow", Slow)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RL4LMS_LIKE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
     del DATA_POOLS._table["weighted"], REWARDS._table["slow"]
 
 
@@ -211,6 +221,12 @@ _GROUPS = {"alg.id": "grpo", "alg.args.group_size": 2, "alg.args.learning_rate":
 _HEAD = {"alg.policy.args.value_head_init": "default"}
 _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}]}
 
+_TINY = {
+    "tiny_model": {"steps": 2, "batch_size": 2, "n_positions": 400},
+    "tokenizer.model_name": "embedded/tiny_model",
+    "alg.policy.args.model_name": "embedded/tiny_model",
+}
+
 RUN: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.prompts),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -224,6 +240,12 @@ RUN: dict[str, Row | Silent] = {
     "reward_fn.args": Row({"max_length": 2}, see.paid),
     "datapool.id": Row("dummy_pool", see.prompts, also={"datapool.args": {"prompt": "x"}}),
     "datapool.args": Row({"n_train": 8, "n_eval": 3, "seed": 1}, see.prompts),
+    "datapool.sampler.id": Row(
+        "tests.training.config.test_every_key:Backwards", see.prompts, {"datapool.sampler": {"id": "difficulty"}}
+    ),
+    "datapool.sampler.args": Row(
+        {"hard_below": 0.6}, see.logged("rollout_info/sampler/useful"), {"datapool.sampler": {"id": "difficulty"}}
+    ),
     "env.n_envs": Row(3, see.logged("rollout_info/n_episodes")),
     "env.vec_env": Row("dummy", lambda made: type(made.run.env).__name__),
     "env.reward_workers": Row(1, lambda made: made.run.env._workers is not None),
@@ -279,6 +301,21 @@ RUN: dict[str, Row | Silent] = {
         {"n_threads": torch.get_num_threads()},
     ),
     "deterministic": Row(True, see.deterministic),
+    "tiny_model.family": Row(
+        "t5",
+        lambda made: type(made.policy).__name__,
+        _TINY,
+        also={"alg.policy.id": "seq2seq_lm_actor_critic_policy", "env.args.context_start_token": 0},
+    ),
+    "tiny_model.n_layer": Row(1, others=_TINY),
+    "tiny_model.n_embd": Row(32, others=_TINY),
+    "tiny_model.n_head": Row(2, others=_TINY),
+    "tiny_model.n_positions": Row(401, lambda made: made.policy.policy_model.config.n_positions, _TINY),
+    "tiny_model.steps": Row(1, others=_TINY),
+    "tiny_model.batch_size": Row(3, others=_TINY),
+    "tiny_model.lr": Row(1e-3, others=_TINY),
+    "tiny_model.wrong_answers": Row(1.0, others=_TINY),
+    "tiny_model.seed": Row(1, others=_TINY),
     "doctor.enabled": Row(
         False, lambda made: see.whole_run(made).get("alarms.jsonl"), {"doctor.min_entropy": 1e6, "doctor.patience": 1}
     ),

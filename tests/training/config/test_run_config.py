@@ -557,6 +557,26 @@ print([name for name in ("torch", "transformers", "pandas", "datasets") if name 
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+def test_a_sampler_is_checked_like_other_components(run):
+    run["datapool"]["sampler"] = {"id": "difficulti", "args": {}}
+    with raises_at("datapool.sampler.id", mentions="'difficulty'"):
+        parse_config(run)
+    run["datapool"]["sampler"] = {"id": "difficulty", "args": {"momentum": 0, "hard_above": 0.2, "weights": [1, 0, 1]}}
+    with raises_at(*(f"datapool.sampler.args.{key}" for key in ("momentum", "hard_above", "weights"))):
+        parse_config(run)
+    run["datapool"]["sampler"] = {"id": "difficulty"}
+    run["env"] = {"vec_env": "dummy", "args": {**run["env"]["args"], "priority_scale": 1.0}}
+    with raises_at("env.vec_env", "env.args.priority_scale"):
+        parse_config(run)
+
+
+def test_a_supervised_run_draws_no_prompts(run):
+    blocks = supervised_blocks()
+    blocks["datapool"]["sampler"] = {"id": "difficulty"}
+    with raises_at("datapool.sampler"):
+        parse_config(blocks)
+
+
 # --- the page -------------------------------------------------------------------------------------------------------
 
 

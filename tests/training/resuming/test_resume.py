@@ -167,6 +167,21 @@ def test_groups_and_their_sampling_go_on_too(
     assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
 
 
+def test_success_rates_of_prompts_go_on(tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["datapool"]["sampler"] = {"id": "difficulty", "args": {"success_from": 0.9, "weights": [0.01, 1, 0.01]}}
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, "files")
+        started(mapping, tmp_path, "stopped")
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "stopped", quiet=True)) == files_of(expected)
+    rollouts = [json.loads(line) for line in (expected / "rollout_info.jsonl").read_text().splitlines()]
+    fractions = [
+        [line[f"rollout_info/sampler/{bin}"] for bin in ("too_hard", "useful", "too_easy")] for line in rollouts
+    ]
+    assert all(sum(of_bins) == pytest.approx(1) for of_bins in fractions) and fractions[0] != fractions[-1]
+
+
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")

@@ -1,0 +1,85 @@
+"""Answers to questions of reasoning-gym: equal to the stored answer, or as the package's own scorers score them.
+
+    strict    " 8 "  -->  "8"  ==  "8"  <--  the sample's reference                                      1, else 0
+    graded    " 8 "  -->  "8"  -->  score_answer("8", entry) of the question's data set                  0 to 1
+
+The pool `reasoning_gym` stores data set, config and entry of each question in `meta_data`, for the scorers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rl4lms_like.core.errors import import_extra, require_extra
+from rl4lms_like.scoring.answers import ExactMatch, compiled, extracted
+from rl4lms_like.scoring.score import Score, Texts
+
+DATASET, CONFIG, ENTRY = "dataset", "config", "entry"
+"""Keys of `meta_data`: name and config of the data set, and its entry with the question."""
+
+
+@dataclass(eq=False)
+class ReasoningGym(Score):
+    """1 for each response that is the stored answer, else 0; with `strict: false`, the package's own score.
+
+    White space around an answer is removed and inner white space is collapsed, for both scores. The package's scorers
+    accept other spellings of a number and, for puzzles, every right solution. Some also score wrong texts above 0:
+    most data sets score a text that contains the answer by its length, and several score any text, up to 1 for
+    `game_of_life_halting`. A policy finds such texts. Some scorers raise an error for a text that they cannot parse.
+
+    Args:
+        strict: compare with the stored answer only. If false, call the package's scorer of the question's data set,
+            which needs samples of the pool `reasoning_gym`.
+        extract: regular expression that finds the answer in a response: the first group of its last match. A response
+            without a match is wrong. Default: the whole response.
+    """
+
+    id = "reasoning_gym"
+    needs_references = True
+
+    strict: bool = True
+    extract: str | None = None
+
+    def __post_init__(self) -> None:
+        self._extract = None if self.extract is None else compiled(self.extract)
+        if not self.strict:
+            require_extra("reasoning_gym", extra="reasoning", needed_by=self.needed_by)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        answers = [text if self._extract is None else extracted(text, self._extract) for text in texts.responses]
+        found = [None if answer is None else " ".join(answer.split()) for answer in answers]
+        if self.strict:
+            equal = ExactMatch().per_text(texts._replace(responses=[answer or "" for answer in found]))
+            return [score if answer else 0.0 for score, answer in zip(equal, found, strict=True)]
+        metas = zip(found, texts.metas, strict=True)
+        return [self._graded(answer, meta) if answer else 0.0 for answer, meta in metas]
+
+    def _graded(self, answer: str, meta: Mapping[str, Any] | None) -> float:
+        if not meta or not {DATASET, CONFIG, ENTRY} <= meta.keys():
+            raise ValueError("strict: false needs samples of the pool 'reasoning_gym', whose meta_data has the entry")
+        data_set = create(meta[DATASET], json.dumps(meta[CONFIG]), self.needed_by)
+        return float(data_set.score_answer(answer, meta[ENTRY]))
+
+
+@lru_cache(maxsize=8)  # a run has one data set, and its scorer may depend on the config
+def create(name: str, config: str, needed_by: str, **size_and_seed: int) -> Any:
+    """Return a data set of reasoning-gym.
+
+    Args:
+        name: of the data set.
+        config: its other arguments as JSON.
+        needed_by: description of the component for messages.
+        size_and_seed: its `size` and `seed`.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+        ValueError: the package does not know the data set, or rejects a value of the config.
+        TypeError: the data set has no such argument.
+        AssertionError: as `ValueError`; the package checks most values by assertions.
+    """
+    package = import_extra("reasoning_gym", extra="reasoning", needed_by=needed_by)
+    return package.create_dataset(name, **json.loads(config), **size_and_seed)
