@@ -65,6 +65,9 @@ class CriticFreeArguments(OnPolicyArguments):
             and 2 for `sequence_mask`.
         first_token_temperature: temperature of the first token of a response, for more different responses (FIRE
             sampling, arXiv 2410.21236, uses 10); default: that of `generation_kwargs`.
+        reference_update_iterations: number of iterations between two updates of the reference model of the KL penalty
+            with the policy's weights; null never updates it.
+        reference_mixing: weight of the policy in these updates, where the old reference has the rest.
         target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this value; null
             never stops it. This is not `alg.kl_div.target_kl`, the target of the KL controller.
         length_sorted_minibatches: pack episodes of similar length together: less padding, but minibatches that differ
@@ -97,6 +100,8 @@ class CriticFreeArguments(OnPolicyArguments):
     importance_correction: Literal["none", "tis", "icepop", "sequence_mask"] = "none"
     correction_range: tuple[NonNegative, Positive] | None = None
     first_token_temperature: Positive | None = None
+    reference_update_iterations: Count | None = None
+    reference_mixing: Annotated[float, Interval(gt=0, le=1)] = 1.0
     target_kl: Positive | None = None
     length_sorted_minibatches: bool = False
 
@@ -156,17 +161,19 @@ class CriticFreeArguments(OnPolicyArguments):
 
     @classmethod
     def conflicts(
-        cls, values: Mapping[str, Any], given: Mapping[str, Any], generation_kwargs: Mapping[str, Any]
+        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
     ) -> list[ConfigIssue]:
         """Return errors for building blocks that contradict each other; their paths are relative to `alg.args`.
 
         Args:
             values: all arguments, with defaults.
             given: those of the config, or keyword arguments from Python.
-            generation_kwargs: sampling arguments of the rollouts.
+            policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
         """
         size, baseline, scale, surrogate = (values[key] for key in ("group_size", "baseline", "scale", "surrogate"))
         limits, corrects = values["correction_range"], values["importance_correction"] != "none"
+        generation_kwargs = policy_arguments.get("generation_kwargs") or {}
+        updates_reference = values["reference_update_iterations"] is not None
         is_greedy = not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1)
         other = f"has no effect with surrogate: {surrogate}"
         probabilities = "needs the probabilities of single samples: set do_sample: true and no beams"
@@ -216,6 +223,16 @@ class CriticFreeArguments(OnPolicyArguments):
                 "correction_range",
                 limits is not None and not limits[0] <= 1 <= limits[1],
                 f"must contain 1, the weight of tokens of the same policy; got {limits}",
+            ),
+            (
+                "reference_update_iterations",
+                updates_reference and policy_arguments.get("peft") is not None,
+                "cannot be used with peft, whose reference is the base model of the adapters",
+            ),
+            (
+                "reference_mixing",
+                given.get("reference_mixing") is not None and not updates_reference,
+                "has no effect without reference_update_iterations",
             ),
             ("importance_correction", corrects and is_greedy, probabilities),
             ("first_token_temperature", values["first_token_temperature"] is not None and is_greedy, probabilities),

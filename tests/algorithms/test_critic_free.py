@@ -332,6 +332,7 @@ WRONG = {
         ("grpo", {"importance_correction": "tis", "correction_range": [2.0, 3.0]}),
     ],
     "vf_coef": [("grpo", {"vf_coef": 0.5})],
+    "reference_mixing": [("rloo", {"reference_mixing": 0.5})],
 }
 
 
@@ -352,6 +353,10 @@ def test_arguments_that_contradict_each_other_are_refused(key, id, args, tiny_gp
         ("alg.kl_div", "grpo", {"alg.kl_div": {"coeff": 0.1, "estimator": "k1"}}),
         ("alg.kl_div.placement", "ppo", {"alg.kl_div": {"coeff": 0.1, "placement": "loss"}}),
         ("alg.kl_div.placement", "maxrl", {"alg.kl_div": {"coeff": 0.1, "placement": "reward"}}),
+        ("alg.kl_div.coeff", "grpo", {"alg.args": {"reference_update_iterations": 2}, "alg.kl_div": {"coeff": 0}}),
+        ("alg.args.reference_update_iterations", "grpo", {
+            "alg.args": {"reference_update_iterations": 2}, "alg.policy.args.peft": {"r": 2},
+        }),
         ("alg.kl_div.norm_reward", "maxrl", {"alg.kl_div": {"coeff": 0.1, "norm_reward": True}}),
         ("env.n_envs", "grpo", {"env.n_envs": 12}),
         ("env.n_envs", "ppo", {"alg.args": {"group_size": 5}}),
@@ -429,3 +434,23 @@ def test_a_notice_says_that_excluded_tokens_leave_a_bias():
     assert "alg.args.importance_correction" not in places
     blocks["alg"]["policy"]["args"]["generation_kwargs"]["top_k"] = 5
     assert "alg.args.importance_correction" in [notice.path for notice in parse_config(blocks).notices]
+
+
+def test_the_reference_is_fixed_or_follows_the_policy(tiny_gpt2_dir, tiny_tokenizer):
+    for interval, mixing in ((None, None), (2, 0.25), (1, 1.0)):
+        arguments = {"reference_update_iterations": interval} | ({} if mixing is None else {"reference_mixing": mixing})
+        built = build(GRPO, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1), **arguments)
+
+        def weights(model):
+            return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+        start = weights(built.policy.ref_model)
+        built.learn_iteration(0, 2)
+        if interval == 1:
+            assert torch.equal(weights(built.policy.ref_model), weights(built.policy.policy_model))
+            continue
+        assert torch.equal(weights(built.policy.ref_model), start)
+        built.learn_iteration(1, 2)
+        moved = 0.0 if interval is None else mixing
+        expected = start.lerp(weights(built.policy.policy_model), moved)
+        torch.testing.assert_close(weights(built.policy.ref_model), expected)
