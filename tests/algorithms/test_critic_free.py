@@ -231,6 +231,8 @@ def test_a_return_is_that_of_the_tokens_that_follow(tiny_gpt2_dir, tiny_tokenize
         {"top_k": 5, "top_p": 0.8},
         {"min_new_tokens": 5, "min_p": 0.05},
         {"repetition_penalty": 2.0},
+        {"typical_p": 0.8, "epsilon_cutoff": 3e-3, "eta_cutoff": 1e-2},
+        {"top_k": None},
     ],
 )
 def test_recorded_log_probs_are_those_of_the_distribution_that_is_sampled(
