@@ -123,8 +123,7 @@ def test_a_first_step_is_the_policy_gradient_for_every_surrogate(tiny_gpt2_dir, 
         assert float((gradient - gradients["clip"]).norm() / gradients["clip"].norm()) < 1e-4
 
 
-@pytest.mark.parametrize(("baseline", "factor"), [("leave_one_out", 1.0), ("mean", 0.5)])
-@pytest.mark.parametrize("coeff", [0.0, 0.3])
+@pytest.mark.parametrize(("baseline", "factor", "coeff"), [("leave_one_out", 1.0, 0.3), ("mean", 0.5, 0.0)])
 def test_the_expected_gradient_is_exact(baseline, factor, coeff):
     """Leave-one-out is unbiased; the mean of a group of G is (G - 1) / G of it. The KL is part of the reward."""
     run = Enumeration(
@@ -136,6 +135,25 @@ def test_the_expected_gradient_is_exact(baseline, factor, coeff):
         for log_prob, paid, kl, _ in terms(run.policy, 0, "k1")
     )
     assert_equal(found.logits, -factor * exact(run.policy, total)[0] / LENGTH)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_expected_gradient_of_a_penalty_in_the_loss(estimator):
+    """Of k2 it is that of KL(policy ‖ reference) at each state, of k3 that of KL(reference ‖ policy)."""
+    run = Enumeration(
+        ReinforcePP, lambda prompt, response: 0.0, kl_coeff=0.3, scale="none",
+        loss_aggregation="seq_mean_token_sum_norm", max_grad_norm=None,
+    )  # fmt: skip
+    controller = FixedKLController(0.3, estimator=estimator, placement="loss")
+    run.algorithm.kl_controller = run.algorithm.collector.kl = controller
+    found = run.expected()
+    total = 0.0
+    for episodes, probability in run.batches():
+        states = run.policy.states(episodes)
+        pi, reference = (table[states].log_softmax(-1) for table in (run.policy.logits, run.policy.ref_logits))
+        kl = pi.exp() * (pi - reference) if estimator == "k2" else reference.exp() * (reference - pi)
+        total = total + probability * kl.sum()
+    assert_equal(found.logits, 0.3 * exact(run.policy, total)[0] / LENGTH)
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
