@@ -117,6 +117,8 @@ def differences(asked: Any, got: Any, usual: Any, path: str = "") -> Iterator[st
 def _usual(asked: Mapping[str, Any], usual: Any, key: Any) -> Any:
     if key == "controller":
         return "fixed" if asked.get("target_kl") is None else "adaptive"
+    if key in ("placement", "estimator"):
+        return {"placement": "reward", "estimator": "k1"}[key]  # of algorithms with a critic
     return usual.get(key, MISSING) if isinstance(usual, Mapping) else MISSING
 
 

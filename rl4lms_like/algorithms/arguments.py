@@ -113,14 +113,14 @@ class OnPolicyArguments:
 
     @classmethod
     def conflicts(
-        cls, values: Mapping[str, Any], given: Mapping[str, Any], generation_kwargs: Mapping[str, Any]
+        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
     ) -> list[ConfigIssue]:
         """Return errors for an algorithm's own arguments that contradict each other.
 
         Args:
             values: all arguments, with defaults.
             given: those of the config, or keyword arguments from Python.
-            generation_kwargs: sampling arguments of the rollouts.
+            policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
         """
         return []
 
@@ -359,7 +359,7 @@ def combination_issues(
             if values.get(key) not in (None, defaults.get(key))
         ]
     if isinstance(algorithm, type) and issubclass(algorithm, OnPolicyArguments):
-        issues += algorithm.conflicts(values, given, policy_arguments.get("generation_kwargs") or {})
+        issues += algorithm.conflicts(values, given, policy_arguments)
     if values.get("nll_threshold") != defaults.get("nll_threshold") and not values.get("nll_coef"):
         issues.append(ConfigIssue("nll_threshold", "has no effect with nll_coef: 0"))
     return issues
@@ -378,6 +378,8 @@ def kl_issues(algorithm: Any, given: Mapping[str, Any], kl: Mapping[str, Any], i
     if kl.get("placement") == "loss" and not getattr(algorithm, "kl_in_loss", False):
         message = f"the loss of {id} has no KL penalty: use reward, or a critic-free algorithm such as grpo"
         issues.append(ConfigIssue("placement", message))
+    if given.get("reference_update_iterations") is not None and kl.get("coeff") == 0:
+        issues.append(ConfigIssue("coeff", "0 loads no reference model, which reference_update_iterations updates"))
     if given.get("scale", getattr(algorithm, "scale", None)) == "mean":
         message = "makes rewards that are not 0 or 1, which scale: mean requires"
         if kl.get("placement") == "reward" and kl.get("coeff"):

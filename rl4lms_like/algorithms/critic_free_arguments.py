@@ -18,6 +18,12 @@ from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
 
+Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
+Scale = Literal["group", "batch", "mean", "whiten", "none"]
+RatioLevel = Literal["token", "sequence"]
+Surrogate = Literal["clip", "geometric", "cispo", "cpgd"]
+Placement = Literal["reward", "loss"]
+AboveZero = Annotated[float, Interval(gt=0, le=1)]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 EPS = 1e-4
 """Added to standard deviations of rewards."""
@@ -65,6 +71,9 @@ class CriticFreeArguments(OnPolicyArguments):
             and 2 for `sequence_mask`.
         first_token_temperature: temperature of the first token of a response, for more different responses (FIRE
             sampling, arXiv 2410.21236, uses 10); default: that of `generation_kwargs`.
+        reference_update_iterations: number of iterations between two updates of the reference model of the KL penalty
+            with the policy's weights; null never updates it.
+        reference_mixing: weight of the policy in these updates, where the old reference has the rest.
         target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this value; null
             never stops it. This is not `alg.kl_div.target_kl`, the target of the KL controller.
         length_sorted_minibatches: pack episodes of similar length together: less padding, but minibatches that differ
@@ -73,7 +82,7 @@ class CriticFreeArguments(OnPolicyArguments):
 
     needs_critic: ClassVar[bool] = False
     kl_in_loss: ClassVar[bool] = True
-    kl_placement: ClassVar[Literal["reward", "loss"]] = "loss"
+    kl_placement: ClassVar[Placement] = "loss"
 
     learning_rate: Positive = 1e-5
     n_steps: Count = 2048
@@ -83,20 +92,22 @@ class CriticFreeArguments(OnPolicyArguments):
     batch_size: Count | None = 1024
     n_epochs: Count = 1
     group_size: Count = 8
-    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "mean"
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "group"
-    ratio_level: Literal["token", "sequence"] = "token"
-    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "clip"
+    baseline: Baseline = "mean"
+    scale: Scale = "group"
+    ratio_level: RatioLevel = "token"
+    surrogate: Surrogate = "clip"
     clip_range: Positive = 0.2
     clip_range_high: Positive | None = None
     dual_clip: Annotated[float, Gt(1)] | None = None
     drift_coef: NonNegative = 0.0
     loss_aggregation: Aggregation = "seq_mean_token_mean"
     dynamic_sampling: Count | None = None
-    overlong_buffer: Annotated[float, Interval(gt=0, le=1)] | None = None
+    overlong_buffer: AboveZero | None = None
     importance_correction: Literal["none", "tis", "icepop", "sequence_mask"] = "none"
     correction_range: tuple[NonNegative, Positive] | None = None
     first_token_temperature: Positive | None = None
+    reference_update_iterations: Count | None = None
+    reference_mixing: AboveZero = 1.0
     target_kl: Positive | None = None
     length_sorted_minibatches: bool = False
 
@@ -156,17 +167,19 @@ class CriticFreeArguments(OnPolicyArguments):
 
     @classmethod
     def conflicts(
-        cls, values: Mapping[str, Any], given: Mapping[str, Any], generation_kwargs: Mapping[str, Any]
+        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
     ) -> list[ConfigIssue]:
         """Return errors for building blocks that contradict each other; their paths are relative to `alg.args`.
 
         Args:
             values: all arguments, with defaults.
             given: those of the config, or keyword arguments from Python.
-            generation_kwargs: sampling arguments of the rollouts.
+            policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
         """
         size, baseline, scale, surrogate = (values[key] for key in ("group_size", "baseline", "scale", "surrogate"))
         limits, corrects = values["correction_range"], values["importance_correction"] != "none"
+        generation_kwargs = policy_arguments.get("generation_kwargs") or {}
+        updates_reference = values["reference_update_iterations"] is not None
         is_greedy = not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1)
         other = f"has no effect with surrogate: {surrogate}"
         probabilities = "needs the probabilities of single samples: set do_sample: true and no beams"
@@ -217,6 +230,16 @@ class CriticFreeArguments(OnPolicyArguments):
                 limits is not None and not limits[0] <= 1 <= limits[1],
                 f"must contain 1, the weight of tokens of the same policy; got {limits}",
             ),
+            (
+                "reference_update_iterations",
+                updates_reference and policy_arguments.get("peft") is not None,
+                "cannot be used with peft, whose reference is the base model of the adapters",
+            ),
+            (
+                "reference_mixing",
+                given.get("reference_mixing") is not None and not updates_reference,
+                "has no effect without reference_update_iterations",
+            ),
             ("importance_correction", corrects and is_greedy, probabilities),
             ("first_token_temperature", values["first_token_temperature"] is not None and is_greedy, probabilities),
         )
@@ -235,7 +258,7 @@ class DrGRPOArguments(CriticFreeArguments):
     No division by the standard deviation or by the length of a response, which bias GRPO.
     """
 
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    scale: Scale = "none"
     loss_aggregation: Aggregation = "seq_mean_token_sum_norm"
 
 
@@ -251,14 +274,14 @@ class DAPOArguments(CriticFreeArguments):
     clip_range_high: Positive | None = 0.28
     loss_aggregation: Aggregation = "token_mean"
     dynamic_sampling: Count | None = 10
-    overlong_buffer: Annotated[float, Interval(gt=0, le=1)] | None = 0.2
+    overlong_buffer: AboveZero | None = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class GSPOArguments(CriticFreeArguments):
     """Arguments of `gspo` (arXiv 2507.18071): those of `grpo` with one clipped ratio for each response."""
 
-    ratio_level: Literal["token", "sequence"] = "sequence"
+    ratio_level: RatioLevel = "sequence"
     clip_range: Positive = 3e-4
     clip_range_high: Positive | None = 4e-4
 
@@ -267,7 +290,7 @@ class GSPOArguments(CriticFreeArguments):
 class GMPOArguments(CriticFreeArguments):
     """Arguments of `gmpo` (arXiv 2507.20673): those of `grpo` with the geometric mean of clipped ratios."""
 
-    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "geometric"
+    surrogate: Surrogate = "geometric"
     clip_range: Positive = 0.4
 
 
@@ -275,8 +298,8 @@ class GMPOArguments(CriticFreeArguments):
 class CPGDArguments(CriticFreeArguments):
     """Arguments of `cpgd` (arXiv 2505.12504): those of `grpo` with clipped log-ratios and a penalty for drift."""
 
-    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "cpgd"
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    surrogate: Surrogate = "cpgd"
+    scale: Scale = "none"
     loss_aggregation: Aggregation = "token_mean"
     drift_coef: NonNegative = 0.1
 
@@ -285,7 +308,7 @@ class CPGDArguments(CriticFreeArguments):
 class CISPOArguments(CriticFreeArguments):
     """Arguments of `cispo` (arXiv 2506.13585): those of `grpo` with limited ratios as weights of the log-probs."""
 
-    surrogate: Literal["clip", "geometric", "cispo", "cpgd"] = "cispo"
+    surrogate: Surrogate = "cispo"
     clip_range_high: Positive | None = 4.0
     loss_aggregation: Aggregation = "token_mean"
 
@@ -294,11 +317,11 @@ class CISPOArguments(CriticFreeArguments):
 class RLOOArguments(CriticFreeArguments):
     """Arguments of `rloo` (arXiv 2402.14740): rewards relative to the mean of the other responses to the prompt."""
 
-    kl_placement: ClassVar[Literal["reward", "loss"]] = "reward"
+    kl_placement: ClassVar[Placement] = "reward"
 
     group_size: Count = 4
-    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "leave_one_out"
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    baseline: Baseline = "leave_one_out"
+    scale: Scale = "none"
     loss_aggregation: Aggregation = "seq_mean_token_sum_norm"
 
 
@@ -306,11 +329,11 @@ class RLOOArguments(CriticFreeArguments):
 class ReinforcePPArguments(CriticFreeArguments):
     """Arguments of `reinforce_pp` (REINFORCE++, arXiv 2501.03262): one response per prompt, whitened returns."""
 
-    kl_placement: ClassVar[Literal["reward", "loss"]] = "reward"
+    kl_placement: ClassVar[Placement] = "reward"
 
     group_size: Count = 1
-    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "none"
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "whiten"
+    baseline: Baseline = "none"
+    scale: Scale = "whiten"
     loss_aggregation: Aggregation = "token_mean"
 
 
@@ -320,7 +343,7 @@ class ReinforcePPBaselineArguments(CriticFreeArguments):
 
     kl_estimator: ClassVar[Literal["k2", "k3"]] = "k2"
 
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "whiten"
+    scale: Scale = "whiten"
     loss_aggregation: Aggregation = "token_mean"
 
 
@@ -331,8 +354,8 @@ class OPOArguments(CriticFreeArguments):
     The paper uses one step per rollout (`batch_size: null`) and no KL penalty.
     """
 
-    baseline: Literal["mean", "leave_one_out", "length_weighted", "none"] = "length_weighted"
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "none"
+    baseline: Baseline = "length_weighted"
+    scale: Scale = "none"
     loss_aggregation: Aggregation = "token_mean"
 
 
@@ -340,5 +363,5 @@ class OPOArguments(CriticFreeArguments):
 class MaxRLArguments(CriticFreeArguments):
     """Arguments of `maxrl` (arXiv 2602.02710): advantages divided by the success rate, for rewards of 0 and 1."""
 
-    scale: Literal["group", "batch", "mean", "whiten", "none"] = "mean"
+    scale: Scale = "mean"
     loss_aggregation: Aggregation = "seq_mean_token_sum_norm"

@@ -35,6 +35,25 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         self.target_kl = self.arguments.target_kl
         self.loss_aggregation = self.arguments.loss_aggregation
 
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if self.arguments.reference_update_iterations is not None:
+            self.policy.allow_reference_updates()
+
+    def train(self) -> None:
+        """Run an update, then update the reference model if an interval is complete."""
+        super().train()
+        interval = self.arguments.reference_update_iterations
+        if interval is not None:
+            if self.n_iterations % interval == 0:
+                self._weights_change()
+                self.policy.update_reference(self.arguments.reference_mixing)
+            self.logger.record("train/reference_updates", self.n_iterations // interval)
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the state of every algorithm, and the number of completed updates."""
+        return {**super().training_state(), "n_iterations": self.n_iterations}
+
     # --- advantages -------------------------------------------------------------------------------------------------
 
     def _prepare_rollout(self) -> None:

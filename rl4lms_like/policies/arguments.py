@@ -171,7 +171,7 @@ NEUTRAL: dict[str, Any] = {
     **{"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
     **{"repetition_penalty": 1, "no_repeat_ngram_size": 0},
 }
-"""Arguments of `generate` that change the sampled distribution -> value without effect. An unset `top_k` is 50."""
+"""Arguments of `generate` that change the sampled distribution -> value without effect. A missing `top_k` is 50."""
 TRUNCATING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Those that exclude tokens."""
 _OF_LENGTH = (
@@ -195,8 +195,8 @@ def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
         return False
     if any(generation_kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION):
         return False
-    given = {"top_k": 50} | {key: value for key, value in generation_kwargs.items() if value is not None}
-    return any(value != NEUTRAL.get(key, 0) for key, value in given.items() if key not in _OF_LENGTH)
+    given = {"top_k": 50, **generation_kwargs}
+    return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in given.items() if key not in _OF_LENGTH)
 
 
 def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[ConfigIssue]]:

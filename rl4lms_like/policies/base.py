@@ -64,6 +64,7 @@ class LMActorCriticPolicy(BasePolicy):
         ParityError: teacher-forced log-probs differ from those of generation.
     """
 
+    _updates_reference = False
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments
@@ -377,7 +378,31 @@ class LMActorCriticPolicy(BasePolicy):
     def training_state(self) -> dict[str, Tensor]:
         """Return trained parameters and buffers by name, each once. The tensors are not copied."""
         named = {name: parameter.data for name, parameter in self.named_parameters() if parameter.requires_grad}
+        if self._updates_reference and self.ref_model is not None:
+            named |= {f"ref_model.{name}": parameter.data for name, parameter in self.ref_model.named_parameters()}
         return named | {name: buffer for name, buffer in self.named_buffers() if not name.startswith("ref_model.")}
+
+    def allow_reference_updates(self) -> None:
+        """Make the reference model's weights part of the training state.
+
+        Raises:
+            ModelError: the reference model has weights of other shapes than the policy.
+        """
+        self._updates_reference = True
+        if self.ref_model is not None:
+            shapes = [[weight.shape for weight in model.parameters()] for model in (self.ref_model, self.policy_model)]
+            if shapes[0] != shapes[1]:
+                raise ModelError(
+                    "the reference model cannot be updated: its weights have other shapes than the policy's"
+                )
+
+    @torch.no_grad()
+    def update_reference(self, fraction: float) -> None:
+        """Change the reference model's weights in place to `fraction * policy + (1 - fraction) * reference`."""
+        if self.ref_model is None:
+            return
+        for mine, theirs in zip(self.ref_model.parameters(), self.policy_model.parameters(), strict=True):
+            mine.copy_(theirs) if fraction == 1.0 else mine.lerp_(theirs, fraction)
 
     # --- saving -------------------------------------------------------------------------------------------------
 

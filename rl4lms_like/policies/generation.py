@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -216,7 +216,7 @@ class LogProbRecorder(LogitsProcessor):
         return torch.stack(self._log_probs, dim=1)[episodes.response_mask]
 
 
-_WARPERS: dict[str, tuple[type[LogitsProcessor], float]] = {
+_WARPERS: dict[str, tuple[Callable[[Any], LogitsProcessor], float]] = {
     "top_k": (TopKLogitsWarper, 0),
     "top_p": (TopPLogitsWarper, 1.0),
     "min_p": (MinPLogitsWarper, 0.0),
@@ -251,8 +251,7 @@ def separate_warpers(
         first = temperature if first_token_temperature is None else first_token_temperature
         processors.append(FirstTokenTemperature(first, temperature))
     for key, (warper, neutral) in _WARPERS.items():
-        value = given.pop(key, None)
-        value = 50 if key == "top_k" and value is None else value
+        value = given.pop(key, 50 if key == "top_k" else None)
         if value is not None and value != neutral:
             processors.append(warper(value))
     if given.get("eta_cutoff"):

@@ -119,7 +119,7 @@ def _describe(registry: Registry, id: str, *, kind: str) -> str:
     lines = [f"{id} ({kind})", f"  {_summary(registry, id)}", f"  {import_path(entry)}"]
     lines += ["", textwrap.indent(text, "  ")] if text else []
     if hasattr(target, "formula"):
-        lines += ["", "  with the defaults:", *(f"    {line}" for line in target().formula())]
+        lines += ["", "  with the defaults:", *(f"        {line}" for line in target().formula())]
     lines += ["", "  arguments:" if signature.arguments or signature.open else "  no arguments"]
     lines += [line for argument in signature.arguments for line in _argument(argument)]
     if signature.open:

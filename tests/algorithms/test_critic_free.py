@@ -124,8 +124,7 @@ def test_a_first_step_is_the_policy_gradient_for_every_surrogate(tiny_gpt2_dir, 
         assert float((gradient - gradients["clip"]).norm() / gradients["clip"].norm()) < 1e-4
 
 
-@pytest.mark.parametrize(("baseline", "factor"), [("leave_one_out", 1.0), ("mean", 0.5)])
-@pytest.mark.parametrize("coeff", [0.0, 0.3])
+@pytest.mark.parametrize(("baseline", "factor", "coeff"), [("leave_one_out", 1.0, 0.3), ("mean", 0.5, 0.0)])
 def test_the_expected_gradient_is_exact(baseline, factor, coeff):
     """Leave-one-out is unbiased; the mean of a group of G is (G - 1) / G of it. The KL is part of the reward."""
     run = Enumeration(
@@ -137,6 +136,25 @@ def test_the_expected_gradient_is_exact(baseline, factor, coeff):
         for log_prob, paid, kl, _ in terms(run.policy, 0, "k1")
     )
     assert_equal(found.logits, -factor * exact(run.policy, total)[0] / LENGTH)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_expected_gradient_of_a_penalty_in_the_loss(estimator):
+    """Of k2 it is that of KL(policy ‖ reference) at each state, of k3 that of KL(reference ‖ policy)."""
+    run = Enumeration(
+        ReinforcePP, lambda prompt, response: 0.0, kl_coeff=0.3, scale="none",
+        loss_aggregation="seq_mean_token_sum_norm", max_grad_norm=None,
+    )  # fmt: skip
+    controller = FixedKLController(0.3, estimator=estimator, placement="loss")
+    run.algorithm.kl_controller = run.algorithm.collector.kl = controller
+    found = run.expected()
+    total = 0.0
+    for episodes, probability in run.batches():
+        states = run.policy.states(episodes)
+        pi, reference = (table[states].log_softmax(-1) for table in (run.policy.logits, run.policy.ref_logits))
+        kl = pi.exp() * (pi - reference) if estimator == "k2" else reference.exp() * (reference - pi)
+        total = total + probability * kl.sum()
+    assert_equal(found.logits, 0.3 * exact(run.policy, total)[0] / LENGTH)
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
@@ -253,6 +271,8 @@ def test_a_return_is_that_of_the_tokens_that_follow(tiny_gpt2_dir, tiny_tokenize
         {"top_k": 5, "top_p": 0.8},
         {"min_new_tokens": 5, "min_p": 0.05},
         {"repetition_penalty": 2.0},
+        {"typical_p": 0.8, "epsilon_cutoff": 3e-3, "eta_cutoff": 1e-2},
+        {"top_k": None},
     ],
 )
 def test_recorded_log_probs_are_those_of_the_distribution_that_is_sampled(
@@ -354,6 +374,7 @@ WRONG = {
         ("grpo", {"importance_correction": "tis", "correction_range": [2.0, 3.0]}),
     ],
     "vf_coef": [("grpo", {"vf_coef": 0.5})],
+    "reference_mixing": [("rloo", {"reference_mixing": 0.5})],
 }
 
 
@@ -374,6 +395,10 @@ def test_arguments_that_contradict_each_other_are_refused(key, id, args, tiny_gp
         ("alg.kl_div", "grpo", {"alg.kl_div": {"coeff": 0.1, "estimator": "k1"}}),
         ("alg.kl_div.placement", "ppo", {"alg.kl_div": {"coeff": 0.1, "placement": "loss"}}),
         ("alg.kl_div.placement", "maxrl", {"alg.kl_div": {"coeff": 0.1, "placement": "reward"}}),
+        ("alg.kl_div.coeff", "grpo", {"alg.args": {"reference_update_iterations": 2}, "alg.kl_div": {"coeff": 0}}),
+        ("alg.args.reference_update_iterations", "grpo", {
+            "alg.args": {"reference_update_iterations": 2}, "alg.policy.args.peft": {"r": 2},
+        }),
         ("alg.kl_div.norm_reward", "maxrl", {"alg.kl_div": {"coeff": 0.1, "norm_reward": True}}),
         ("env.n_envs", "grpo", {"env.n_envs": 12}),
         ("env.n_envs", "ppo", {"alg.args": {"group_size": 5}}),
@@ -451,3 +476,23 @@ def test_a_notice_says_that_excluded_tokens_leave_a_bias():
     assert "alg.args.importance_correction" not in places
     blocks["alg"]["policy"]["args"]["generation_kwargs"]["top_k"] = 5
     assert "alg.args.importance_correction" in [notice.path for notice in parse_config(blocks).notices]
+
+
+def test_the_reference_is_fixed_or_follows_the_policy(tiny_gpt2_dir, tiny_tokenizer):
+    for interval, mixing in ((None, None), (2, 0.25), (1, 1.0)):
+        arguments = {"reference_update_iterations": interval} | ({} if mixing is None else {"reference_mixing": mixing})
+        built = build(GRPO, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1), **arguments)
+
+        def weights(model):
+            return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+        start = weights(built.policy.ref_model)
+        built.learn_iteration(0, 2)
+        if interval == 1:
+            assert torch.equal(weights(built.policy.ref_model), weights(built.policy.policy_model))
+            continue
+        assert torch.equal(weights(built.policy.ref_model), start)
+        built.learn_iteration(1, 2)
+        moved = 0.0 if interval is None else mixing
+        expected = start.lerp(weights(built.policy.policy_model), moved)
+        torch.testing.assert_close(weights(built.policy.ref_model), expected)

@@ -9,6 +9,7 @@ from stable_baselines3 import PPO as SB3PPO
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+from rl4lms_like.algorithms.policy_gradient import GRPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.losses import policy_gradient
@@ -53,9 +54,10 @@ def registered():
     del ALGORITHMS._table["reinforce"]
 
 
+@pytest.mark.parametrize("algorithm", [Reinforce, GRPO])
 @pytest.mark.parametrize("family", ["causal", "seq2seq"])
-def test_there_is_no_critic_anywhere(family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
-    built = build(Reinforce, tiny_gpt2_dir if family == "causal" else tiny_t5_dir, tiny_tokenizer, family)
+def test_there_is_no_critic_anywhere(algorithm, family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
+    built = build(algorithm, tiny_gpt2_dir if family == "causal" else tiny_t5_dir, tiny_tokenizer, family)
     policy = built.policy
     assert policy.value_head is None and policy.value_model is None
     assert {group["role"] for group in policy.optimizer.param_groups} == {"actor"}
@@ -116,8 +118,9 @@ def test_values_are_learned_by_a_critic(algorithm, tiny_config, tiny_gpt2_dir, t
         build(PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"critic": "none"})
 
 
-def test_a_whole_run_resumes_and_reports_without_one(registered, tiny_config, tmp_path):
-    tiny_config["alg"] |= {"id": "reinforce", "args": {"n_steps": 8}}
+@pytest.mark.parametrize(("id", "args"), [("reinforce", {}), ("grpo", {"group_size": 4})])
+def test_a_whole_run_reports_without_one(id, args, registered, tiny_config, tmp_path):
+    tiny_config["alg"] |= {"id": id, "args": {"n_steps": 8, **args}}
     del tiny_config["alg"]["policy"]["args"]["value_head_init"]
     tiny_config["reward_fn"] = {"id": "length_penalty", "args": {"max_length": 1, "unit": "characters"}}
     config = parse_config(tiny_config)

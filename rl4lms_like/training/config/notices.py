@@ -113,7 +113,7 @@ def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(_ROLLOUTS, message)
     args = at(with_defaults(blocks), "alg.args") or {}
     cut = [key for key in TRUNCATING if kwargs.get(key) not in (None, NEUTRAL[key])]
-    cut += ["top_k (50 by default)"] if kwargs.get("top_k") is None else []
+    cut += [] if "top_k" in kwargs else ["top_k (50 by default)"]
     if cut and args.get("importance_correction", "none") != "none":
         message = f"cannot correct for tokens that {', '.join(cut)} exclude, which are never sampled: a bias remains"
         yield Notice("alg.args.importance_correction", message)

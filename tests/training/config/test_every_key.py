@@ -505,6 +505,8 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "importance_correction": Row("icepop", others=_COOL),
             "correction_range": Row([0.99, 1.01], others={**_COOL, "alg.args.importance_correction": "tis"}),
             "first_token_temperature": Row(10.0, see.texts),
+            "reference_update_iterations": Row(1, see.weights_of_two),
+            "reference_mixing": Row(0.1, see.weights_of_two, {"alg.args.reference_update_iterations": 1}),
             "target_kl": Row(1e-9, others=_EPOCHS),
             "length_sorted_minibatches": Row(True, lambda made: made.algorithm.rollout_buffer.sort_by_length),
             **{key: ON_POLICY[key] for key in ("learning_rate", "n_steps", "max_grad_norm")},
