@@ -179,11 +179,11 @@ class LMActorCriticPolicy(BasePolicy):
             (self.value_reader, self.arguments.critic_model),
             (self.ref_reader, self.arguments.reference_model),
         ):
-            if other is not None and own is None:
+            if other is not None:
                 other.shares_prompts = self.reader.shares_prompts
-            elif other is not None:
-                has_head = other is not self.value_reader
-                other.shares_prompts = check_sharing(other, own, has_head=has_head, in_bfloat16=needs_bfloat16)
+                if own is not None:
+                    has_head = other is not self.value_reader
+                    other.shares_prompts = check_sharing(other, own, has_head=has_head, in_bfloat16=needs_bfloat16)
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:

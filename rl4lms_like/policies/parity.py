@@ -180,7 +180,8 @@ def check_parity(
 def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in_bfloat16: bool = False) -> bool:
     """Return whether a prompt may be computed once for all of its responses; log the reason if it may not.
 
-    It may not for models whose state after a prompt is more than keys and values (recurrent layers, convolutions).
+    It may not for models whose state after a prompt is more than keys and values (recurrent layers, convolutions), and
+    for models whose positions depend on the length of the batch (`same_in_any_batch`).
 
     Args:
         reader: reader of a model in evaluation mode.
@@ -197,9 +198,12 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
             raise
         reason = f"several responses cannot continue one prompt ({raised(error)})"
     else:
-        if gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE):
+        if same_in_any_batch(model.config) is not None:
+            reason = "its positions depend on the longest text of a batch"  # and a prompt alone is shorter
+        elif gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE):
             return True
-        reason = f"outputs differ by {gap:.3g} if it is computed once"
+        else:
+            reason = f"outputs differ by {gap:.3g} if it is computed once"
     logger.info("%s (%r): a prompt is computed for each of its responses: %s", type(model).__name__, name, reason)
     return False
 

@@ -238,12 +238,18 @@ def test_a_step_of_ppo_is_the_same_in_any_micro_batches(micro_batch_size, folder
 LFM2 = GROUPED | {"layer_types": ["conv", "full_attention", "conv"]}
 
 
-@pytest.mark.parametrize(("name", "config"), [("mamba", {"state_size": 4}), ("lfm2", LFM2)])
-def test_a_state_that_is_more_than_keys_and_values_is_not_shared(name, config, tmp_path, tiny_tokenizer, caplog):
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+PHI3 = {"rope_parameters": LONG, "max_position_embeddings": 64, "original_max_position_embeddings": 20}
+
+
+@pytest.mark.parametrize(("name", "config"), [("mamba", {"state_size": 4}), ("lfm2", LFM2), ("phi3", PHI3)])
+def test_models_with_another_state_or_with_positions_of_the_batch_do_not_share(
+    name, config, tmp_path, tiny_tokenizer, caplog
+):
     caplog.set_level(logging.INFO)
     policy = make_policy("causal", save_family(tmp_path, name, tiny_tokenizer, **config), value_head_init="default")
-    messages = [each.getMessage() for each in caplog.records if each.name.startswith("rl4lms_like.policies")]
-    assert len(messages) == 1 and str(tmp_path) in messages[0]
+    messages = [each.getMessage() for each in caplog.records if each.levelname == "INFO" and "prompt" in each.msg]
+    assert len(messages) == 1 and str(tmp_path) in messages[0], "not again for critic and reference"
     episodes = grouped(policy)
     assert n_embedded(policy, episodes) == n_embedded(policy, separate(episodes))
     assert_same_scores(policy, episodes)
