@@ -448,7 +448,8 @@ def split(minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[Miniba
     if micro_batch_size is None or int(episodes.response_lengths.sum()) <= micro_batch_size:
         yield minibatch
         return
-    for group in pack_episodes(episodes.response_lengths.tolist(), range(episodes.n_episodes), micro_batch_size):
+    lengths = episodes.response_lengths.tolist()
+    for group in pack_episodes(lengths, range(episodes.n_episodes), micro_batch_size, episodes.prompt_rows):
         index = torch.tensor(group, device=episodes.response_ids.device)
         tokens = episodes.token_index(index)
         fields: Any = minibatch[1:]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -78,6 +79,27 @@ class EpisodeBatch:
     def actions(self) -> Tensor:
         """Token ids of all actions, flat `[n_tokens]`."""
         return self.response_ids[self.action_mask]
+
+    def shared_prompts(self) -> tuple[Tensor, Tensor] | None:
+        """Return one episode of each different prompt `[u]`, and the position of each episode's prompt in it `[n]`.
+
+        None if no two episodes are known to have the same prompt.
+        """
+        if self.prompt_rows is None:
+            return None
+        numbers, rows = self.prompt_rows.unique(return_inverse=True)
+        if len(numbers) == self.n_episodes:
+            return None
+        episodes = torch.arange(self.n_episodes, device=rows.device)
+        return episodes.new_zeros(len(numbers)).scatter_reduce(0, rows, episodes, "amin", include_self=False), rows
+
+    def same_prompt(self) -> list[list[int]]:
+        """Return the episodes of each prompt, in their order; every episode alone if prompts are not known."""
+        numbers = range(self.n_episodes) if self.prompt_rows is None else self.prompt_rows.tolist()
+        units: dict[int, list[int]] = {}
+        for episode, number in enumerate(numbers):
+            units.setdefault(number, []).append(episode)
+        return list(units.values())
 
     def pad(self, flat: Tensor, fill: float = 0.0) -> Tensor:
         """Return a flat field `[n_tokens]` as a padded matrix `[n, response_len]`."""
@@ -208,16 +230,20 @@ def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) 
     return ~ended_before, ends.any(dim=1)
 
 
-def pack_episodes(lengths: Sequence[int], order: Sequence[int], batch_size: int) -> list[list[int]]:
+def pack_episodes(
+    lengths: Sequence[int], order: Sequence[int], batch_size: int, prompt_rows: Tensor | None = None
+) -> list[list[int]]:
     """Group whole episodes into minibatches of about `batch_size` tokens.
 
     Episodes are added in the given order. A new minibatch is started where the current one would exceed `batch_size`;
-    an episode longer than that is a minibatch of its own.
+    an episode longer than that is a minibatch of its own. Neighbours with the same prompt are added together, so that
+    their prompt is computed once, unless they exceed `batch_size`.
 
     Args:
         lengths: number of tokens of each episode.
         order: episode indices, in the order in which they are packed.
         batch_size: number of tokens.
+        prompt_rows: `[n]`, equal for episodes with the same prompt; None = all prompts are different.
 
     Returns:
         A partition of `order`.
@@ -225,14 +251,20 @@ def pack_episodes(lengths: Sequence[int], order: Sequence[int], batch_size: int)
     Example:
         >>> pack_episodes([3, 2, 4, 9], order=[0, 1, 2, 3], batch_size=6)
         [[0, 1], [2], [3]]
+        >>> pack_episodes([3, 2, 4, 9], order=[0, 1, 2, 3], batch_size=6, prompt_rows=torch.tensor([0, 1, 1, 2]))
+        [[0], [1, 2], [3]]
     """
-    groups: list[list[int]] = []
+    numbers = range(len(lengths)) if prompt_rows is None else prompt_rows.tolist()
+    batches: list[list[int]] = []
     filled = 0
-    for episode in order:
-        length = lengths[episode]
-        if not groups or filled + length > batch_size:
-            groups.append([])
-            filled = 0
-        groups[-1].append(episode)
-        filled += length
-    return groups
+    for _, neighbours in groupby(order, key=numbers.__getitem__):
+        group = list(neighbours)
+        fits = sum(lengths[episode] for episode in group) <= batch_size
+        for part in [group] if fits else [[episode] for episode in group]:
+            length = sum(lengths[episode] for episode in part)
+            if not batches or filled + length > batch_size:
+                batches.append([])
+                filled = 0
+            batches[-1] += part
+            filled += length
+    return batches

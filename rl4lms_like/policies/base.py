@@ -38,6 +38,7 @@ from rl4lms_like.policies.loading import (
 )
 from rl4lms_like.policies.parity import (
     check_parity,
+    check_sharing,
     first_episodes,
     probe_episodes,
     require_finite,
@@ -174,6 +175,16 @@ class LMActorCriticPolicy(BasePolicy):
             checked.append((self.ref_reader, self.arguments.reference_model))
         for reader, name in checked:
             check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
+        self.reader.shares_prompts = check_sharing(self.reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
+        for other, own in (
+            (self.value_reader, self.arguments.critic_model),
+            (self.ref_reader, self.arguments.reference_model),
+        ):
+            if other is not None:
+                other.shares_prompts = self.reader.shares_prompts
+                if own is not None:
+                    has_head = other is not self.value_reader
+                    other.shares_prompts = check_sharing(other, own, has_head=has_head, in_bfloat16=needs_bfloat16)
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:

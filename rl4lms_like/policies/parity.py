@@ -5,6 +5,8 @@ of a model are therefore compared with independent ones:
 
 generated   teacher-forced log-probs with the raw logits of `generate`, with a pad token inside the responses
 padded      log-probs of a batch with those of each row alone, and with those of a wider batch
+shared      outputs of a batch that computes each prompt once with those of one that computes it for each response;
+            if they differ, each response's prompt is computed
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -33,6 +36,10 @@ TOLERANCE = 1e-3
 
 TOLERANCE_BFLOAT16 = 0.1
 """The same for attention kernels without float32 support."""
+
+SHARING_TOLERANCE = 1e-4
+"""Largest difference of outputs with shared prompts. It is smaller than `TOLERANCE`, because exceeding it costs only
+time, and an untrained model's log-probs hardly depend on its prompt."""
 
 PROMPT_LENGTHS = (2, 5)
 RESPONSE_LENGTH = 4
@@ -168,6 +175,63 @@ def check_parity(
             f"attn_implementation: eager, or report the family."
         )
     return max(generated, padded)
+
+
+def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in_bfloat16: bool = False) -> bool:
+    """Return whether a prompt may be computed once for all of its responses; log the reason if it may not.
+
+    It may not for models whose state after a prompt is more than keys and values (recurrent layers, convolutions), and
+    for models whose positions depend on the length of the batch (`same_in_any_batch`).
+
+    Args:
+        reader: reader of a model in evaluation mode.
+        name: name of the model in messages.
+        has_head: False for a critic, which has no output layer.
+        in_bfloat16: check under bfloat16 autocast.
+    """
+    model = reader.model
+    try:
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+            gap = sharing_gap(reader, has_head=has_head)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = f"several responses cannot continue one prompt ({raised(error)})"
+    else:
+        if same_in_any_batch(model.config) is not None:
+            reason = "its positions depend on the longest text of a batch"  # and a prompt alone is shorter
+        elif gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE):
+            return True
+        else:
+            reason = f"outputs differ by {gap:.3g} if it is computed once"
+    logger.info("%s (%r): a prompt is computed for each of its responses: %s", type(model).__name__, name, reason)
+    return False
+
+
+@torch.no_grad()
+def sharing_gap(reader: EpisodeReader, *, has_head: bool = True) -> float:
+    """Return the largest difference between outputs with a prompt computed once and computed for each response.
+
+    It is the larger one of the differences of hidden states, relative to the largest, and of log-probs of all tokens,
+    in nats. The reader is not changed, and its networks are not compiled.
+
+    Args:
+        reader: reader of a model in evaluation mode.
+        has_head: False for a critic, which has no output layer.
+    """
+    vocab_size = int(reader.model.config.get_text_config().vocab_size)
+    rows = torch.tensor([0, 1, 0, 1, 1])
+    probe = probe_episodes(vocab_size, reader.prompt_side).select(rows)
+    responses = (probe.response_ids + torch.arange(len(rows))[:, None]) % vocab_size
+    probe = replace(probe, response_ids=responses, prompt_rows=rows).to(reader.model.device)
+    separate, shared = type(reader)(reader.model), type(reader)(reader.model)
+    shared.shares_prompts = True
+    states = separate.states(probe).float()
+    gap = float((shared.states(probe) - states).abs().max() / states.abs().max())
+    if has_head:
+        log_probs, others = (each.logits(probe).log_softmax(dim=-1) for each in (separate, shared))
+        gap = max(gap, float((others - log_probs).abs().max()))
+    return gap
 
 
 def require_finite(model: PreTrainedModel, name: str, numbers: Tensor) -> None:

@@ -6,17 +6,28 @@
 For these log-probs to equal those of `generate` (measured for twelve families), position ids are computed from the
 mask, the attention mask is always passed, seq2seq prompts are padded on the right, and the decoder's start token is
 that of the model and never masked.
+
+Where several episodes have the same prompt (`EpisodeBatch.prompt_rows`), it is computed once, if that is exact
+(`parity.check_sharing`):
+
+    causal    each prompt once; the responses attend to its keys and values, through which gradients flow back
+    seq2seq   the encoder once per prompt; its states are repeated for each response
+
+In training mode every episode has its own prompt, because dropout must be independent and gradient checkpointing
+disables the cache of keys and values.
 """
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
@@ -70,6 +81,7 @@ class EpisodeReader(ABC):
         prompt_side: side on which prompts are padded.
         is_encoder_decoder: True for seq2seq models.
         head_scale: scale of the linear head, or None if logits need the model's own forward; see `probe_head`.
+        shares_prompts: compute a prompt once for all of its responses; see `parity.check_sharing`.
     """
 
     prompt_side: ClassVar[Literal["left", "right"]]
@@ -78,6 +90,7 @@ class EpisodeReader(ABC):
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.head_scale: float | None = None
+        self.shares_prompts = False
 
     @abstractmethod
     def states(self, episodes: EpisodeBatch) -> Tensor:
@@ -132,6 +145,32 @@ class EpisodeReader(ABC):
                 logits = current_head(self.model, self.head_scale).logits(states)
         return logits if episodes.allowed is None else masked_logits(logits, episodes.allowed)
 
+    def _shared_prompts(self, episodes: EpisodeBatch) -> tuple[Tensor, Tensor] | None:
+        """Return `EpisodeBatch.shared_prompts`, or None if each episode's prompt is computed separately."""
+        return episodes.shared_prompts() if self.shares_prompts and not self.model.training else None
+
+
+class PromptCache(DynamicCache):
+    """Keys and values of prompts `[u, heads, prompt_len, d]`, to which responses attend; nothing is detached.
+
+    The keys and values of responses are not stored, so that memory does not grow with layers x responses.
+
+    Attributes:
+        rows: `[n]`, the prompt of each response; None while the prompts are computed.
+    """
+
+    rows: Tensor | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's keys and values of prompts; put those of prompts in front of those of responses."""
+        if self.rows is None:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        prompts: Any = self.layers[layer_idx]
+        keys, values = (each.index_select(0, self.rows) for each in (prompts.keys, prompts.values))
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+
 
 class CausalReader(EpisodeReader):
     """Scores episodes with a decoder-only model.
@@ -160,28 +199,56 @@ class CausalReader(EpisodeReader):
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
-        length = episodes.response_ids.shape[1]
-        keep = {"logits_to_keep": length} if self._takes_keep else {}
-        logits = self.model(**self._inputs(episodes, drop_last=True), **keep).logits[:, -length:]
+        logits = self._from_prompt_end(episodes, self._last_logits, drop_last=True)
         return logits[episodes.action_mask].float()
 
     def _hidden(self, episodes: EpisodeBatch, *, drop_last: bool) -> Tensor:
         """Return the hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
-        inputs = self._inputs(episodes, drop_last=drop_last)
+        return self._from_prompt_end(episodes, self._last_hidden, drop_last=drop_last)
+
+    def _last_hidden(self, inputs: dict[str, Any], n_last: int) -> Tensor:
+        """Return the hidden states of the last `n_last` positions."""
         if self._has_trunk:
             hidden = self._trunk(**inputs).last_hidden_state
         else:
             hidden = self._trunk(**inputs, output_hidden_states=True).hidden_states[-1]
-        return hidden[:, episodes.prompt_ids.shape[1] - 1 :]
+        return hidden[:, -n_last:]
 
-    def _inputs(self, episodes: EpisodeBatch, *, drop_last: bool) -> dict[str, Any]:
+    def _last_logits(self, inputs: dict[str, Any], n_last: int) -> Tensor:
+        """Return the model's own logits for the last `n_last` positions."""
+        keep = {"logits_to_keep": n_last} if self._takes_keep else {}
+        return self.model(**inputs, **keep).logits[:, -n_last:]
+
+    def _from_prompt_end(
+        self, episodes: EpisodeBatch, forward: Callable[[dict[str, Any], int], Tensor], *, drop_last: bool
+    ) -> Tensor:
+        """Return the outputs of a forward pass from the prompt's last position on `[n, response_len (+ 1), ...]`."""
+        inputs = self._inputs(episodes, drop_last=drop_last)
+        prompt_len = episodes.prompt_ids.shape[1]
+        n_written = inputs["input_ids"].shape[1] - prompt_len
+        shared = self._shared_prompts(episodes)
+        if shared is None:
+            return forward({**inputs, "use_cache": False}, n_written + 1)
+        one_each, rows = shared
+        cache = PromptCache()
+        cached = {"past_key_values": cache, "use_cache": True}
+        prompts = {name: each[one_each, :prompt_len] for name, each in inputs.items()}
+        ends = forward(prompts | cached, 1).index_select(0, rows)
+        if n_written == 0:
+            return ends
+        cache.rows = rows
+        responses = {name: each[:, prompt_len:] for name, each in inputs.items()}
+        responses["attention_mask"] = inputs["attention_mask"]
+        return torch.cat([ends, forward(responses | cached, n_written)], dim=1)
+
+    def _inputs(self, episodes: EpisodeBatch, *, drop_last: bool) -> dict[str, Tensor]:
         stop = -1 if drop_last else None
         ids = torch.cat([episodes.prompt_ids, episodes.response_ids], dim=1)[:, :stop]
         real = torch.cat([episodes.prompt_mask, episodes.response_mask], dim=1)[:, :stop]
         # Tokens after an episode's end cannot influence earlier positions. Leaving them unmasked means that attention
         # needs no mask in batches without padded prompts.
         mask = torch.cat([episodes.prompt_mask, torch.ones_like(episodes.response_mask)], dim=1)[:, :stop]
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long(), "use_cache": False}
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
         if self._takes_positions:
             inputs["position_ids"] = (real.long().cumsum(dim=1) - 1).clamp_min(0)
         return inputs
@@ -223,8 +290,11 @@ class Seq2SeqReader(EpisodeReader):
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
+        prompts: dict[str, Any] = {"input_ids": episodes.prompt_ids}
+        if self._shared_prompts(episodes) is not None:
+            prompts = {"encoder_outputs": BaseModelOutput(last_hidden_state=self._encoded(episodes))}
         output = self.model(
-            input_ids=episodes.prompt_ids,
+            **prompts,
             attention_mask=episodes.prompt_mask.long(),
             decoder_input_ids=self._shifted(episodes)[:, :-1],
             use_cache=False,
@@ -236,11 +306,21 @@ class Seq2SeqReader(EpisodeReader):
         return torch.cat([start, episodes.response_ids], dim=1)
 
     def _hidden(self, episodes: EpisodeBatch, decoder_ids: Tensor) -> Tensor:
-        mask = episodes.prompt_mask.long()
-        encoded = self._encoder(input_ids=episodes.prompt_ids, attention_mask=mask).last_hidden_state
         return self._decoder(
-            input_ids=decoder_ids, encoder_hidden_states=encoded, encoder_attention_mask=mask, use_cache=False
+            input_ids=decoder_ids,
+            encoder_hidden_states=self._encoded(episodes),
+            encoder_attention_mask=episodes.prompt_mask.long(),
+            use_cache=False,
         ).last_hidden_state
+
+    def _encoded(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the encoder's states of each episode's prompt `[n, prompt_len, d]`."""
+        ids, mask, shared = episodes.prompt_ids, episodes.prompt_mask.long(), self._shared_prompts(episodes)
+        if shared is None:
+            return self._encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        one_each, rows = shared
+        encoded = self._encoder(input_ids=ids[one_each], attention_mask=mask[one_each]).last_hidden_state
+        return encoded.index_select(0, rows)
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
         prompt_ids, prompt_mask = aligned(

@@ -248,12 +248,17 @@ class EpisodeBuffer:
         )
 
     def _minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:
-        order = self._rng.permutation(len(lengths)).tolist()
+        """Return the episodes of each minibatch; those with the same prompt are shuffled and packed as one unit."""
+        assert self.episodes is not None
+        prompt_rows = self.episodes.prompt_rows
+        units = self.episodes.same_prompt()
+        order = [episode for i in self._rng.permutation(len(units)) for episode in units[i]]
         if not self.sort_by_length:
-            return pack_episodes(lengths, order, batch_size)
+            return pack_episodes(lengths, order, batch_size, prompt_rows)
+        longest = {episode: max(lengths[other] for other in unit) for unit in units for episode in unit}
         groups: list[list[int]] = []
-        for window in pack_episodes(lengths, order, SORTING_WINDOW * batch_size):
-            groups += pack_episodes(lengths, sorted(window, key=lengths.__getitem__), batch_size)
+        for window in pack_episodes(lengths, order, SORTING_WINDOW * batch_size, prompt_rows):
+            groups += pack_episodes(lengths, sorted(window, key=longest.__getitem__), batch_size, prompt_rows)
         return [groups[i] for i in self._rng.permutation(len(groups))]
 
     @property

@@ -262,7 +262,7 @@ class RolloutCollector:
         lengths = episodes.response_lengths.tolist()
         if self.score_batch_size is None or sum(lengths) <= self.score_batch_size:
             return [episodes]
-        groups = pack_episodes(lengths, range(episodes.n_episodes), self.score_batch_size)
+        groups = pack_episodes(lengths, range(episodes.n_episodes), self.score_batch_size, episodes.prompt_rows)
         device = episodes.response_ids.device
         return [episodes.select(torch.tensor(group, device=device)) for group in groups]
 

@@ -60,6 +60,22 @@ def test_micro_batches_never_change_the_gradient(algorithm, family, tiny_gpt2_di
         torch.testing.assert_close(gradients[0], other, atol=2e-3 * float(gradients[0].norm()), rtol=1e-3)
 
 
+def test_micro_batches_keep_responses_to_one_prompt_together(tiny_gpt2_dir, tiny_tokenizer):
+    """In scoring and in two epochs of updates, for 8 prompts of 3 responses."""
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=24, n_steps=1, micro_batch_size=50, batch_size=80)
+    policy, rows, seen = built.policy, torch.arange(24) // 3, []
+    generate, scores = policy.generate, policy.reader.scores
+    policy.generate = lambda ids, mask, **options: dataclasses.replace(
+        generate(ids[rows * 3], mask[rows * 3], **options), prompt_rows=rows
+    )
+    policy.reader.scores = lambda episodes, **options: (seen.append(episodes), scores(episodes, **options))[1]
+    built.learn_iteration(0, 1)
+    lengths = built.rollout_buffer.episodes.response_lengths
+    assert len(lengths) == 24 and max(int(lengths[rows == row].sum()) for row in range(8)) <= 50, "every group fits"
+    assert sum(len(batch.prompt_rows) for batch in seen) == 3 * 24
+    assert sum(len(batch.prompt_rows.unique()) for batch in seen) == 3 * 8
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
 @pytest.mark.parametrize("family", ["causal", "seq2seq"])
 def test_micro_batches_never_change_the_gradient_of_another_mean(

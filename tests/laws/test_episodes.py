@@ -28,6 +28,48 @@ def test_packing_is_a_partition_within_budget(lengths, batch_size, random):
         assert sum(lengths[i] for i in first) + lengths[second[0]] > batch_size
 
 
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_responses_to_one_prompt_are_packed_together_if_they_fit(sizes, batch_size, random):
+    rows = [row for row, size in enumerate(sizes) for _ in range(size)]
+    lengths = [random.randint(1, 9) for _ in rows]
+    order = list(range(len(rows)))
+    batches = pack_episodes(lengths, order, batch_size, torch.tensor(rows))
+    assert [episode for batch in batches for episode in batch] == order
+    totals = [
+        sum(length for length, other in zip(lengths, rows, strict=True) if other == row) for row in range(len(sizes))
+    ]
+    for batch in batches:
+        assert sum(lengths[i] for i in batch) <= batch_size or len(batch) == 1
+    for row, total in enumerate(totals):
+        n_batches = sum(row in {rows[i] for i in batch} for batch in batches)
+        assert n_batches == 1 or total > batch_size
+    for first, second in itertools.pairwise(batches):
+        following = totals[rows[second[0]]]
+        added = following if following <= batch_size else lengths[second[0]]
+        assert sum(lengths[i] for i in first) + added > batch_size, "no minibatch is smaller than necessary"
+
+
+@given(lengths, st.integers(1, 40), st.randoms(use_true_random=False))
+def test_different_prompts_do_not_change_the_packing(lengths, batch_size, random):
+    order = random.sample(range(len(lengths)), len(lengths))
+    rows = torch.tensor(random.sample(range(100), len(lengths)))
+    assert pack_episodes(lengths, order, batch_size, rows) == pack_episodes(lengths, order, batch_size)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=9))
+def test_shared_prompts_find_one_episode_of_each(numbers):
+    batch = replace(episodes_of_lengths([1] * len(numbers)), prompt_rows=torch.tensor(numbers))
+    units = batch.same_prompt()
+    assert sorted(episode for unit in units for episode in unit) == list(range(len(numbers)))
+    assert [{numbers[episode] for episode in unit} for unit in units] == [{n} for n in dict.fromkeys(numbers)]
+    shared = batch.shared_prompts()
+    assert (shared is None) == (len(set(numbers)) == len(numbers))
+    if shared is not None:
+        one_each, rows = shared
+        assert len(one_each) == len(units)
+        assert batch.prompt_rows[one_each][rows].tolist() == numbers
+
+
 @given(lengths, st.integers(0, 5), st.integers(0, 5), st.sampled_from(["left", "right"]))
 def test_padding_and_trimming_keep_every_action(lengths, prompt_padding, response_padding, side):
     batch = episodes_of_lengths(lengths, side=side, prompt_padding=prompt_padding, response_padding=response_padding)
