@@ -226,6 +226,7 @@ def test_train_takes_the_flags_of_rl4lms(calls):
         "base_path_to_store_results": ".",
         "log_to_wandb": True,
         "overrides": ["seed=3"],
+        "replay": None,
         "new": False,
     }
     plain = expected | {"experiment_name": "rl4lm_experiment", "log_to_wandb": False, "overrides": []}

@@ -35,7 +35,7 @@ from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import pack_episodes
 from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.core.losses import approximate_kl, explained_variance, value_error
+from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import TextRollouts
@@ -45,6 +45,10 @@ from rl4lms_like.rollouts.progress import UpdateProgress
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Distance from 1 above which the first probability ratio of an update causes a warning."""
+
+
+OFF_POLICY_LIMIT = 2.0
+"""Largest importance weight of an action of another policy."""
 
 
 class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
@@ -70,6 +74,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     loss_norm: float | None = None
     """Averaging of the policy's loss over a minibatch, see `core.objective.action_weights`; default of the norm: the
     length of the longest possible response."""
+    learns_off_policy: ClassVar[bool] = True
+    """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
+    is_off_policy: bool = False
+    """Whether the episodes are of another policy, whose log-probs are their `behavior_log_prob`; set by a replay."""
     warns_of_ratio: bool = True
     """Warn of a first ratio different from 1; False after the warning, or if the run doctor reports it."""
 
@@ -216,6 +224,11 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if self.loss_aggregation != "token_mean":
             lengths = minibatch.observations.lengths
             minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self._loss_norm))
+        behavior = minibatch.observations.behavior_log_prob
+        if self.is_off_policy and behavior is not None:
+            log_ratio, lengths = minibatch.old_log_prob - behavior, minibatch.observations.lengths
+            weights = correction_weights(log_ratio, lengths, "tis", 0.0, OFF_POLICY_LIMIT)
+            minibatch = minibatch._replace(weights=minibatch.weights * weights)
         return minibatch
 
     @property

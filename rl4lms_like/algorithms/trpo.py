@@ -49,6 +49,7 @@ class TRPO(OnPolicyTextAlgorithm):
 
     arguments_class = TRPOArguments
     arguments: TRPOArguments
+    learns_off_policy = False  # its trust region and line search are means over episodes of the current policy
 
     def __init__(
         self, policy: Any, env: Any, *, policy_kwargs: Mapping[str, Any] | None = None, **arguments: Any

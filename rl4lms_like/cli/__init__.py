@@ -3,7 +3,8 @@
     train CONFIG           check CONFIG          quickstart
     evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
     list rewards           show ID
-    benchmark SPEC         compare A B           env
+    benchmark SPEC         compare A B           rollouts RUN_FOLDER
+    env
 
 Exit status: 0 success, 1 a run failed (the message gives the reason), 2 errors in the config or the command line,
 130 interrupted. Commands import heavy modules when they run.
@@ -21,9 +22,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,9 @@ def _train(options: argparse.Namespace) -> None:
         from rl4lms_like.training.run import resume
 
         _refuse_another_place(options)
+        if options.replay is not None:
+            text = "a run resumes with the rollouts that it began with; remove the option"
+            raise ConfigError([ConfigIssue("--replay", text)], "the command line")
         resume(options.resume, **_given(options, "overrides entity_name log_to_wandb trust_remote_code"))
         return
     if options.trust_remote_code:
@@ -169,7 +174,7 @@ def _train(options: argparse.Namespace) -> None:
         raise ConfigError([ConfigIssue("--trust_remote_code", text)], "the command line")
     from rl4lms_like.training.run import train
 
-    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides new"
+    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides replay new"
     train(options.config or options.config_path, **_given(options, names))
 
 
@@ -220,10 +225,14 @@ def _generate(options: argparse.Namespace) -> None:
     texts = generate_texts(options.model, prompts, **_given(options, names))
     for prompt, responses in zip(prompts, texts, strict=True):
         if options.json:
-            escaped = sys.stdout.isatty() or not str(sys.stdout.encoding).lower().startswith("utf")
-            print(json.dumps({"prompt": prompt, "texts": responses}, ensure_ascii=escaped))
+            _print_json({"prompt": prompt, "texts": responses})
         else:
             print(*(printable(f"{prompt} | {response}") for response in responses), sep="\n")
+
+
+def _print_json(line: Mapping[str, Any]) -> None:
+    escaped = sys.stdout.isatty() or not str(sys.stdout.encoding).lower().startswith("utf")
+    print(json.dumps(line, ensure_ascii=escaped))
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
@@ -268,6 +277,17 @@ def _report(options: argparse.Namespace) -> None:
     from rl4lms_like.tracking.report import write_report
 
     print(write_report(options.run_folder))
+
+
+def _rollouts(options: argparse.Namespace) -> None:
+    from rl4lms_like.tracking.rollouts import described, episodes_of
+
+    episodes = episodes_of(options.run_folder, **_given(options, "iteration min_reward max_reward contains"))
+    for episode in islice(episodes, options.limit):
+        if options.json:
+            _print_json(episode)
+        else:
+            print(described(episode))
 
 
 def _pretrain_critic(options: argparse.Namespace) -> None:
@@ -332,6 +352,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "show": _show,
     "quickstart": _quickstart,
     "report": _report,
+    "rollouts": _rollouts,
     "benchmark": _benchmark,
     "env": _env,
     "pretrain-critic": _pretrain_critic,

@@ -30,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     _command(commands, "quickstart", "train the embedded default config; has its own options", own_help=True)
     command = _command(commands, "report", "write report.html of a run")
     command.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
+    _add_rollouts(_command(commands, "rollouts", "print the kept episodes of a run"))
     _add_benchmark(_command(commands, "benchmark", "run several configs with several seeds, and write a report"))
     _add_compare(_command(commands, "compare", "test which of two runs of a benchmark is better"))
     command = _command(commands, "pretrain-critic", "train only the critic of a config, and save it")
@@ -96,6 +97,11 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     _add_config(parser).add_argument(
         "--resume", metavar="PATH", help="resume a run that ended early: its folder, or one of its checkpoints"
     )
+    parser.add_argument(
+        "--replay",
+        metavar="RUN[:N-M]",
+        help="train on the kept rollouts of this run folder, of all iterations or some (RUN:5, RUN:3-7)",
+    )
     _add_trust(parser)
     add_run_options(parser)
 
@@ -146,6 +152,16 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="sampling temperature")
     parser.add_argument("--top_k", type=int, help="sample from the k most probable tokens; 0 means all tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line: prompt, texts")
+
+
+def _add_rollouts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
+    parser.add_argument("--iteration", type=_count, metavar="N", help="only of this iteration")
+    parser.add_argument("--min_reward", type=float, metavar="R", help="only episodes with at least this task reward")
+    parser.add_argument("--max_reward", type=float, metavar="R", help="only episodes with at most this task reward")
+    parser.add_argument("--contains", metavar="TEXT", help="only episodes with this text in prompt or response")
+    parser.add_argument("--limit", type=_count, metavar="N", help="only the first N of them")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def _add_benchmark(parser: argparse.ArgumentParser) -> None:

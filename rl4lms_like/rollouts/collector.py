@@ -10,7 +10,7 @@ buffer.add(shape(rewards, scores))          KL penalty and normalisation; advant
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -67,6 +67,11 @@ class ScoredEpisodes(NamedTuple):
     reward_parts: Mapping[str, Tensor] = MappingProxyType({})
     sample_ids: Sequence[str] = ()
 
+    @property
+    def played(self) -> PlayedEpisodes:
+        """The same episodes without the scores."""
+        return PlayedEpisodes(self.episodes, self.rewards, self.reward_parts, self.sample_ids)
+
     def infos(self) -> list[dict[str, Any]]:
         """Return total task reward `r`, length `l` (as Stable-Baselines3's `Monitor`) and sample of each episode."""
         totals = episode_sums(self.episodes, self.rewards).tolist()
@@ -92,6 +97,11 @@ class RolloutCollector:
         record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
             are only stored if it is another one.
         seed: seed of the sampling.
+
+    Attributes:
+        replay: returns the generation batches of a rollout, which is then not generated; its argument is True for a
+            rollout of the critic's pretraining.
+        on_rollout: called with the generation batches of each rollout, and the same flag.
 
     Raises:
         ConfigError: `group_size` does not divide the number of environments.
@@ -124,6 +134,8 @@ class RolloutCollector:
         self.score_batch_size = score_batch_size
         self.seeds = SeedStream(seed, "rollout")
         self.episode_infos: list[dict[str, Any]] = []
+        self.replay: Callable[[bool], list[ScoredEpisodes]] | None = None
+        self.on_rollout: Callable[[list[ScoredEpisodes], bool], None] | None = None
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
@@ -149,8 +161,16 @@ class RolloutCollector:
             Logged statistics of the rollout, under RL4LMs' keys.
         """
         seconds = {"generate_s": 0.0, "play_s": 0.0, "score_s": 0.0}
-        generated, kept = self._generated(n_tokens, seconds)
-        parts = [self._scored(batch, seconds) for batch in kept]
+        if self.replay is None:
+            generated, kept = self._generated(n_tokens, seconds)
+            parts = [self._scored(batch, seconds) for batch in kept]
+        else:
+            start = time.perf_counter()
+            parts = self.replay(not adapt_kl)
+            generated = [part.played for part in parts]
+            seconds["score_s"] = time.perf_counter() - start
+        if self.on_rollout is not None:
+            self.on_rollout(parts, not adapt_kl)
         scale = self._reward_scale(parts) if self.norm_reward else 1.0
         kl_rewards = [self._kl_reward(part) for part in parts]
         for part, kl_reward in zip(parts, kl_rewards, strict=True):
@@ -236,7 +256,7 @@ class RolloutCollector:
 
     def _scored(self, played: PlayedEpisodes, seconds: dict[str, float]) -> ScoredEpisodes:
         start = time.perf_counter()
-        scores = self._score(played.episodes)
+        scores = self.score(played.episodes)
         seconds["score_s"] += time.perf_counter() - start
         return ScoredEpisodes(played.episodes, played.rewards, scores, played.reward_parts, played.sample_ids)
 
@@ -246,7 +266,12 @@ class RolloutCollector:
         rewards = self.env.play(episodes)  # type: ignore[attr-defined]
         return TokenRewards(rewards, getattr(self.env, "reward_parts", {}))
 
-    def _score(self, episodes: EpisodeBatch) -> EpisodeScores:
+    def score(self, episodes: EpisodeBatch) -> EpisodeScores:
+        """Score episodes with the current policy.
+
+        Raises:
+            ModelError: a score is not finite.
+        """
         with in_part("scoring"):
             parts = [self.policy.score(part) for part in self._parts(episodes)]
         scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))

@@ -259,6 +259,7 @@ def _episode(
     named = {(n_episodes + 1) // 2: "median", n_episodes: "worst", 1: "best"}
     middle = half if n > LONGEST else n
     return {
+        "number": episode.get("episode"),
         "label": f"{named.get(rank, f'rank {rank}')} of {n_episodes}",
         "sample_id": str(episode["sample_id"]),
         "reward": format_number(number(episode["reward"])),

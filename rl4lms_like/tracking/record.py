@@ -85,7 +85,7 @@ def read_run(path: str | Path) -> RunRecord:
         raise RL4LMsLikeError(f"{path} is not a run folder: it has no {config.name}")
     iterations: dict[int, dict[str, Any]] = {}
     for name in (run_folder.ROLLOUT_FILE, run_folder.TRAINING_FILE):
-        for position, line in enumerate(_lines(path / name), start=1):
+        for position, line in enumerate(lines_of(path / name), start=1):
             iteration = _count(line.setdefault("iteration", position), path / name)
             iterations.setdefault(iteration, {}).update(line)
     began, ended = _times(path / run_folder.LOG_FILE)
@@ -95,8 +95,8 @@ def read_run(path: str | Path) -> RunRecord:
         iterations=[iterations[iteration] for iteration in sorted(iterations)],
         evaluations=_evaluations(path),
         predictions=_predictions(path),
-        credit=_lines(path / run_folder.CREDIT_FILE),
-        alarms=_lines(path / run_folder.ALARMS_FILE),
+        credit=lines_of(path / run_folder.CREDIT_FILE),
+        alarms=lines_of(path / run_folder.ALARMS_FILE),
         began=began,
         ended=ended,
     )
@@ -147,7 +147,7 @@ def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
     splits: dict[str, dict[Epoch, dict[str, Any]]] = {}
     for file in path.iterdir():
         if match := METRICS.match(file.name):
-            for line in _lines(file):  # there may be none after a full disk
+            for line in lines_of(file):  # there may be none after a full disk
                 scores = _object(line.get("metrics"), file)
                 splits.setdefault(match["split"], {})[_count(line.get("epoch"), file)] = scores
     return _in_order(splits)
@@ -168,8 +168,12 @@ def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Ite
     return {name: dict(sorted(splits[name].items())) for name in names}
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file, without an incomplete last line."""
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file, without an incomplete last line.
+
+    Raises:
+        RL4LMsLikeError: it was not written by a run.
+    """
     whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
     return [_object(_parsed(line, file), file) for line in whole.split(b"\n") if line.strip()]
 

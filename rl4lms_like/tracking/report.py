@@ -20,6 +20,7 @@ from rl4lms_like.tracking import charts
 from rl4lms_like.tracking.charts import Curve, Series, format_number
 from rl4lms_like.tracking.credit import credit_of, signed
 from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run, written_by_a_run
+from rl4lms_like.tracking.rollouts import rollouts_of
 from rl4lms_like.tracking.run_folder import ALARMS_FILE, REPORT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
 
@@ -47,6 +48,7 @@ def write_report(run_path: str | Path) -> Path:
     import yaml
 
     run = read_run(run_path)
+    credit = credit_of(run)
     page = template_of("tracking").render(
         title=run.path.resolve().name,
         project=run.path.resolve().parent.name,
@@ -57,7 +59,8 @@ def write_report(run_path: str | Path) -> Path:
         alarms=alarms_of(run),
         groups=_groups(run),
         samples=[_samples(run, split) for split in run.predictions],
-        credit=credit_of(run),
+        rollouts=rollouts_of(run, credit),
+        credit=credit,
         table=_table(run),
         config=yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=100),
         long_text=LONG_TEXT,

@@ -9,7 +9,7 @@
         epoch_<epoch>_<split>_split_predictions.json  the texts and their scores
         environment.json                              versions, device, threads; an entry for each change
         alarms.jsonl  token_credit.jsonl              records of callbacks, one object per line
-        checkpoints/  model/  best/                   written by the trainer
+        checkpoints/  model/  best/  rollouts/        written by the trainer
         finished.json                                 marks a finished run; written last
         failed_batch.json                             texts that a reward or metric failed on; deleted on resume
         .lock                                         held by the process that writes here
@@ -53,9 +53,11 @@ CREDIT_FILE = "token_credit.jsonl"
 LINES_FILES = (ROLLOUT_FILE, TRAINING_FILE, ALARMS_FILE, CREDIT_FILE)
 PREDICTIONS_FILES = "epoch_*_split_predictions.json"
 CHECKPOINTS = "checkpoints"
+ROLLOUTS = "rollouts"
 REPORT_FILE = "report.html"
 WANDB_FILES = {"wandb", "wandb_run.json"}
 START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE, *WANDB_FILES}
+START_FILES |= {ROLLOUTS}  # the first rollout precedes the first iteration's lines
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """Errors of file systems without locks, for instance some network file systems."""
 

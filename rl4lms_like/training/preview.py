@@ -55,6 +55,9 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
             text, models = _models(config)
             yield "# models\n" + text
             yield "# memory\n" + _memory(config)
+        with _collected(failures):
+            if rows := list(_rollouts(config, models)):
+                yield "# rollouts\n" + _table(rows)
     else:
         from rl4lms_like.training.supervised.assemble import check_weights
 
@@ -169,6 +172,25 @@ def _memory(config: RunConfig) -> str:
     rows = [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     rows += [("peak of the update", gibibytes(estimate.update)), ("peak of the rollout", gibibytes(estimate.rollout))]
     return _table(rows) + estimate.verdict + "\n" + (f"{notice}\n" if notice else "")
+
+
+def _rollouts(config: RunConfig, models: _Models | None) -> Iterator[tuple[str, str]]:
+    """Yield what is replayed, and how large the kept rollouts will be."""
+    from rl4lms_like.training.estimates.memory import gibibytes
+    from rl4lms_like.training.replay import plan_of, with_replay
+
+    if config.train_evaluation.replay is not None:
+        yield "replay", str(plan_of(with_replay(config).to_dict()))
+    if not config.train_evaluation.save_rollouts:
+        return
+    if models is None:
+        yield "size", "no estimate without model and tokenizer"
+    else:
+        is_masked = "mask_type" in with_defaults(config.to_dict())["alg"]["policy"]["args"]
+        mask_bytes = -(-int(models.config.get_text_config().vocab_size) // 8) if is_masked else 0
+        size = plan_batches(config).rollout_bytes(models.max_prompt_length, mask_bytes)
+        n_iters = config.train_evaluation.n_iters
+        yield "size", f"about {gibibytes(size)} per iteration, {gibibytes(n_iters * size)} in all, at full length"
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

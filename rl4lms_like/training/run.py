@@ -8,6 +8,7 @@ On the CPUs of one machine, runs are bitwise reproducible without the key too; d
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
@@ -48,6 +49,7 @@ def train(
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
     overrides: Sequence[str] = (),
+    replay: str | Path | None = None,
     new: bool = False,
 ) -> Path:
     """Train a model as configured in a YAML file; after an interruption, the same call resumes the run.
@@ -60,6 +62,7 @@ def train(
         base_path_to_store_results: first folder.
         log_to_wandb: log to Weights & Biases.
         overrides: `train_evaluation.n_iters=200`, applied in order.
+        replay: value of `train_evaluation.replay`; default: the config's.
         new: start a new run in any case.
 
     Returns:
@@ -68,6 +71,8 @@ def train(
     Raises:
         RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
     """
+    if replay is not None:
+        overrides = [*overrides, f"train_evaluation.replay={json.dumps(str(replay))}"]
     return train_config(
         load_config(config_path, overrides),
         project_name=project_name,
@@ -147,6 +152,7 @@ def resume(
         RL4LMsLikeError: the run failed; subclasses name the cause.
     """
     from rl4lms_like.core.import_paths import refuse_unless_trusted
+    from rl4lms_like.training.replay import with_replay
     from rl4lms_like.training.resuming.resume import hold_run, resumption
 
     lock = hold_run(path)
@@ -157,7 +163,7 @@ def resume(
         folder = found.run_folder.resolve()
         place, tracking = (folder.parent.parent, folder.parent.name, folder.name), (entity_name, log_to_wandb, quiet)
         with deterministic_operations(found.config.deterministic):
-            return _train(found.config, place, replace(found, lock=lock), *tracking)
+            return _train(with_replay(found.config), place, replace(found, lock=lock), *tracking)
     finally:
         lock.release()
 
@@ -174,8 +180,10 @@ def train_config(
     new: bool = False,
 ) -> Path:
     """Train a model as configured in `config`; see `train`."""
+    from rl4lms_like.training.replay import with_replay
     from rl4lms_like.training.resuming.resume import find_unfinished
 
+    config = with_replay(config)
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
     wanted = experiment_folder(base, project_name, experiment_name)
     found, text = (None, []) if new else find_unfinished(config, wanted)

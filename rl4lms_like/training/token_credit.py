@@ -145,6 +145,7 @@ class TokenCredit(Callback):
             ids = episodes.response_ids[row][episodes.action_mask[row]].tolist()
             names = tokenizer.convert_ids_to_tokens(ids)
             yield {
+                "episode": choice.episode,
                 "sample_id": infos[choice.episode]["sample_id"],
                 "rank": choice.rank,
                 "followed": choice.followed,

@@ -14,13 +14,16 @@ from rl4lms_like.core.disk import saving
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.best_model import BestModel
 from rl4lms_like.training.callbacks import Callback
 from rl4lms_like.training.doctor.callback import Doctor
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
+from rl4lms_like.training.replay import Replay, origin_of
 from rl4lms_like.training.resuming.checkpoints import delete_interrupted, write_folder
 from rl4lms_like.training.resuming.states import ResumePoint
+from rl4lms_like.training.rollout_files import Recorder, delete_later_rollouts
 from rl4lms_like.training.token_credit import TokenCredit
 
 
@@ -39,6 +42,7 @@ class OnPolicyTrainer:
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another run.
+        ConfigError: the rollouts of `train_evaluation.replay` cannot be used with this config.
     """
 
     def __init__(self, run: Run, tracker: Tracker, *, resume_from: Path | None = None) -> None:
@@ -54,11 +58,15 @@ class OnPolicyTrainer:
             "doctor": Doctor(run, tracker),
             "token_credit": TokenCredit(run, tracker),
         }
+        self._keep_or_replay_rollouts()
         self.resume_point = ResumePoint(self)
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         run.algorithm.interruption, run.algorithm.on_step = self.interruption, self.resume_point.mark_in_update
         if resume_from is not None:
             self.resume_point.resume(resume_from)
+        is_in_update = run.algorithm.update is not None
+        done = {ITERATION: self.current_iter + is_in_update, CRITIC: self._rollout_number(True) - 1}
+        delete_later_rollouts(tracker.run_path, done)
 
     def train_and_eval(self) -> None:
         """Train and evaluate; if the run ends early, also by Ctrl-C or SIGTERM, save the state to resume from."""
@@ -84,6 +92,24 @@ class OnPolicyTrainer:
                 write_folder(folder, self.save)
         self.evaluate(("val", "test"))
         delete_interrupted(self.tracker.run_path / "checkpoints")
+
+    def _keep_or_replay_rollouts(self) -> None:
+        """Connect the collector to kept rollouts, if the config asks for it; the weights must be those at the start."""
+        if not self.schedule.save_rollouts and self.schedule.replay is None:
+            return
+        collector, origin = self.run.algorithm.collector, origin_of(self.run)
+        if self.schedule.replay is not None:
+            replay = Replay(self.run, self.tracker.run_config, self._rollout_number, origin)
+            self.tracker.log_info(str(replay.plan))
+            collector.replay = replay
+        if self.schedule.save_rollouts:
+            collector.on_rollout = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
+
+    def _rollout_number(self, is_critic: bool) -> int:
+        """Return the number of the next rollout, of the iterations or of the critic's pretraining."""
+        pretraining = getattr(self.run.algorithm, "pretraining", None)
+        explained = [] if pretraining is None else pretraining.explained
+        return 1 + (len(explained) if is_critic else self.current_iter)
 
     def _pretrain_critic(self) -> None:
         """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""

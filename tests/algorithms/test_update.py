@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 import warnings
 
 import pytest
@@ -108,6 +109,40 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
     for gradient, logged in seen[1:]:
         assert float((gradient - seen[0][0]).norm() / seen[0][0].norm()) < 1e-5
         assert logged == pytest.approx(seen[0][1], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+@pytest.mark.parametrize(
+    ("log_ratio", "weight"), [(-math.log(2), 0.5), (math.log(8), 2.0)], ids=["within", "at the limit"]
+)
+def test_actions_of_another_policy_are_weighted_in_its_loss(
+    algorithm, log_ratio, weight, tiny_gpt2_dir, tiny_tokenizer
+):
+    """`log_ratio` is the log of pi / mu; with such a constant, the whole gradient is scaled."""
+    changes, parts = [], []
+    for expected in (1.0, weight):
+        built = build(
+            algorithm, tiny_gpt2_dir, tiny_tokenizer, micro_batch_size=30, vf_coef=0.0, max_grad_norm=None,
+            policy_kwargs={"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}, "value_head_init": "default"},
+            **({"n_epochs": 1, "batch_size": 4000} if algorithm is PPO else {}),
+        )  # fmt: skip
+        if expected == 1:
+            built.collector.on_rollout = lambda generated, is_critic: parts.extend(generated)
+        else:
+            weighted = [
+                part._replace(
+                    episodes=dataclasses.replace(part.episodes, behavior_log_prob=part.scores.log_prob - log_ratio)
+                )
+                for part in parts
+            ]
+            built.collector.replay = lambda is_critic, stored=weighted: stored
+            built.is_off_policy = True
+        before = parameters(built)
+        built.learn_iteration(0, 1)
+        changes.append(parameters(built) - before)
+    assert float(changes[0].norm()) > 1e-5
+    torch.testing.assert_close(changes[1], weight * changes[0], atol=1e-3 * float(changes[0].norm()), rtol=1e-3)
+    assert built.logger.name_to_value["rollout_info/importance_weight"] == pytest.approx(math.exp(log_ratio))
 
 
 def test_a_minibatch_of_one_token_is_safe(tiny_gpt2_dir, tiny_tokenizer):

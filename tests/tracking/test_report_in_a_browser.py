@@ -19,6 +19,7 @@ pytestmark = needs_chromium
 def folder(tmp_path_factory, tiny_gpt2_dir):
     config = copy.deepcopy(RUN)
     config["tokenizer"]["model_name"] = config["alg"]["policy"]["args"]["model_name"] = str(tiny_gpt2_dir)
+    config["train_evaluation"] = {**config["train_evaluation"], "save_rollouts": True}
     return train_config(parse_config(config), base_path_to_store_results=tmp_path_factory.mktemp("run"), quiet=True)
 
 
@@ -28,5 +29,6 @@ def test_the_report_is_readable_and_complete(folder, tmp_path, dark):
     assert_readable(page, dark=dark)
     last = json.loads((folder / "epoch_2_val_split_predictions.json").read_text())
     assert page.dom.count('class="pair"') >= len(last) > 0
+    assert page.dom.count('id="rollout-') == 2 and 'href="#tokens-2-' in page.dom
     titles = page.dom.count("<figure")
     assert titles >= 8 and page.measured["charts"] >= titles

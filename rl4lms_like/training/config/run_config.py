@@ -204,6 +204,9 @@ class TrainEvaluationConfig:
             cannot be resumed.
         n_credit_episodes: number of episodes per recorded rollout whose tokens the report shows with advantage, KL,
             ratio and reward. 0 records none.
+        save_rollouts: keep every rollout in `rollouts/`, for `replay` and for `rl4lms-like rollouts`.
+        replay: train on the kept rollouts of this run folder instead of generating; `FOLDER:3-7` selects iterations.
+            Training ends at the latest with the last of them.
     """
 
     eval_batch_size: Count
@@ -217,6 +220,8 @@ class TrainEvaluationConfig:
     max_eval_samples: Count | None = None
     save_model: bool = True
     n_credit_episodes: Whole = 3
+    save_rollouts: bool = False
+    replay: str | None = None
 
     def __post_init__(self) -> None:
         if self.keep_last is not None and not self.save_model:

@@ -17,6 +17,10 @@ from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import response_limit
 from rl4lms_like.training.config.run_config import RunConfig
 
+TEXT_BYTES, EPISODE_BYTES, HEADER_BYTES = 4, 200, 25_000
+"""Size of kept rollouts in bytes, besides the tensors: of a token's text, of an episode's other values in JSON, and of
+the states of the random generators."""
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -55,6 +59,17 @@ class BatchPlan:
     def _prompts(self) -> str:
         n, size = self.prompts_per_batch // self.group_size, self.group_size
         return f"{n} prompts" if size == 1 else f"{n} prompts with {size} responses each"
+
+    def rollout_bytes(self, prompt_tokens: int, mask_bytes: int = 0) -> int:
+        """Return the size of a kept rollout in bytes, for prompts of this many tokens.
+
+        Args:
+            prompt_tokens: of a prompt.
+            mask_bytes: size of the mask of one action; 0 if there are no masks.
+        """
+        per_episode = 9 * (prompt_tokens + self.response_tokens) + TEXT_BYTES * (prompt_tokens + self.response_tokens)
+        per_token = 6 * 4 + mask_bytes  # reward and five scores, float32
+        return self.episodes * (per_episode + EPISODE_BYTES + self.response_tokens * per_token) + HEADER_BYTES
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the name and the amount of each quantity, as `check` prints them."""

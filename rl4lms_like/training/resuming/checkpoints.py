@@ -102,7 +102,7 @@ def write_checkpoint(
 
     def write(partial: Path) -> None:
         save_model(partial)
-        _write_tensors(state.tensors, partial / TENSORS)
+        write_tensors(state.tensors, partial / TENSORS)
         _write_json(state.numbers, partial / STATE)
         files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
         manifest = {
@@ -378,7 +378,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, also from tensors that share memory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -391,7 +396,7 @@ def _write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         seen.add(part.untyped_storage().data_ptr())
         packed[name] = part
     try:
-        save_file(packed, file)
+        save_file(packed, file, metadata)
     except SafetensorError as error:  # raised when the disk is full
         raise OSError(str(error)) from error
 

@@ -82,6 +82,7 @@ MAY_CHANGE = (
     "train_evaluation.save_model",
     "train_evaluation.keep_last",
     "train_evaluation.n_credit_episodes",
+    "train_evaluation.save_rollouts",
     "env.reward_workers",
     "env.reward_timeout",
     "alg.args.verbose",
@@ -135,7 +136,7 @@ def hold_run(path: str | Path) -> FileLock:
         RL4LMsLikeError: another process is writing to it.
     """
     run_folder, _ = _places(path)
-    _own_config(run_folder)
+    own_config(run_folder)
     lock = hold(run_folder)
     put_names_back(run_folder)
     return lock
@@ -154,7 +155,7 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
         ConfigError: the overrides are invalid, or would change what the run computes.
     """
     run_folder, named = _places(path)
-    mapping = _own_config(run_folder)
+    mapping = own_config(run_folder)
     checkpoint = named or newest_checkpoint(run_folder)
     state = _checked(checkpoint)
     changed, issues = apply_overrides(mapping, overrides)
@@ -193,10 +194,10 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
     if (folder / FINISHED_FILE).exists():
         return "it is finished"
     try:
-        before = parse_config(_own_config(folder), source=str(folder / CONFIG_FILE))
+        before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
     except (CheckpointError, ConfigError):
         return f"its {CONFIG_FILE} cannot be read"
-    differences = _other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
+    differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
     message = [
         f"{path} is {shown(old)} there, {shown(new)} here" + (f" ({schedule})" if schedule else "")
         for path, old, new, schedule in differences[:N_SHOWN]
@@ -230,7 +231,7 @@ def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
             return Resumption(folder, None, config, lock)
         return f"it has no checkpoint to resume from{skipped(folder / FOLDER)}"
     state = _checked(checkpoint, "; --new starts a new run")
-    _refuse_edited(folder, state, _own_config(folder))
+    _refuse_edited(folder, state, own_config(folder))
     if issue := _behind_already(config, state, checkpoint):
         return f"{issue.path} is {issue.message}"
     return Resumption(folder, checkpoint, config, lock)
@@ -319,8 +320,8 @@ def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -
     return None
 
 
-def _other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any, str | None]]:
-    """Return the differences of two configs that change what the run computes.
+def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any, str | None]]:
+    """Return the differences of two configs, as JSON data, that change what the run computes.
 
     Each is a path, its value in the run, its new value, and if the path is a length that the learning rate follows, a
     text that says so.
@@ -365,7 +366,7 @@ def _sound(checkpoint: Path) -> TrainingState:
     return state
 
 
-def _own_config(run_folder: Path) -> dict[str, Any]:
+def own_config(run_folder: Path) -> dict[str, Any]:
     """Read a run's `config.json`; raise a `CheckpointError` if there is none."""
     file = run_folder / CONFIG_FILE
     try:
@@ -394,7 +395,7 @@ def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], sou
             if schedule
             else f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming",
         )
-        for path, old, new, schedule in _other_computations(before, after)
+        for path, old, new, schedule in other_computations(before, after)
     ]
     if issues:
         raise ConfigError(issues, source)

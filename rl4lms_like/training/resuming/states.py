@@ -23,7 +23,7 @@ import hashlib
 import logging
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -370,13 +370,18 @@ def frozen_digests(
         texts.update(f"{split} {len(of_split)}".encode())
         for sample in of_split:
             texts.update(repr((sample.id, sample.prompt_or_input_text, list(sample.references))).encode())
-    weights = hashlib.sha256()
-    for name, parameter in module.named_parameters():
-        if parameter.data_ptr() not in changing:
-            weights.update(name.encode())
-            content: Any = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            weights.update(content)
-    return {_FROZEN: weights.hexdigest(), "samples of the data pool": texts.hexdigest()}
+    frozen = ((name, each) for name, each in module.named_parameters() if each.data_ptr() not in changing)
+    return {_FROZEN: weights_digest(frozen), "samples of the data pool": texts.hexdigest()}
+
+
+def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 of names and values."""
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        digest.update(name.encode())
+        content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def check_frozen(own: Mapping[str, str], saved: Mapping[str, str]) -> None:

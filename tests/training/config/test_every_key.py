@@ -35,6 +35,7 @@ from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.testing import models
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig
+from rl4lms_like.training.replay import with_replay
 from tests.training import observations as see
 
 FOLDERS = "FOLDERS"
@@ -293,6 +294,8 @@ RUN: dict[str, Row | Silent] = {
     "train_evaluation.max_eval_samples": Row(1, see.evaluated),
     "train_evaluation.save_model": Row(False, see.whole_run),
     "train_evaluation.n_credit_episodes": Row(1, see.whole_run),
+    "train_evaluation.save_rollouts": Row(True, see.whole_run),
+    "train_evaluation.replay": Row("no/such/run", lambda made: with_replay(made.run.config)),
     "seed": Row(1, see.texts),
     "device": Row("cuda:7", lambda made: made.policy.device.type),
     "n_threads": Row(

@@ -1,0 +1,151 @@
+"""Kept rollouts of a run (`train_evaluation.save_rollouts`): which there are, and their texts.
+
+rollouts/iteration_00003.safetensors   tensors, for `train_evaluation.replay`
+rollouts/iteration_00003.jsonl         one object per episode: texts, reward, KL
+rollouts/critic_00001.*                rollouts of the critic's pretraining
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.wording import printable
+from rl4lms_like.tracking.charts import format_number
+from rl4lms_like.tracking.record import RunRecord, lines_of, number, written_by_a_run
+from rl4lms_like.tracking.run_folder import CONFIG_FILE, ROLLOUTS
+
+ITERATION, CRITIC = "iteration", "critic"
+TENSORS, TEXTS = ".safetensors", ".jsonl"
+N_ITERATIONS, N_EPISODES = 12, 10
+"""Maximum number of iterations in the report, and of episodes per iteration."""
+
+
+def rollout_file(run_folder: Path, kind: str, number: int, ending: str) -> Path:
+    """Return the path of a file of a rollout; `kind` is `ITERATION` or `CRITIC`, numbers begin at 1."""
+    return run_folder / ROLLOUTS / f"{kind}_{number:05d}{ending}"
+
+
+def kept_rollouts(run_folder: Path, kind: str = ITERATION, ending: str = TENSORS) -> list[int]:
+    """Return the numbers of the rollouts that a run has kept, in order."""
+    names = (file.name[len(kind) + 1 : -len(ending)] for file in (run_folder / ROLLOUTS).glob(f"{kind}_*{ending}"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def ranges(numbers: list[int]) -> str:
+    """Return sorted numbers in short.
+
+    Example:
+        >>> ranges([1, 2, 3, 7])
+        '1-3, 7'
+    """
+    groups: list[list[int]] = []
+    for each in numbers:
+        if groups and each == groups[-1][-1] + 1:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
+
+
+def episodes_of(
+    run_folder: Path,
+    *,
+    iteration: int | None = None,
+    min_reward: float | None = None,
+    max_reward: float | None = None,
+    contains: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the episodes of kept rollouts that meet all conditions.
+
+    Args:
+        run_folder: folder of the run.
+        iteration: only of this iteration.
+        min_reward: smallest task reward.
+        max_reward: largest task reward.
+        contains: text in the prompt or the response.
+
+    Raises:
+        RL4LMsLikeError: the run has kept no rollouts, or not this one; or a file was not written by a run.
+    """
+    if not (run_folder / CONFIG_FILE).is_file():
+        raise RL4LMsLikeError(f"{run_folder} is not a run folder: it has no {CONFIG_FILE}")
+    kept = kept_rollouts(run_folder, ending=TEXTS)
+    if not kept:
+        raise RL4LMsLikeError(f"{run_folder} has kept no rollouts: its train_evaluation.save_rollouts was false")
+    if iteration is not None and iteration not in kept:
+        raise RL4LMsLikeError(f"{run_folder} has no rollout of iteration {iteration}, only of {ranges(kept)}")
+    for each in kept if iteration is None else [iteration]:
+        file = rollout_file(run_folder, ITERATION, each, TEXTS)
+        for episode in lines_of(file):
+            with written_by_a_run(file):
+                is_low = min_reward is not None and episode["reward"] < min_reward
+                is_high = max_reward is not None and episode["reward"] > max_reward
+                is_other = contains is not None and contains not in f"{episode['prompt']}\n{episode['response']}"
+            if not (is_low or is_high or is_other):
+                yield episode
+
+
+def described(episode: Mapping[str, Any]) -> str:
+    """Return an episode as one line of text."""
+    kl = number(episode.get("kl"))
+    facts = [
+        f"iteration {episode.get('iteration')}, episode {episode.get('episode')}",
+        f"reward {format_number(number(episode.get('reward')))}",
+        f"{episode.get('length')} tokens",
+        *([] if kl is None else [f"KL {format_number(kl)}"]),
+    ]
+    return printable(f"{' · '.join(facts)} | {episode.get('prompt')} | {episode.get('response')}".replace("\n", "⏎"))
+
+
+def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what the report shows of the kept rollouts: iterations, their episodes, and links to their tokens.
+
+    Args:
+        run: the run.
+        credit: the recorded tokens in the report (`credit_of`); episodes with recorded tokens are always shown.
+
+    Raises:
+        RL4LMsLikeError: a file was not written by a run.
+    """
+    kept = kept_rollouts(run.path, ending=TEXTS)
+    if not kept:
+        return None
+    tokens = {
+        each["iteration"]: {episode["number"] for episode in each["episodes"]}
+        for each in (credit or {"iterations": []})["iterations"]
+    }
+    chosen = [each for each in kept if each in tokens] or _spaced(kept, N_ITERATIONS)
+    iterations = []
+    for iteration in chosen:
+        file = rollout_file(run.path, ITERATION, iteration, TEXTS)
+        with written_by_a_run(file):
+            iterations.append({"iteration": iteration, **_table(lines_of(file), tokens.get(iteration, set()))})
+    return {"iterations": iterations, "n_kept": len(kept)}
+
+
+def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict[str, Any]:
+    ranked = sorted(episodes, key=lambda episode: -episode["reward"])
+    spaced = _spaced(ranked, N_EPISODES)
+    rows = [
+        {
+            "number": int(episode["episode"]),
+            "prompt": str(episode["prompt"]).strip(),
+            "response": str(episode["response"]).strip(),
+            "reward": format_number(number(episode["reward"])),
+            "length": int(episode["length"]),
+            "kl": format_number(number(episode["kl"])) if "kl" in episode else None,
+            "has_tokens": episode["episode"] in with_tokens,
+        }
+        for episode in ranked
+        if episode in spaced or episode["episode"] in with_tokens
+    ]
+    return {"rows": rows, "n_episodes": len(episodes)}
+
+
+def _spaced(items: list[Any], n: int) -> list[Any]:
+    """Return the first, the last and evenly spaced items between them, at most `n`."""
+    last = len(items) - 1
+    return items if last < n else [items[step * last // (n - 1)] for step in range(n)]

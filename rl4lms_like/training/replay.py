@@ -1,0 +1,231 @@
+"""Training on kept rollouts of another run (`train_evaluation.replay`), without generating.
+
+    same config, same starting weights, from iteration 1    stored log-probs and values: the same weights, byte for byte
+    otherwise                                               scored again, loss weighted by min(pi / mu, 2)
+    another task (`TASK`), tokenizer, family, masks         refused
+
+pi is the policy at the start of the update, mu the one that generated the rollout; see `correction_weights`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue
+from rl4lms_like.core.secrets import masked
+from rl4lms_like.core.wording import shown
+from rl4lms_like.rollouts.collector import ScoredEpisodes
+from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, kept_rollouts, ranges, rollout_file
+from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.config.binding import with_defaults
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, parse_config
+from rl4lms_like.training.resuming.resume import N_SHOWN, other_computations, own_config
+from rl4lms_like.training.resuming.states import load_random, weights_digest
+from rl4lms_like.training.rollout_files import StoredRollout, read_rollout
+
+KEY = "train_evaluation.replay"
+TASK = ("reward_fn", "datapool", "env")
+"""Blocks that determine the stored prompts and rewards."""
+_SELECTED = re.compile(r"(?P<folder>.+):(?P<first>\d+)(?:-(?P<last>\d+))?")
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """Replay of a config.
+
+    Args:
+        run_folder: the run that kept the rollouts.
+        iterations: its selected iterations.
+        differences: why the stored log-probs and values do not apply; empty if they do.
+    """
+
+    run_folder: Path
+    iterations: list[int]
+    differences: list[str]
+
+    def __str__(self) -> str:
+        """Return the plan as one line of text."""
+        why = "; ".join(self.differences[:N_SHOWN]) + (" ..." if len(self.differences) > N_SHOWN else "")
+        how = f"scored again and weighted, because {why}" if why else "with the stored log-probs and values"
+        return f"replay of {self.run_folder}, iterations {ranges(self.iterations)}: {how}"
+
+
+def with_replay(config: AnyConfig) -> AnyConfig:
+    """Check the replay of a config, if it has one; `n_iters` becomes at most the number of selected iterations.
+
+    Raises:
+        ConfigError: the rollouts do not exist, or cannot be used with this config.
+    """
+    if not isinstance(config, RunConfig) or config.train_evaluation.replay is None:
+        return config
+    folder, iterations = _selection(config.train_evaluation.replay)
+    schedule = config.train_evaluation
+    schedule = replace(schedule, n_iters=min(schedule.n_iters, len(iterations)))
+    config = replace(config, train_evaluation=schedule)
+    plan = _plan(folder, iterations, config.to_dict())
+    if issues := _unusable(plan, config.to_dict()):
+        raise ConfigError(issues, f"the replay of {folder}")
+    return config
+
+
+def plan_of(config: Mapping[str, Any]) -> ReplayPlan:
+    """Return what a config, which `with_replay` has checked, replays."""
+    return _plan(*_selection(config["train_evaluation"]["replay"]), config)
+
+
+def _selection(value: str) -> tuple[Path, list[int]]:
+    """Return the run folder and the iterations of `FOLDER` or `FOLDER:3-7`."""
+    found = None if with_home(value).is_dir() else _SELECTED.fullmatch(value)
+    folder = with_home(found["folder"] if found else value)
+    kept = kept_rollouts(folder)
+    first = int(found["first"]) if found else 1
+    last = int(found["last"] or found["first"]) if found else max(kept, default=0)
+    if not kept:
+        text = "was its train_evaluation.save_rollouts true?" if folder.is_dir() else "there is no such folder"
+        raise ConfigError([ConfigIssue(KEY, f"{folder} has no rollouts: {text}")])
+    wanted = list(range(first, last + 1))
+    if not wanted or not set(wanted) <= set(kept):
+        text = f"{ranges(wanted) or f'{first}-{last}'} are not all among the rollouts of {folder}: {ranges(kept)}"
+        raise ConfigError([ConfigIssue(KEY, text)])
+    return folder, wanted
+
+
+def _plan(folder: Path, iterations: list[int], config: Mapping[str, Any]) -> ReplayPlan:
+    found = [f"{path} is {shown(old)} there, {shown(new)} here" for path, old, new in _changes(folder, config)]
+    if iterations[0] != 1:
+        found.append(f"iteration {iterations[0]} did not start from the first weights")
+    return ReplayPlan(folder, iterations, found)
+
+
+def _changes(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return path, value there and value here of each key that affects weights or scores."""
+    try:
+        before = parse_config(own_config(folder), source=f"{folder}/config.json").to_dict()
+    except (CheckpointError, ConfigError) as error:
+        raise ConfigError([ConfigIssue(KEY, str(error))]) from error
+    differences = other_computations(to_json(before), to_json(masked(dict(config))))
+    in_schedule = "train_evaluation."
+    return [(path, old, new) for path, old, new, decay in differences if decay or not path.startswith(in_schedule)]
+
+
+def _unusable(plan: ReplayPlan, config: Mapping[str, Any]) -> list[ConfigIssue]:
+    """Return why the rollouts cannot be used with this config."""
+    issues = [
+        ConfigIssue(
+            path, f"{shown(old)} in {plan.run_folder}, {shown(new)} here: the stored rewards are of another task"
+        )
+        for path, old, new in _changes(plan.run_folder, config)
+        if path.partition(".")[0] in TASK
+    ]
+    return issues or (uncorrectable(plan, config) if plan.differences else _without_critic(plan, config))
+
+
+def uncorrectable(plan: ReplayPlan, config: Mapping[str, Any]) -> list[ConfigIssue]:
+    """Return why rollouts of another policy cannot be used with this config."""
+    issues, why = [], f"these rollouts are of another policy ({'; '.join(plan.differences[:N_SHOWN])})"
+    if not getattr(ALGORITHMS.resolve(config["alg"]["id"]), "learns_off_policy", False):
+        issues.append(ConfigIssue("alg.id", f"{config['alg']['id']} needs rollouts of its own policy, but {why}"))
+    if _pretrains(config):
+        hint = f"set it to null and alg.policy.args.critic_model to {plan.run_folder / 'critic'}"
+        issues.append(ConfigIssue("alg.args.critic_pretrain", f"it needs rollouts of its policy, but {why}; {hint}"))
+    return issues
+
+
+def _without_critic(plan: ReplayPlan, config: Mapping[str, Any]) -> list[ConfigIssue]:
+    if not _pretrains(config) or kept_rollouts(plan.run_folder, CRITIC):
+        return []
+    return [ConfigIssue("alg.args.critic_pretrain", f"{plan.run_folder} has no rollouts of the critic's pretraining")]
+
+
+def _pretrains(config: Mapping[str, Any]) -> bool:
+    return with_defaults(config)["alg"]["args"].get("critic_pretrain") is not None
+
+
+def origin_of(run: Run) -> dict[str, str]:
+    """Return digests of the starting weights and of the tokenizer, of a run that was just assembled."""
+    tokenizer = run.tokenizer
+    tokens = json.dumps([sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids)])
+    named = run.policy.named_parameters()
+    return {"weights": weights_digest(named), "tokenizer": hashlib.sha256(tokens.encode()).hexdigest()}
+
+
+class Replay:
+    """Source of kept rollouts (`RolloutCollector.replay`).
+
+    Args:
+        run: the run, just assembled.
+        config: its config as plain data.
+        position: returns the number of the next rollout, of the iterations or of the critic's pretraining.
+        origin: see `origin_of`.
+
+    Attributes:
+        plan: what is replayed, and how.
+
+    Raises:
+        ConfigError: the rollouts cannot be used with this tokenizer and these weights.
+        RL4LMsLikeError: a file cannot be read.
+    """
+
+    def __init__(
+        self, run: Run, config: Mapping[str, Any], position: Callable[[bool], int], origin: Mapping[str, str]
+    ) -> None:
+        self.run, self.position = run, position
+        self.plan = plan_of(config)
+        stored = self._read(ITERATION, self.plan.iterations[0])
+        self._check(stored, origin)
+        if not self.plan.differences and stored.origin.get("weights") != origin["weights"]:
+            self.plan = replace(self.plan, differences=["the starting weights differ"])
+            if issues := uncorrectable(self.plan, config):
+                raise ConfigError(issues, f"the replay of {self.plan.run_folder}")
+        run.algorithm.is_off_policy = bool(self.plan.differences)
+
+    def __call__(self, is_critic: bool) -> list[ScoredEpisodes]:
+        """Return the generation batches of the next rollout, with scores that are valid for the current policy.
+
+        Raises:
+            ConfigError: the critic's pretraining needs more rollouts than were kept.
+            RL4LMsLikeError: a file cannot be read.
+        """
+        number = self.position(is_critic)
+        if is_critic and number not in kept_rollouts(self.plan.run_folder, CRITIC):
+            text = f"{self.plan.run_folder} has no rollout {number} of the critic's pretraining"
+            raise ConfigError([ConfigIssue("alg.args.critic_pretrain", text)])
+        stored = self._read(*((CRITIC, number) if is_critic else (ITERATION, self.plan.iterations[number - 1])))
+        if self.plan.differences:
+            return [self._scored(part) for part in stored.parts]
+        load_random(*stored.random)  # a reward may have drawn numbers, which dropout then continues
+        return stored.parts
+
+    def _read(self, kind: str, number: int) -> StoredRollout:
+        device = self.run.policy.device
+        return read_rollout(rollout_file(self.plan.run_folder, kind, number, TENSORS), device)
+
+    def _scored(self, part: ScoredEpisodes) -> ScoredEpisodes:
+        """Return a generation batch with scores of the current policy and the log-probs of the one that generated."""
+        behavior = part.episodes.behavior_log_prob
+        behavior = part.scores.log_prob if behavior is None else behavior
+        episodes = replace(part.episodes, behavior_log_prob=behavior)
+        return part._replace(episodes=episodes, scores=self.run.algorithm.collector.score(episodes))
+
+    def _check(self, stored: StoredRollout, origin: Mapping[str, str]) -> None:
+        policy, issues = self.run.policy, []
+        episodes = stored.parts[0].episodes
+        if stored.origin.get("tokenizer") != origin["tokenizer"]:
+            issues.append(ConfigIssue("tokenizer.model_name", "the rollouts have the tokens of another tokenizer"))
+        if episodes.prompt_side != policy.reader.prompt_side:
+            issues.append(ConfigIssue("alg.policy.id", "the rollouts are of a model of the other family"))
+        n_bytes = None if episodes.allowed is None else episodes.allowed.shape[1]
+        if n_bytes != (-(-policy.vocab_size // 8) if hasattr(policy, "mask_model") else None):
+            text = "the rollouts have no masks" if n_bytes is None else "the rollouts have masks of another policy"
+            issues.append(ConfigIssue("alg.policy.id", text))
+        if issues:
+            raise ConfigError(issues, f"the replay of {self.plan.run_folder}")
