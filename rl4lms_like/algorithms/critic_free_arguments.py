@@ -205,7 +205,7 @@ class CriticFreeArguments(OnPolicyArguments):
                 baseline != "none" and values["gamma"] != 1,
                 "has no effect: with a baseline, all tokens of a response have the same advantage",
             ),
-            ("gae_lambda", given.get("gae_lambda") is not None, "has no effect without a critic; remove it"),
+            ("gae_lambda", values["gae_lambda"] != 1, "has no effect without a critic; remove it"),
             ("gae_length_alpha", given.get("gae_length_alpha") is not None, "has no effect without a critic"),
             (
                 "overlong_buffer",

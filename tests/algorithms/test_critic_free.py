@@ -15,12 +15,13 @@ from rl4lms_like.core.objective import action_weights
 from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.testing.exact import reward
 from rl4lms_like.testing.tabular import LENGTH, Enumeration
 from rl4lms_like.training.config.run_config import parse_config
 from tests.algorithms.test_update import build, parameters
 from tests.builders import make_env
 from tests.config_errors import raises_at
-from tests.laws.test_exact_gradients import assert_equal, exact, reward, terms
+from tests.laws.test_exact_gradients import assert_equal, gradient
 from tests.training.configs import run_blocks
 
 IDS = [id for id in ALGORITHMS if ALGORITHMS.entry(id).target.startswith(policy_gradient.__name__)]
@@ -92,8 +93,8 @@ def test_micro_batches_never_change_the_gradient_and_the_first_ratio_is_one(
         built.train()
         seen.append((built.gradient, built.logged))
     assert float(seen[0][0].norm()) > 1e-6
-    for gradient, logged in seen[1:]:
-        assert float((gradient - seen[0][0]).norm() / seen[0][0].norm()) < 1e-5
+    for found, logged in seen[1:]:
+        assert float((found - seen[0][0]).norm() / seen[0][0].norm()) < 1e-5
         assert logged == pytest.approx(seen[0][1], rel=1e-3, abs=1e-5)
     assert 0 < seen[0][1]["clip_fraction"] <= 1
 
@@ -120,22 +121,16 @@ def test_a_first_step_is_the_policy_gradient_for_every_surrogate(tiny_gpt2_dir, 
         )
         built.learn_iteration(0, 1)
         gradients[surrogate] = built.gradient
-    for gradient in gradients.values():
-        assert float((gradient - gradients["clip"]).norm() / gradients["clip"].norm()) < 1e-4
+    for found in gradients.values():
+        assert float((found - gradients["clip"]).norm() / gradients["clip"].norm()) < 1e-4
 
 
 @pytest.mark.parametrize(("baseline", "factor", "coeff"), [("leave_one_out", 1.0, 0.3), ("mean", 0.5, 0.0)])
 def test_the_expected_gradient_is_exact(baseline, factor, coeff):
     """Leave-one-out is unbiased; the mean of a group of G is (G - 1) / G of it. The KL is part of the reward."""
-    run = Enumeration(
-        RLOO, reward, prompts=(0, 0), kl_coeff=coeff, group_size=2, baseline=baseline, max_grad_norm=None
-    )  # fmt: skip
-    found = run.expected()
-    total = sum(
-        log_prob.sum().exp() * (paid - coeff * kl.sum().detach())
-        for log_prob, paid, kl, _ in terms(run.policy, 0, "k1")
-    )
-    assert_equal(found.logits, -factor * exact(run.policy, total)[0] / LENGTH)
+    run = Enumeration(RLOO, reward, prompts=(0, 0), kl_coeff=coeff, group_size=2, baseline=baseline)
+    expected = -factor * gradient(run.objective(), run.policy.logits) / LENGTH
+    assert_equal(run.expected()["logits"], expected)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
@@ -143,7 +138,7 @@ def test_the_expected_gradient_of_a_penalty_in_the_loss(estimator):
     """Of k2 it is that of KL(policy ‖ reference) at each state, of k3 that of KL(reference ‖ policy)."""
     run = Enumeration(
         ReinforcePP, lambda prompt, response: 0.0, kl_coeff=0.3, scale="none",
-        loss_aggregation="seq_mean_token_sum_norm", max_grad_norm=None,
+        loss_aggregation="seq_mean_token_sum_norm",
     )  # fmt: skip
     controller = FixedKLController(0.3, estimator=estimator, placement="loss")
     run.algorithm.kl_controller = run.algorithm.collector.kl = controller
@@ -154,7 +149,7 @@ def test_the_expected_gradient_of_a_penalty_in_the_loss(estimator):
         pi, reference = (table[states].log_softmax(-1) for table in (run.policy.logits, run.policy.ref_logits))
         kl = pi.exp() * (pi - reference) if estimator == "k2" else reference.exp() * (reference - pi)
         total = total + probability * kl.sum()
-    assert_equal(found.logits, 0.3 * exact(run.policy, total)[0] / LENGTH)
+    assert_equal(found["logits"], 0.3 * gradient(total, run.policy.logits) / LENGTH)
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ STEPS = {
     "sao": {"n_steps": 20, "critic_only_iterations": 0},
     "ppo": {"n_steps": 20, "batch_size": 80, "n_epochs": 2, "learning_rate": 3e-3},
     "a2c": {"n_steps": 20, "learning_rate": 3e-3},
+    "dapo": {"n_steps": 20, "group_size": 8},
+    "maxrl": {"n_steps": 20, "scale": "none"},  # the rewards here are not 0 or 1
 }
 
 
