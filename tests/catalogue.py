@@ -273,6 +273,7 @@ METRICS: dict[str, Row] = {
     "reasoning_gym": Row(),
     "regex": Row({"pattern": r"\d+"}),
     "pass_at_k": Row({"k": [1]}),
+    "maj_at_k": Row({"k": [1], "scorer": {"id": "math_equal"}}),
 }
 
 _FILE = {"prompt_column": "text", "seed": 3}
@@ -281,6 +282,7 @@ POOLS: dict[str, Row] = {
     "dummy_pool": Row({"prompt": "Count:", "n_samples": 4}),
     "film_opinions": Row({"n_train": 20, "n_eval": 5}),
     "reasoning_gym": Row(lambda places: places.questions()),
+    "sums": Row({"limit": 20}),
     "jsonl": Row(lambda places: {"path": places.file("ten.jsonl", _JSON_LINES), "reference_column": "answer"} | _FILE),
     "csv": Row(lambda places: {"path": places.file("ten.csv", _CSV), "reference_column": "answer"} | _FILE),
     "text": Row(lambda places: {"path": places.file("ten.txt", _LINES), "prompt_words": 3}),

@@ -115,6 +115,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "seed": Acts(1, samples),
         "prompt_words": Acts([6, 6], samples),
     },
+    "sums": {"limit": Acts(21, samples)},
     "jsonl": _tables("jsonl"),
     "csv": {
         **_tables("csv"),
