@@ -129,7 +129,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             self.sampler.seed(seed)
         if options and "sample" in options:
             sample = options["sample"]
-            prompt_ids = self.layout.encode(sample.prompt_or_input_text)
+            prompt_ids = self.layout.encode(sample)
         else:
             sample, prompt_ids = self._draw()
         self._actions = np.empty(self.max_episode_length, dtype=np.int64)
@@ -178,7 +178,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         if index not in self._prompt_ids:
             if len(self._prompt_ids) >= _CACHED_PROMPTS:
                 self._prompt_ids.clear()
-            self._prompt_ids[index] = self.layout.encode(sample.prompt_or_input_text)
+            self._prompt_ids[index] = self.layout.encode(sample)
         return sample, self._prompt_ids[index]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tests.arguments.seen import Acts, Silent, Tried, samples
@@ -69,7 +70,7 @@ def table(ending: str, *rows: tuple[str, str]) -> str:
     return "".join(f"{text},{answer}\n" for text, answer in (("text", "answer"), *rows))
 
 
-_ANY_FILE: dict[str, Acts | Silent] = {
+_ANY_FILE: dict[str, Acts] = {
     "prompt_prefix": Acts("Say: ", samples),
     "prompt_suffix": Acts(" is", samples),
     "max_size": Acts(2, samples),
@@ -77,11 +78,12 @@ _ANY_FILE: dict[str, Acts | Silent] = {
     "seed": Acts(4, samples),
 }
 
-_ANY_TABLE: dict[str, Acts | Silent] = {
+_ANY_TABLE: dict[str, Acts] = {
     **_ANY_FILE,
     "prompt_column": Acts("answer", samples),
     "reference_column": Acts(["answer", "text"], samples),
     "meta_columns": Acts(["answer"], samples),
+    "last_message_as_reference": Acts(True, samples, refused="last_message_as_reference needs messages"),
 }
 
 
@@ -131,7 +133,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         ),
     },
     "hf_dataset": {
-        **{name: Acts(row.value, samples, others=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
+        **{name: replace(row, others=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
         "path": Acts(saved("two_columns", "train"), samples),
         "name": Acts("small", name_asked_for, others={"path": "owner/set"}),
         "data_files": Acts(
