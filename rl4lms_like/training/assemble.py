@@ -23,6 +23,7 @@ from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.stop_strings import stop_strings_of
 from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.envs.stepping import make_vec_env
@@ -222,9 +223,11 @@ def build_env(
 ) -> VecEnv:
     """Return the vectorised environment of a config's `env` block.
 
-    Episodes have at most `max_episode_length` tokens, or the rollouts' `max_new_tokens` if that is less.
+    Episodes have at most `max_episode_length` tokens, or the rollouts' `max_new_tokens` if that is less. The
+    rollouts' `stop_strings` end them.
     """
     arguments = dict(config.env.args)
+    arguments["stop_strings"] = stop_strings_of(config.alg.policy.args.get("generation_kwargs"))
     if not model_config.is_encoder_decoder:
         arguments.pop("context_start_token", None)
     arguments["max_episode_length"] = response_length(config, model_config)

@@ -90,6 +90,7 @@ class Responder:
                     eos_token_ids=self.eos_token_ids,
                     generation_kwargs=self.generation_kwargs,
                     seed=derived_seed(self.seed, "evaluation", start),
+                    tokenizer=self.tokenizer,
                 )
             rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
             for i, text in zip(batch, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
