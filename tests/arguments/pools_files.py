@@ -100,6 +100,11 @@ def _tables(ending: str) -> dict[str, Acts | Silent]:
     return _ANY_TABLE | _files(ending, table(ending, *ours), table(ending, *((f"not {a}", b) for a, b in ours)))
 
 
+def _problems(name: str) -> str:
+    """Ten rows of GSM8K."""
+    return "".join(json.dumps({"question": f"{name} {n}?", "answer": f"#### {n}"}) + "\n" for n in range(10))
+
+
 _TWO_DELIMITERS = written("two_delimiters.csv", "text;n,text\n" + "".join(f"left {n};x,right {n}\n" for n in range(5)))
 _SENTENCES = written("sentences.txt", "".join(f"It is {n}. It was {n}. It ends.\n" for n in range(10)))
 _TWO_SPLITS = saved("two_splits", "train", "validation")
@@ -118,6 +123,13 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "prompt_words": Acts([6, 6], samples),
     },
     "sums": {"limit": Acts(21, samples)},
+    "gsm8k": {
+        **_ANY_FILE,
+        **_files("jsonl", _problems("first"), _problems("second")),
+        "n_val": Acts(
+            3, samples, others={"data_files": of_train(written("n.jsonl", _problems("n")))}, without=["path"]
+        ),
+    },
     "jsonl": _tables("jsonl"),
     "csv": {
         **_tables("csv"),
