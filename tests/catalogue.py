@@ -273,6 +273,7 @@ METRICS: dict[str, Row] = {
     "reasoning_gym": Row(),
     "regex": Row({"pattern": r"\d+"}),
     "pass_at_k": Row({"k": [1]}),
+    "maj_at_k": Row({"k": [1], "scorer": {"id": "math_equal"}}),
 }
 
 _FILE = {"prompt_column": "text", "seed": 3}
@@ -281,6 +282,8 @@ POOLS: dict[str, Row] = {
     "dummy_pool": Row({"prompt": "Count:", "n_samples": 4}),
     "film_opinions": Row({"n_train": 20, "n_eval": 5}),
     "reasoning_gym": Row(lambda places: places.questions()),
+    "sums": Row({"limit": 20}),
+    "gsm8k": Row(lambda places: {"path": places.file("problems.jsonl", _PROBLEMS), "seed": 3, "n_val": 2}),
     "jsonl": Row(lambda places: {"path": places.file("ten.jsonl", _JSON_LINES), "reference_column": "answer"} | _FILE),
     "csv": Row(lambda places: {"path": places.file("ten.csv", _CSV), "reference_column": "answer"} | _FILE),
     "text": Row(lambda places: {"path": places.file("ten.txt", _LINES), "prompt_words": 3}),
@@ -313,5 +316,6 @@ ALGORITHMS: dict[str, Row] = {
 POST_PROCESSORS: dict[str, Row] = {"three_sentence_summary": Row()}
 
 _JSON_LINES = "".join(f'{{"text": "one and {number}", "answer": "{number + 1}"}}\n' for number in range(10))
+_PROBLEMS = "".join(f'{{"question": "{n} and 1?", "answer": "Add. #### {n + 1}"}}\n' for n in range(10))
 _CSV = "text,answer\n" + "".join(f"one and {number},{number + 1}\n" for number in range(10))
 _LINES = "".join(f"a line of text with the number {number}\n" for number in range(10))

@@ -26,7 +26,8 @@ class EpisodeBatch:
         prompt_mask: `[n, prompt_len]`, bool, True = real token.
         response_ids: `[n, response_len]`, int64; entries where `response_mask` is False are ignored.
         response_mask: `[n, response_len]`, bool, True = real token; the real tokens are contiguous from the left.
-        terminated: `[n]`, bool; True = ended by an end-of-text token, False = truncated by the length limit.
+        terminated: `[n]`, bool; True = ended by an end-of-text token or a stop string, False = truncated by the
+            length limit.
         prompt_side: padding side of the prompts, `left` for causal and `right` for seq2seq models.
         allowed: `[n_tokens, ceil(vocab / 8)]`, uint8, the tokens that each action was chosen from
             (`core.token_masks`); None = every token of the vocabulary.

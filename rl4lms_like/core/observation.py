@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 KEYS = ("prompt_or_input", "context", "input")
 """Names of the three sequences of an observation; each has `<key>_encoded_pt` and `<key>_attention_mask_pt`."""
 
+NO_LIMIT = 2**31
+"""Maximum prompt length that truncates no prompt."""
+
 
 @dataclass(frozen=True)
 class TextLayout:
@@ -54,21 +57,39 @@ class TextLayout:
                 return int(id)
         return 0
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, prompt: str | Sample) -> np.ndarray:
         """Return prompt ids `[length]` with the tokenizer's special tokens, truncated to `max_prompt_length`."""
-        return self.encode_all([text])[0]
+        return self.encode_all([prompt])[0]
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the prompt ids of several texts with one tokenizer call. Truncation keeps the special tokens."""
+    def encode_all(self, prompts: Sequence[str | Sample]) -> list[np.ndarray]:
+        """Return the ids of several prompts, texts or samples, with one tokenizer call.
+
+        Special tokens are added to a text, and truncation keeps them. A prompt that a chat template rendered contains
+        its special tokens, and none are added.
+        """
+        rendered = [isinstance(prompt, Sample) and prompt.rendered_prompt is not None for prompt in prompts]
+        if any(rendered) and not all(rendered):
+            return [self.encode(prompt) for prompt in prompts]
         with _cutting_on(self.prompt_truncation_side, self.tokenizer):
             encoded = self.tokenizer(
-                list(texts), truncation=True, max_length=self.max_prompt_length, padding=False, verbose=False
+                [_text_of(prompt) for prompt in prompts],
+                add_special_tokens=not any(rendered),
+                truncation=True,
+                max_length=self.max_prompt_length,
+                padding=False,
+                verbose=False,
             )
         return [np.asarray(ids, dtype=np.int64) for ids in encoded["input_ids"]]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of response ids, without special tokens."""
         return str(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
+
+
+def _text_of(prompt: str | Sample) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return prompt.prompt_or_input_text if prompt.rendered_prompt is None else prompt.rendered_prompt
 
 
 @contextmanager
@@ -138,8 +159,8 @@ class Observation:
             tokenizer, max_input_length, max_context_length, context_start_token, prompt_truncation_side
         )
         if meta_info is not None:
-            sample = Sample(sample.id, sample.prompt_or_input_text, sample.references, meta_info)
-        return cls(sample, layout.encode(sample.prompt_or_input_text), np.empty(0, dtype=np.int64), 0, layout)
+            sample = replace(sample, meta_data=meta_info)
+        return cls(sample, layout.encode(sample), np.empty(0, dtype=np.int64), 0, layout)
 
     def update(self, action: int, tokenizer: PreTrainedTokenizerBase | None = None) -> Observation:
         """Return the observation after one more token; `tokenizer` is part of RL4LMs' signature and is ignored."""

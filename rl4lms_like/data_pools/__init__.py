@@ -31,6 +31,8 @@ DATA_POOLS = Registry(
             "questions with answers, of a data set of reasoning-gym",
             "extra 'reasoning'",
         ),
+        "sums": _pool("sums:Sums", "sums of two numbers with their results"),
+        "gsm8k": _pool("gsm8k:Gsm8k", "word problems with their final answers, of local files (GSM8K)"),
         "jsonl": _pool("files:JsonlPool", "fields of a local JSON Lines file"),
         "csv": _pool("files:CsvPool", "columns of a local CSV or TSV file"),
         "text": _pool("files:TextPool", "beginnings of the texts in a local plain-text file"),

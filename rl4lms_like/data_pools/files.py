@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError
@@ -30,7 +30,7 @@ from rl4lms_like.data_pools.tables import (
     csv_rows,
     json_line_rows,
     open_text,
-    text_cell,
+    prompt_cell,
     texts_cell,
 )
 
@@ -49,12 +49,14 @@ class Columns:
         meta_columns: columns that are passed to rewards and metrics as `meta_info`.
         prompt_prefix: text prepended to every prompt.
         prompt_suffix: text appended to every prompt.
+        last_message_as_reference: prompts are messages, of which the last one, the assistant's, is a reference.
     """
 
     reference_column: str | list[str] | None = None
     meta_columns: list[str] | None = None
     prompt_prefix: str = ""
     prompt_suffix: str = ""
+    last_message_as_reference: bool = False
 
     def samples(self, rows: Iterable[tuple[int, LocatedRow]], prompt_column: str, split: str) -> Iterator[Sample]:
         """Yield the sample of each numbered row.
@@ -64,10 +66,29 @@ class Columns:
         """
         names = [self.reference_column] if isinstance(self.reference_column, str) else self.reference_column or []
         for index, (where, row) in rows:
-            prompt = f"{self.prompt_prefix}{text_cell(row, prompt_column, where)}{self.prompt_suffix}"
+            prompt = prompt_cell(row, prompt_column, where)
             references = [text for name in names for text in texts_cell(row, name, where)]
-            meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
-            yield Sample(f"{split}_{index}", prompt, references, meta_data or None)
+            meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()} or None
+            if self.last_message_as_reference:
+                prompt, reference = _without_last(prompt, f"{where}, column {prompt_column!r}")
+                references.append(reference)
+            id = f"{split}_{index}"
+            if isinstance(prompt, str):
+                text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
+                yield Sample(id, text, references, meta_data)
+            elif self.prompt_prefix or self.prompt_suffix:
+                raise DataPoolError(
+                    f"{where}: prompt_prefix and prompt_suffix are for texts, and the prompt is messages"
+                )
+            else:
+                yield Sample.of_messages(id, prompt, references, meta_data)
+
+
+def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages before the last one, and its content."""
+    if isinstance(prompt, str) or len(prompt) < 2 or prompt[-1]["role"] != "assistant":
+        raise DataPoolError(f"{where}: last_message_as_reference needs messages, of which the last is the assistant's")
+    return prompt[:-1], prompt[-1]["content"]
 
 
 @dataclass(frozen=True)

@@ -267,6 +267,27 @@ def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
     return texts
 
 
+def prompt_cell(row: Mapping[str, Any], name: str, where: str) -> str | list[dict[str, Any]]:
+    """Return the text, or the list of messages with `role` and `content`, in a column.
+
+    Raises:
+        DataPoolError: there is no such column, or it holds something else.
+    """
+    value = cell(row, name, where)
+    if isinstance(value, str):
+        return text_cell(row, name, where)
+    keys = list(value) if isinstance(value, Mapping) else []
+    messages = dict_rows(value, keys, where)  # `datasets` may store a list of messages column by column
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+        kinds = "text or messages (role, content)"
+        raise DataPoolError(f"{where}, column {name!r}: expected {kinds}, got {shown(value)}")
+    return [dict(message) for message in messages]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and _is_text(value.get("role")) and _is_text(value.get("content"))
+
+
 def _is_text(value: Any) -> bool:
     """Return False also for a text with a lone surrogate, which JSON allows but tokenizers cannot encode."""
     try:

@@ -2,9 +2,10 @@
 
     state    prompt + response so far       six int64 arrays, see `core.observation`
     action   the next token's id            Discrete(vocab_size)
-    end      terminated: an end-of-text token, if `terminate_on_eos`;  truncated: `max_episode_length` tokens
+    end      terminated: an end-of-text token, if `terminate_on_eos`, or the text contains one of `stop_strings`
+             truncated: `max_episode_length` tokens
 
-An end-of-text token at the length limit terminates. The reward receives `done = terminated or truncated`.
+An end at the length limit terminates. The reward receives `done = terminated or truncated`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rl4lms_like.core.component_state import load_state, state_of
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.stop_strings import contains_any
 from rl4lms_like.data_pools.sampler import PrioritySampler, PromptSampler
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import score_transition_in_parts
@@ -54,6 +56,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         vocab_size: number of actions: the rows of the model's embedding. Default: `len(tokenizer)`.
         eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
         make_sampler: returns the sampler of `samples`. Default: a `PrioritySampler` with `priority_scale`.
+        stop_strings: texts that end an episode; the policy's `generation_kwargs` must have the same.
 
     Raises:
         ConfigError: an argument without a usable default is missing.
@@ -76,6 +79,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] | None = None,
         make_sampler: Callable[[Iterable[Sample | tuple[Sample, float]]], PromptSampler] | None = None,
+        stop_strings: Sequence[str] = (),
     ) -> None:
         prompt_length = max_prompt_length or length_limit(tokenizer)
         self.layout = TextLayout(
@@ -85,6 +89,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self.max_episode_length = max_episode_length
         self.terminate_on_eos = terminate_on_eos
         self.eos_token_ids = _end_tokens(tokenizer, eos_token_ids, terminate_on_eos)
+        self.stop_strings = tuple(stop_strings)
         self.sampler = make_sampler(samples) if make_sampler else PrioritySampler(samples, priority_scale)
         self.action_space = spaces.Discrete(vocab_size or len(tokenizer))
         self.observation_space = _observation_space(self.layout, max(vocab_size or 0, len(tokenizer)))
@@ -129,7 +134,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             self.sampler.seed(seed)
         if options and "sample" in options:
             sample = options["sample"]
-            prompt_ids = self.layout.encode(sample.prompt_or_input_text)
+            prompt_ids = self.layout.encode(sample)
         else:
             sample, prompt_ids = self._draw()
         self._actions = np.empty(self.max_episode_length, dtype=np.int64)
@@ -151,6 +156,8 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self._actions[previous.n_actions] = token
         current = previous.after(previous.n_actions + 1)
         terminated = self.terminate_on_eos and token in self.eos_token_ids
+        if self.stop_strings:
+            terminated = terminated or contains_any(current.context_text, self.stop_strings)
         truncated = current.n_actions == self.max_episode_length and not terminated
         self._observation, self._over = current, terminated or truncated
         reward, parts = score_transition_in_parts(self.reward_function, previous, token, current, self._over)
@@ -178,7 +185,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         if index not in self._prompt_ids:
             if len(self._prompt_ids) >= _CACHED_PROMPTS:
                 self._prompt_ids.clear()
-            self._prompt_ids[index] = self.layout.encode(sample.prompt_or_input_text)
+            self._prompt_ids[index] = self.layout.encode(sample)
         return sample, self._prompt_ids[index]
 
 

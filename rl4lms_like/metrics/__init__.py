@@ -208,6 +208,9 @@ METRICS = Registry(
         "pass_at_k": Entry(
             ".pass_at_k:PassAtK", "probability that one of k samples of a prompt is right", keys=("answers/pass@{k}",)
         ),
+        "maj_at_k": Entry(
+            ".pass_at_k:MajAtK", "fraction of right answers by majority vote over k samples", keys=("answers/maj@{k}",)
+        ),
     },
 )
 MetricRegistry = METRICS

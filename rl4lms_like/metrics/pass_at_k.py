@@ -1,10 +1,12 @@
-"""Metric pass@k: probability that at least one of k samples of a prompt is right."""
+"""Metrics of several samples of a prompt: at least one of k is right (pass@k), or most of k are (maj@k)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from rl4lms_like.core.numbers import Count, Finite
 from rl4lms_like.core.schema import ComponentOf
@@ -16,29 +18,21 @@ from rl4lms_like.scoring.score import Texts, mean
 _SCORER = InWords("the id of a batched reward, or its id and args")
 
 
-class PassAtK(TextsMetric):
-    """pass@k: unbiased estimate of the probability that one of k samples of a prompt is right (arXiv 2107.03374).
-
-    Texts with equal prompts are samples of one prompt. Let the data pool repeat each prompt at least k times, and
-    enable sampling in evaluations (`train_evaluation.generation_kwargs.do_sample`). The estimator is eq. 1 of the
-    paper. If the scorer needs references, prompts without any are excluded.
+class SampledAnswers(TextsMetric):
+    """Base of metrics whose score of a prompt depends on k of its samples.
 
     Args:
-        k: numbers of attempts, a list.
-        scorer: reward that decides whether a sample is right, `{id, args}`: `exact_match`, `math_equal`, `regex`,
-            `python` or any other batched reward; null: `exact_match` with its default arguments.
+        k: numbers of samples, a list.
+        scorer: reward that decides whether a sample is right; None: `exact_match`.
         correct_from: minimum score of a right sample.
     """
 
-    def __init__(
-        self,
-        k: list[Count] | None = None,
-        scorer: Annotated[Any, ComponentOf("BatchedRewardFunction"), _SCORER] | None = None,
-        correct_from: Finite = 1.0,
-    ) -> None:
+    name: ClassVar[str]
+
+    def __init__(self, k: Sequence[int] | None, scorer: Any, correct_from: float) -> None:
         self.k = [1] if k is None else list(k)
         if not self.k:
-            raise ValueError("k: expected at least one number of attempts")
+            raise ValueError("k: expected at least one number of samples")
         self.scorer = scorer
         self.needs_references = scorer is None or getattr(scorer, "needs_references", False)
         self.correct_from = correct_from
@@ -46,20 +40,28 @@ class PassAtK(TextsMetric):
     @property
     def keys(self) -> tuple[str, ...]:  # type: ignore[override]
         """Keys of the results."""
-        return tuple(f"answers/pass@{k}" for k in self.k)
+        return tuple(f"answers/{self.name}@{k}" for k in self.k)
+
+    @abstractmethod
+    def scores(self, k: int, groups: Mapping[str, list[int]], right: Sequence[bool], texts: Texts) -> list[float]:
+        """Return the score of each prompt.
+
+        Args:
+            k: number of samples.
+            groups: prompt -> indices of its samples, at least k.
+            right: whether each sample is right.
+            texts: the samples.
+        """
 
     def results(self, texts: Texts) -> MetricResults:
-        """Compute `answers/pass@<k>` for each k: each text has that of its prompt, the split the mean over prompts."""
+        """Compute the score for each k: each text has that of its prompt, the split the mean over prompts."""
         right = self._right(texts)
         groups = groups_of(texts.prompts)
         self._check_samples(groups)
         results: MetricResults = {}
         for k, key in zip(self.k, self.keys, strict=True):
-            passed = {
-                prompt: pass_at_k(len(places), sum(right[place] for place in places), k)
-                for prompt, places in groups.items()
-            }
-            results[key] = ([passed[prompt] for prompt in texts.prompts], mean(list(passed.values())))
+            of_prompt = dict(zip(groups, self.scores(k, groups, right, texts), strict=True))
+            results[key] = ([of_prompt[prompt] for prompt in texts.prompts], mean(list(of_prompt.values())))
         return results
 
     def _right(self, texts: Texts) -> list[bool]:
@@ -81,9 +83,79 @@ class PassAtK(TextsMetric):
         few = [prompt for prompt, places in groups.items() if len(places) < most]
         if few:
             raise ValueError(
-                f"pass@{most} needs at least {most} samples of each prompt; {len(few)} of {len(groups)} prompts have "
-                f"fewer, {few[0][:60]!r} has {len(groups[few[0]])}: repeat the prompts in the data pool, or lower k"
+                f"{self.name}@{most} needs at least {most} samples of each prompt; {len(few)} of {len(groups)} prompts "
+                f"have fewer, {few[0][:60]!r} has {len(groups[few[0]])}: repeat the prompts in the data pool, or lower "
+                f"k"
             )
+
+
+class PassAtK(SampledAnswers):
+    """pass@k: unbiased estimate of the probability that one of k samples of a prompt is right (arXiv 2107.03374).
+
+    Texts with equal prompts are samples of one prompt. Let the data pool repeat each prompt at least k times, and
+    enable sampling in evaluations (`train_evaluation.generation_kwargs.do_sample`). The estimator is eq. 1 of the
+    paper. If the scorer needs references, prompts without any are excluded.
+
+    Args:
+        k: numbers of attempts, a list.
+        scorer: reward that decides whether a sample is right, `{id, args}`: `exact_match`, `math_equal`, `regex`,
+            `python` or any other batched reward; null: `exact_match` with its default arguments.
+        correct_from: minimum score of a right sample.
+    """
+
+    name = "pass"
+
+    def __init__(
+        self,
+        k: list[Count] | None = None,
+        scorer: Annotated[Any, ComponentOf("BatchedRewardFunction"), _SCORER] | None = None,
+        correct_from: Finite = 1.0,
+    ) -> None:
+        super().__init__(k, scorer, correct_from)
+
+    def scores(self, k: int, groups: Mapping[str, list[int]], right: Sequence[bool], texts: Texts) -> list[float]:
+        return [pass_at_k(len(places), sum(right[place] for place in places), k) for places in groups.values()]
+
+
+class MajAtK(SampledAnswers):
+    """maj@k: fraction of right answers by majority vote over k samples of a prompt (self-consistency, 2203.11171).
+
+    Each k consecutive samples of a prompt vote for their extracted, normalized answers; samples beyond a multiple of k
+    do not vote. The most frequent answer wins; of several, the one that was sampled first (as in
+    lm-evaluation-harness). Samples without an answer do not vote, and without any vote the result is wrong. Samples
+    belong to prompts as in `pass_at_k`.
+
+    Args:
+        k: numbers of samples that vote, a list.
+        scorer: reward that extracts the answer and decides whether it is right, `{id, args}`: `exact_match` or
+            `math_equal`; null: `exact_match` with its default arguments.
+        correct_from: minimum score of a right sample.
+    """
+
+    name = "maj"
+
+    def __init__(
+        self,
+        k: list[Count] | None = None,
+        scorer: Annotated[Any, ComponentOf("BatchedRewardFunction"), _SCORER] | None = None,
+        correct_from: Finite = 1.0,
+    ) -> None:
+        super().__init__(k, scorer, correct_from)
+        if not hasattr(scorer or ExactMatch, "answers"):
+            raise ValueError(f"scorer: {type(scorer).__name__} extracts no answers; use exact_match or math_equal")
+
+    def scores(self, k: int, groups: Mapping[str, list[int]], right: Sequence[bool], texts: Texts) -> list[float]:
+        answers = (self.scorer or ExactMatch()).answers(texts)
+
+        def is_right(voters: Sequence[int]) -> bool:
+            votes = [place for place in voters if answers[place] is not None]
+            won = Counter(answers[place] for place in votes).most_common(1)  # of equal counts, the first one
+            return bool(won) and right[next(place for place in votes if answers[place] == won[0][0])]
+
+        return [
+            mean([float(is_right(places[start : start + k])) for start in range(0, len(places) - k + 1, k)])
+            for places in groups.values()
+        ]
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

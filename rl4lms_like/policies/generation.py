@@ -1,6 +1,7 @@
 """Generation of episodes with transformers' `generate`.
 
-    prompts [n, prompt_len] ─ generate ─> EpisodeBatch: up to and including each response's first end token
+    prompts [n, prompt_len] ─ generate ─> EpisodeBatch: up to and including each response's first end
+                                              token, or the token that completes a stop string
 
 Used for rollouts and for all evaluations, of policies and of plain models. Settings of a checkpoint's own
 `generation_config` (a temperature, forced tokens, no-repeat rules) are not applied: the YAML file alone configures
@@ -27,6 +28,9 @@ from transformers import (
     MinPLogitsWarper,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -34,6 +38,8 @@ from transformers import (
 
 from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
+from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.policies.arguments import UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 
@@ -100,7 +106,26 @@ def generate_arguments(
     if not arguments.get("min_new_tokens") or not eos_token_ids:
         arguments.pop("min_new_tokens", None)
     arguments["eos_token_id"] = list(eos_token_ids) or None
+    arguments.pop(STOP_STRINGS, None)
     return arguments
+
+
+class StopCriterion(StoppingCriteria):
+    """Criterion of transformers' `generate` that ends responses at stop strings.
+
+    Args:
+        stops: the stop strings.
+        start: number of tokens before the response.
+    """
+
+    def __init__(self, stops: StopStrings, start: int) -> None:
+        self.stops = stops
+        self.start = start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        """Return whether each response `[n]` ends with its last token."""
+        ends = [self.stops.found_at_end(row) for row in input_ids[:, self.start :].tolist()]
+        return torch.tensor(ends, device=input_ids.device)
 
 
 NOT_SETTABLE = {
@@ -125,9 +150,16 @@ def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[s
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages[key] = f"not an argument of transformers' generate{hint}"
+        elif key == STOP_STRINGS and not _are_stop_strings(value):
+            messages[key] = f"expected a text or a list of texts, none of them empty, got {value!r}"
         elif key != "post_processing_fn" and (message := _refusal(key, value)) is not None:
             messages[key] = f"transformers rejects this value: {message}"
     return messages
+
+
+def _are_stop_strings(value: Any) -> bool:
+    strings = value if isinstance(value, list) else [] if value is None else [value]
+    return all(isinstance(string, str) and string for string in strings)
 
 
 def _refusal(key: str, value: Any) -> str | None:
@@ -304,6 +336,7 @@ class TextGenerator:
         seed: int | None = None,
         record_log_prob: bool = False,
         first_token_temperature: float | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> EpisodeBatch:
         """Generate one response per prompt.
 
@@ -318,24 +351,30 @@ class TextGenerator:
                 `generate`, as the episodes' `behavior_log_prob`. Requires sampling without beams.
             first_token_temperature: temperature of the first token (FIRE sampling, arXiv 2410.21236); default: that of
                 all tokens. Requires `record_log_prob`.
+            tokenizer: decodes responses; required if the arguments have `stop_strings`.
 
         Returns:
             The finished episodes, on the model's device.
 
         Raises:
-            ModelError: the model's probabilities are invalid; a prompt of a decoder-only model has no tokens; or
-                transformers rejects the arguments.
+            ModelError: the model's probabilities are invalid; a prompt of a decoder-only model has no tokens;
+                transformers rejects the arguments; or there are stop strings and no tokenizer.
         """
         device = self.model.device
         ids, mask = aligned(prompt_ids.to(device), prompt_mask.bool().to(device), self.prompt_side)
         if not self.is_encoder_decoder and not bool(mask.any(dim=1).all()):
             raise ModelError(NO_PROMPT)
+        given = self.generation_kwargs if generation_kwargs is None else generation_kwargs
         arguments = generate_arguments(
-            self.generation_kwargs if generation_kwargs is None else generation_kwargs,
+            given,
             max_new_tokens=max_new_tokens,
             eos_token_ids=eos_token_ids,
             is_encoder_decoder=self.is_encoder_decoder,
         )
+        if strings := stop_strings_of(given):
+            if tokenizer is None:
+                raise ModelError(f"generation_kwargs have stop_strings {list(strings)}, but the environment has none")
+            arguments[STOP_STRINGS] = StopStrings(strings, tokenizer)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -356,8 +395,13 @@ class TextGenerator:
     def _episodes(
         self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
     ) -> EpisodeBatch:
-        """Return the generated episodes, each cut after the response's first end token."""
+        """Return the generated episodes, each cut after the response's first end token or stop string."""
         model: Any = self.model
+        start = 1 if self.is_encoder_decoder else ids.shape[1]
+        arguments = dict(arguments)
+        stops = arguments.pop(STOP_STRINGS, None)
+        if stops is not None:
+            arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, start)])
         try:
             sequences: Tensor = model.generate(
                 input_ids=ids,
@@ -367,8 +411,12 @@ class TextGenerator:
             )
         except (ValueError, TypeError) as error:
             raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
-        response_ids = sequences[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
+        response_ids = sequences[:, start:]
         response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
+        if stops is not None:
+            for row, row_mask in enumerate(response_mask):
+                if (n_tokens := stops.n_tokens(response_ids[row][row_mask].tolist())) is not None:
+                    response_mask[row, n_tokens:], terminated[row] = False, True
         return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -52,7 +52,7 @@ class Probes:
         for name, sample, text in texts:
             ids = _response(text, layout.tokenizer, padded=name == "padded")
             if len(ids):  # without an end token, there is no empty response
-                prompt = layout.encode(sample.prompt_or_input_text)
+                prompt = layout.encode(sample)
                 self.names.append(name)
                 self.episodes.append(Observation(sample, prompt, ids, len(ids), layout))
 

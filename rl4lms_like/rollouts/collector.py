@@ -144,6 +144,9 @@ class RolloutCollector:
         self.max_episode_length: int = env.get_attr("max_episode_length", [0])[0]
         ends = env.get_attr("terminate_on_eos", [0])[0]
         self.eos_token_ids: list[int] = sorted(env.get_attr("eos_token_ids", [0])[0]) if ends else []
+        self.tokenizer: Any = None  # for stop strings
+        if env.get_attr("stop_strings", [0])[0]:
+            self.tokenizer = env.get_attr("layout", [0])[0].tokenizer
         # Check the class, not the object: a wrapper forwards attributes, but does its own work in `step`.
         self._plays = hasattr(type(env), "play")
         if self.group_size > 1 and not self._plays:
@@ -248,11 +251,12 @@ class RolloutCollector:
         return PlayedEpisodes(episodes, paid, on_device, sample_ids)
 
     def _sampling(self) -> dict[str, Any]:
-        """Return further arguments of `generate`; none if the policy's own distribution is sampled."""
+        """Return further arguments of `generate`; none if the policy's own distribution is sampled to its end."""
+        stopping = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         first = self.first_token_temperature
         if first is None and not self.record_log_prob and not self.policy.samples_other_distribution:
-            return {}
-        return {"record_log_prob": True, "first_token_temperature": first}
+            return stopping
+        return {"record_log_prob": True, "first_token_temperature": first, **stopping}
 
     def _scored(self, played: PlayedEpisodes, seconds: dict[str, float]) -> ScoredEpisodes:
         start = time.perf_counter()

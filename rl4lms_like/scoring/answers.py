@@ -105,12 +105,15 @@ class ExactMatch(Score):
             answer = None if self._extract is None else extracted(reference, self._extract)
             return self.normalised(reference if answer is None else answer)
 
-        found = []
-        for response, references in zip(texts.responses, texts.references, strict=True):
-            raw = response if self._extract is None else extracted(response, self._extract)
-            answer = None if raw is None else self.normalised(raw)
-            found.append(float(any(answer == expected(reference) for reference in references)))
-        return found
+        return [
+            float(any(answer == expected(reference) for reference in references))
+            for answer, references in zip(self.answers(texts), texts.references, strict=True)
+        ]
+
+    def answers(self, texts: Texts) -> list[str | None]:
+        """Return the normalised answer of each response; None for a response without one."""
+        found = [text if self._extract is None else extracted(text, self._extract) for text in texts.responses]
+        return [None if answer is None else self.normalised(answer) for answer in found]
 
     def normalised(self, text: str) -> str:
         """Return the normalised text."""

@@ -124,6 +124,22 @@ class MathEqual(Score):
         pairs = zip(texts.responses, texts.references, strict=True)
         return [float(any(is_right(response, text) for text in references)) for response, references in pairs]
 
+    def answers(self, texts: Texts) -> list[str | None]:
+        """Return the answer of each response in a form in which equal answers are equal texts; None without one.
+
+        Numbers are exact fractions. 50% is 50 with `percent: ignored`, else 1/2. Other answers are texts without white
+        space. The first reference decides whether an answer is a number.
+        """
+        reading: Percent = "ignored" if self.percent == "ignored" else "hundredth"
+
+        @cache
+        def numeric(reference: str) -> bool:
+            return _is_number(answer_of_reference(reference, self._extract), reading)
+
+        pairs = zip(texts.responses, texts.references, strict=True)
+        found = [answer_of_response(text, self._extract, numeric=numeric(first)) for text, (first, *_) in pairs]
+        return [None if answer is None else _uniform(answer, reading) for answer in found]
+
 
 def answer_of_response(text: str, extract: re.Pattern[str] | None = None, *, numeric: bool = True) -> str | None:
     """Return the answer of a response, or None if it has none.
@@ -201,6 +217,14 @@ def _is_number(text: str, percent: Percent) -> bool:
     except NotANumber:
         return False
     return True
+
+
+def _uniform(answer: str, percent: Percent) -> str:
+    """Return a text that equal numbers have in common."""
+    try:
+        return str(number(answer, percent))
+    except NotANumber:
+        return _as_text(answer)
 
 
 @lru_cache(maxsize=2048)

@@ -60,6 +60,7 @@ class TabularEnv(VecEnv):
             "max_episode_length": LENGTH,
             "terminate_on_eos": False,
             "eos_token_ids": [END],
+            "stop_strings": (),
             "layout": SimpleNamespace(tokenizer=SimpleNamespace(all_special_ids=[END])),
             "render_mode": None,
         }

@@ -6,7 +6,7 @@ RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ poli
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +18,12 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.stop_strings import stop_strings_of
 from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.envs.stepping import make_vec_env
@@ -105,7 +108,7 @@ def assemble(config: RunConfig) -> Run:
     check_fit(config, tokenizer, networks)
     max_prompt_length, _ = check_lengths(config, tokenizer, networks)
     check_weights(config, networks)
-    pools = build_datapools(config.datapool)
+    pools = render_prompts(build_datapools(config.datapool), config.tokenizer, tokenizer)
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     check_references(config, components, samples)
     check_prompts(samples, tokenizer, model_config)
@@ -121,8 +124,13 @@ def assemble(config: RunConfig) -> Run:
 
 
 def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a config's `tokenizer` block."""
-    return load_tokenizer(
+    """Return the tokenizer of a config's `tokenizer` block.
+
+    Raises:
+        ConfigError: it has no chat template, although the config uses one, or the template's file cannot be read.
+        ModelError: it cannot be loaded.
+    """
+    tokenizer = load_tokenizer(
         config.model_name,
         pad_token_as_eos_token=config.pad_token_as_eos_token,
         padding_side=config.padding_side,
@@ -130,6 +138,43 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
         trust_remote_code=config.trust_remote_code,
         local_files_only=local_files_only,
     )
+    if isinstance(config.chat_template, str):
+        try:
+            tokenizer.chat_template = with_home(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise chat_template_issue(f"cannot read {config.chat_template!r}: {error}") from error
+    if config.chat_template and not getattr(tokenizer, "chat_template", None):
+        text = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"
+        raise chat_template_issue(text)
+    return tokenizer
+
+
+def chat_template_of(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
+    """Return the chat template of a config's `tokenizer` block; None if prompts are plain texts."""
+    return ChatTemplate(tokenizer, config.system_prompt) if config.chat_template else None
+
+
+def render_prompts(
+    pools: Mapping[str, Iterable[tuple[Sample, float]]], config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Return pools, split -> pairs of sample and weight, in which the chat template has rendered the prompts.
+
+    Raises:
+        ConfigError: prompts are messages and the config has no chat template, or the template does not accept them.
+        DataPoolError: messages end with one of the assistant.
+    """
+    template = chat_template_of(config, tokenizer)
+    if template is not None:
+        return {
+            split: [(template.with_rendered_prompt(sample), weight) for sample, weight in pool]
+            for split, pool in pools.items()
+        }
+    for split, pool in pools.items():
+        for sample, _ in pool:
+            if sample.messages is not None:
+                text = f"the prompts of the data pool are messages ({sample.id!r} of {split!r}): set it to true"
+                raise chat_template_issue(text)
+    return dict(pools)
 
 
 def build_datapools(config: ComponentConfig) -> dict[str, Any]:
@@ -178,9 +223,11 @@ def build_env(
 ) -> VecEnv:
     """Return the vectorised environment of a config's `env` block.
 
-    Episodes have at most `max_episode_length` tokens, or the rollouts' `max_new_tokens` if that is less.
+    Episodes have at most `max_episode_length` tokens, or the rollouts' `max_new_tokens` if that is less. The
+    rollouts' `stop_strings` end them.
     """
     arguments = dict(config.env.args)
+    arguments["stop_strings"] = stop_strings_of(config.alg.policy.args.get("generation_kwargs"))
     if not model_config.is_encoder_decoder:
         arguments.pop("context_start_token", None)
     arguments["max_episode_length"] = response_length(config, model_config)
@@ -193,7 +240,12 @@ def build_env(
         reward_function=reward_fn,
         samples=samples,
         vocab_size=int(model_config.get_text_config().vocab_size),
-        eos_token_ids=end_tokens(tokenizer, model_config, load_generation_config(config.alg.policy.args["model_name"])),
+        eos_token_ids=end_tokens(
+            tokenizer,
+            model_config,
+            load_generation_config(config.alg.policy.args["model_name"]),
+            chat_template_of(config.tokenizer, tokenizer),
+        ),
         make_sampler=None if config.datapool.sampler is None else partial(build_sampler, config.datapool.sampler),
         **arguments,
     )
@@ -260,13 +312,25 @@ def load_generation_config(model_name: str) -> GenerationConfig | None:
 
 
 def end_tokens(
-    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, generation_config: GenerationConfig | None
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PretrainedConfig,
+    generation_config: GenerationConfig | None,
+    template: ChatTemplate | None = None,
 ) -> list[int]:
     """Return the ids of the tokens that end a response.
 
     This is the tokenizer's end-of-text token, or all end tokens of the model if the tokenizer's is one of several.
-    Chat models end a turn with a special token, which often is only in their generation config.
+    Chat models end a turn with a special token, which often is only in their generation config. With a chat template
+    it is also the token that the template writes after a message of the assistant.
     """
+    own = _own_end_tokens(tokenizer, model_config, generation_config)
+    turn = None if template is None else template.end_of_turn
+    return own if turn is None or turn in own else [*own, turn]
+
+
+def _own_end_tokens(
+    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, generation_config: GenerationConfig | None
+) -> list[int]:
     for config in (generation_config, model_config.get_text_config()):
         own = getattr(config, "eos_token_id", None)
         several = list(own) if isinstance(own, list | tuple) else []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.errors import (
     ComponentError,
     ConfigError,
@@ -24,6 +25,7 @@ from rl4lms_like.core.errors import (
     NotReadyError,
     RL4LMsLikeError,
 )
+from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
@@ -178,8 +180,7 @@ def data_lines(
     for split, members in samples.items():
         parts = [f"{len(members):,} samples"]
         if tokenizer is not None and members:
-            prompts = [sample.prompt_or_input_text for sample in members]
-            parts.append(prompt_lengths(prompts, tokenizer, max_prompt_length))
+            parts.append(prompt_lengths(members, tokenizer, max_prompt_length))
         without = sum(not sample.references for sample in members)
         if without:
             parts.append(f"{'all' if without == len(members) else f'{without:,}'} without references")
@@ -188,12 +189,23 @@ def data_lines(
     return rows
 
 
-def prompt_lengths(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int) -> str:
+def chat_lines(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+    """Return the rendered prompt of a sample, its token ids, and the token after a message of the assistant."""
+    (ids,) = TextLayout(tokenizer, NO_LIMIT, 1).encode_all([sample])
+    end = ChatTemplate(tokenizer).end_of_turn
+    return [
+        ("rendered prompt", repr(sample.rendered_prompt)),
+        ("ids", " ".join(map(str, ids))),
+        ("end of turn", "none" if end is None else f"{tokenizer.convert_ids_to_tokens(end)!r} ({end})"),
+    ]
+
+
+def prompt_lengths(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int) -> str:
     """Return how many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words."""
-    counted = list(prompts[:N_COUNTED])
-    lengths = [len(ids) for ids in tokenizer(counted, truncation=False, verbose=False)["input_ids"]]
+    counted = samples[:N_COUNTED]
+    lengths = [len(ids) for ids in TextLayout(tokenizer, NO_LIMIT, 1).encode_all(counted)]
     longer = sum(length > max_prompt_length for length in lengths)
-    of = "" if len(counted) == len(prompts) else f" of the first {len(counted):,}"
+    of = "" if len(counted) == len(samples) else f" of the first {len(counted):,}"
     if not longer:
         return f"all prompts{of} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
     return f"{longer:,} prompts{of} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"

@@ -68,8 +68,8 @@ class Responder:
     generation_kwargs: Mapping[str, Any] | None = None
     seed: int = 0
 
-    def respond(self, prompts: Sequence[str]) -> list[str]:
-        """Return one response for each prompt, in their order; prompts of similar length are generated together."""
+    def respond(self, prompts: Sequence[str | Sample]) -> list[str]:
+        """Return one response for each prompt, a text or a sample; those of similar length are generated together."""
         side = self.model.prompt_truncation_side
         layout = TextLayout(self.tokenizer, self.max_prompt_length, 1, prompt_truncation_side=side)
         encoded = layout.encode_all(prompts) if prompts else []
@@ -90,6 +90,7 @@ class Responder:
                     eos_token_ids=self.eos_token_ids,
                     generation_kwargs=self.generation_kwargs,
                     seed=derived_seed(self.seed, "evaluation", start),
+                    tokenizer=self.tokenizer,
                 )
             rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
             for i, text in zip(batch, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
@@ -120,7 +121,7 @@ def evaluate_on_samples(
     """
     start = time.perf_counter()
     prompts = [sample.prompt_or_input_text for sample in samples]
-    responses = responder.respond(prompts)
+    responses = responder.respond(samples)
     if post_processor is not None:
         responses = post_process(post_processor, responses)
     generated = time.perf_counter()

@@ -12,6 +12,7 @@ from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
@@ -61,7 +62,7 @@ def evaluate_run(
         RL4LMsLikeError: the folder cannot be written, or the evaluation failed; subclasses name the cause.
     """
     from rl4lms_like.tracking.run_folder import RunFolder
-    from rl4lms_like.training.assemble import build_datapool, build_tokenizer
+    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, render_prompts
     from rl4lms_like.training.components import build_components
     from rl4lms_like.training.evaluation import evaluate_on_samples
 
@@ -75,12 +76,17 @@ def evaluate_run(
         blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
     components = build_components(config, with_reward=False)
-    samples, evaluation = build_datapool(config.datapool, split).samples[:limit], config.train_evaluation
+    block = replace(config.tokenizer, model_name=model)
+    if config_path is None:  # a template from a file was saved with the tokenizer
+        block = replace(block, chat_template=bool(block.chat_template))
+    tokenizer = build_tokenizer(block)
+    pool = render_prompts({split: build_datapool(config.datapool, split)}, block, tokenizer)[split]
+    samples, evaluation = [sample for sample, _ in pool][:limit], config.train_evaluation
     arguments = getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs")
     responder = responder_of(
         config,
         model,
-        build_tokenizer(replace(config.tokenizer, model_name=model)),
+        tokenizer,
         batch_size=batch_size or evaluation.eval_batch_size,
         generation_kwargs=decoding_arguments(arguments or {}, decoding, num_beams, max_new_tokens),
         seed=seed,
@@ -128,6 +134,7 @@ def generate_texts(
         ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
     from rl4lms_like.policies.loading import load_tokenizer
+    from rl4lms_like.training.assemble import chat_template_of
 
     silence_libraries()
     config, own_model = _run_of(Path(model))
@@ -141,7 +148,10 @@ def generate_texts(
     settings = {"batch_size": 32, "generation_kwargs": arguments, "seed": seed}
     limit = min(tokenizer.model_max_length, NO_LIMIT)
     responder = responder_of(config, name, tokenizer, max_prompt_length=limit, **settings)
-    texts = responder.respond([prompt for prompt in prompts for _ in range(n)])
+    samples = [Sample(str(i), prompt) for i, prompt in enumerate(prompts) for _ in range(n)]
+    if config is not None and (template := chat_template_of(config.tokenizer, tokenizer)) is not None:
+        samples = [template.with_rendered_prompt(sample) for sample in samples]
+    texts = responder.respond(samples)
     return [texts[i * n : (i + 1) * n] for i in range(len(prompts))]
 
 
@@ -241,7 +251,12 @@ def responder_of(
     from rl4lms_like.policies.generation import TextGenerator
     from rl4lms_like.policies.loading import auto_class_of, load_model
     from rl4lms_like.policies.masked import masked_generator
-    from rl4lms_like.training.assemble import end_tokens, load_generation_config, load_model_config
+    from rl4lms_like.training.assemble import (
+        chat_template_of,
+        end_tokens,
+        load_generation_config,
+        load_model_config,
+    )
     from rl4lms_like.training.evaluation import Responder
 
     given = _policy_arguments(config) | {"model_name": model_name}
@@ -253,7 +268,8 @@ def responder_of(
         trust_remote_code=arguments.trust_remote_code,
     )[0]
     model = model.to(get_device("auto" if config is None else config.device))
-    ends = end_tokens(tokenizer, model.config, load_generation_config(model_name))
+    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
+    ends = end_tokens(tokenizer, model.config, load_generation_config(model_name), template)
     if "top_mask" in given:  # maskable policies require this argument, others do not accept it
         special = sorted({*tokenizer.all_special_ids, *ends})  # as in NLPO's rollouts
         generator: TextGenerator = masked_generator(model, MaskablePolicyArguments.known_in(given), special)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,7 +12,7 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMs
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.training.components import Components, build_components, check_references, data_lines
+from rl4lms_like.training.components import Components, build_components, chat_lines, check_references, data_lines
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig
@@ -42,7 +42,8 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
     silence_libraries()
-    samples = cache(partial(_samples, config))
+    tokenizer = cache(partial(_tokenizer, config))
+    samples = cache(partial(_samples, config, tokenizer))
     models: _Models | None = None
     failures: list[RL4LMsLikeError] = []
     if isinstance(config, RunConfig):
@@ -72,6 +73,8 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
         found = samples()
         lengths = () if models is None else (models.tokenizer, models.max_prompt_length)
         yield "# data\n" + (NOT_LOCAL + "\n" if found is None else _table(data_lines(found, *lengths)))
+        if found is not None and found["train"][0].rendered_prompt is not None:
+            yield "# chat template\n" + _table(chat_lines(found["train"][0], tokenizer()))
         if found is not None and components is not None:
             check_references(config, components, found)
         if found is not None and models is not None:
@@ -152,13 +155,23 @@ def _plan(config: SupervisedConfig, samples: Callable[[], FoundSamples]) -> list
         return [("no plan", str(error))]
 
 
-def _samples(config: AnyConfig) -> FoundSamples:
+def _tokenizer(config: AnyConfig) -> PreTrainedTokenizerBase:
+    from rl4lms_like.training.assemble import build_tokenizer
+    from rl4lms_like.training.small_models.embedded import with_embedded_models
+
+    return build_tokenizer(with_embedded_models(config).tokenizer, local_files_only=True)
+
+
+def _samples(config: AnyConfig, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> FoundSamples:
     """Return the samples of all splits, or None if the data pool may read from a network."""
-    from rl4lms_like.training.assemble import build_datapools
+    from rl4lms_like.training.assemble import build_datapools, render_prompts
 
     if not DATA_POOLS.resolve(config.datapool.id).is_local(**with_values(config.datapool.args)):
         return None
-    return {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
+    pools = build_datapools(config.datapool)
+    with suppress(ModelError):  # the tokenizer is not on this machine; the section of the models says so
+        pools = render_prompts(pools, config.tokenizer, tokenizer())
+    return {split: [sample for sample, _ in pool] for split, pool in pools.items()}
 
 
 def _memory(config: RunConfig) -> str:

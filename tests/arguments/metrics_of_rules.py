@@ -82,4 +82,13 @@ ROWS: Rows = {
             0.5, others={"scorer": {"id": "exact_match", "args": {"reward": 0.5}}}, texts=_TWO_SAMPLES
         ),
     },
+    "maj_at_k": {
+        "k": Acts([2], numbers, others={"scorer": "exact_match"}, texts=_TWO_SAMPLES),
+        "scorer": Acts(
+            {"id": "exact_match", "args": {"ignore_case": True}}, others={"scorer": "exact_match"}, texts=_TWO_SAMPLES
+        ),
+        "correct_from": Acts(
+            0.5, others={"scorer": {"id": "exact_match", "args": {"reward": 0.5}}}, texts=_TWO_SAMPLES
+        ),
+    },
 }

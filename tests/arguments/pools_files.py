@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tests.arguments.seen import Acts, Silent, Tried, samples
@@ -69,7 +70,7 @@ def table(ending: str, *rows: tuple[str, str]) -> str:
     return "".join(f"{text},{answer}\n" for text, answer in (("text", "answer"), *rows))
 
 
-_ANY_FILE: dict[str, Acts | Silent] = {
+_ANY_FILE: dict[str, Acts] = {
     "prompt_prefix": Acts("Say: ", samples),
     "prompt_suffix": Acts(" is", samples),
     "max_size": Acts(2, samples),
@@ -77,11 +78,12 @@ _ANY_FILE: dict[str, Acts | Silent] = {
     "seed": Acts(4, samples),
 }
 
-_ANY_TABLE: dict[str, Acts | Silent] = {
+_ANY_TABLE: dict[str, Acts] = {
     **_ANY_FILE,
     "prompt_column": Acts("answer", samples),
     "reference_column": Acts(["answer", "text"], samples),
     "meta_columns": Acts(["answer"], samples),
+    "last_message_as_reference": Acts(True, samples, refused="last_message_as_reference needs messages"),
 }
 
 
@@ -96,6 +98,11 @@ def _files(ending: str, first: str, second: str) -> dict[str, Acts | Silent]:
 def _tables(ending: str) -> dict[str, Acts | Silent]:
     ours = [(f"two and {number}", f"{number + 2}") for number in range(10)]
     return _ANY_TABLE | _files(ending, table(ending, *ours), table(ending, *((f"not {a}", b) for a, b in ours)))
+
+
+def _problems(name: str) -> str:
+    """Ten rows of GSM8K."""
+    return "".join(json.dumps({"question": f"{name} {n}?", "answer": f"#### {n}"}) + "\n" for n in range(10))
 
 
 _TWO_DELIMITERS = written("two_delimiters.csv", "text;n,text\n" + "".join(f"left {n};x,right {n}\n" for n in range(5)))
@@ -115,6 +122,14 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "seed": Acts(1, samples),
         "prompt_words": Acts([6, 6], samples),
     },
+    "sums": {"limit": Acts(21, samples)},
+    "gsm8k": {
+        **_ANY_FILE,
+        **_files("jsonl", _problems("first"), _problems("second")),
+        "n_val": Acts(
+            3, samples, others={"data_files": of_train(written("n.jsonl", _problems("n")))}, without=["path"]
+        ),
+    },
     "jsonl": _tables("jsonl"),
     "csv": {
         **_tables("csv"),
@@ -130,7 +145,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         ),
     },
     "hf_dataset": {
-        **{name: Acts(row.value, samples, others=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
+        **{name: replace(row, others=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
         "path": Acts(saved("two_columns", "train"), samples),
         "name": Acts("small", name_asked_for, others={"path": "owner/set"}),
         "data_files": Acts(

@@ -54,6 +54,37 @@ def test_fields_become_samples(jsonl):
     )
 
 
+TURNS = [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So."},
+]
+
+
+def test_messages_become_samples(write):
+    file = write(json.dumps({"turns": [*TURNS, TURNS[0]], "a": "No."}))
+    args = {"data_files": {"train": file}, "prompt_column": "turns"}
+    (sample,) = JsonlPool.prepare("train", **args, reference_column="a").samples
+    assert sample == Sample("train_0", "Why?\n\nSo.\n\nWhy?", ["No."], None, [*TURNS, TURNS[0]])
+    with pytest.raises(DataPoolError, match=r"file, line 1.*prompt_suffix"):
+        JsonlPool.prepare("train", **args, prompt_suffix=" A:")
+    with pytest.raises(DataPoolError, match=r"file, line 1.*'turns'.*last_message_as_reference"):
+        JsonlPool.prepare("train", **args, last_message_as_reference=True)
+
+
+def test_the_last_message_can_be_the_reference(write):
+    file = write(json.dumps({"turns": TURNS, "a": "No."}))
+    args = {"data_files": {"train": file}, "prompt_column": "turns", "last_message_as_reference": True}
+    (sample,) = JsonlPool.prepare("train", **args, reference_column="a").samples
+    assert sample == Sample("train_0", "Why?", ["No.", "So."], None, TURNS[:1])
+
+
+@pytest.mark.parametrize("turns", [[], [{"role": "user"}], [{"content": "a"}], ["a"], {"role": "user"}, 3])
+def test_what_is_no_message_is_named(turns, write):
+    file = write(json.dumps({"turns": turns}))
+    with pytest.raises(DataPoolError, match=r"file, line 1, column 'turns'.*messages"):
+        JsonlPool.prepare("train", data_files={"train": file}, prompt_column="turns")
+
+
 def test_one_file_is_shared_out(jsonl):
     pools = {split: JsonlPool.prepare(split, path=jsonl, prompt_column="q") for split in ("train", "val", "test")}
     assert {split: len(pool) for split, pool in pools.items()} == {"train": 16, "val": 2, "test": 2}

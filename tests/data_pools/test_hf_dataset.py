@@ -52,6 +52,13 @@ def test_unusual_split_names_are_mapped(saved):
         HfDatasetPool.prepare("train", path, **ARGS)
 
 
+def test_messages_become_samples(saved):
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    path = saved(train=[{"turns": turns}], validation=[{"turns": turns}], test=[{"turns": turns}])
+    (sample,) = HfDatasetPool.prepare("val", path, prompt_column="turns", last_message_as_reference=True).samples
+    assert sample == Sample("val_0", "Why?", ["So."], None, turns[:1])
+
+
 def test_an_only_split_is_shared_out(saved):
     path = saved(train=rows(20))
     pools = [HfDatasetPool.prepare(split, path, **ARGS).samples for split in ("train", "val", "test")]

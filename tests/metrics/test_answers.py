@@ -1,4 +1,4 @@
-"""Answers as metrics: 1 or 0 for each text, the share of right ones, and pass@k over the samples of a prompt."""
+"""Answers as metrics: 1 or 0 for each text, the share of right ones, pass@k and maj@k over the samples of a prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ def computed(id, args, texts, references, prompts=None):
 
 
 @pytest.mark.parametrize(
-    ("id", "args"), [("exact_match", {}), ("math_equal", {}), ("regex", {"pattern": "a"}), ("pass_at_k", {"k": [1]})]
+    ("id", "args"),
+    [
+        ("exact_match", {}),
+        ("math_equal", {}),
+        ("regex", {"pattern": "a"}),
+        ("pass_at_k", {"k": [1]}),
+        ("maj_at_k", {"k": [1]}),
+    ],
 )
 def test_they_pass_the_checker(id, args):
     metric = METRICS.get(id, args)
@@ -72,6 +79,28 @@ def test_a_judge_that_cannot_tell_is_an_error_and_not_a_wrong_answer():
 def test_too_few_samples_are_said_clearly():
     with pytest.raises(MetricError, match=r"pass@3 .* 3 .*1 of 2 .*'b'"):
         computed("pass_at_k", {"k": [1, 3]}, ["1"] * 4, [["1"]] * 4, ["a", "a", "a", "b"])
+
+
+def test_maj_at_k_is_the_vote_of_each_k_samples_for_equal_numbers():
+    scorer = REWARDS.get("math_equal", {})
+    texts = ["1/2", "3", "0.5", "3", "3", "\\frac{1}{2}"]
+    results = computed("maj_at_k", {"k": [1, 3, 4], "scorer": scorer}, texts, [["0.50"]] * 6)
+    assert results["answers/maj@1"] == ([0.5] * 6, 0.5)
+    assert results["answers/maj@3"][1] == 0.5  # of two votes
+    assert results["answers/maj@4"][1] == 1.0  # two to two, and the right answer was first; two samples do not vote
+    assert computed("maj_at_k", {"k": [4], "scorer": scorer}, texts[1:], [["0.50"]] * 5)["answers/maj@4"][1] == 0.0
+
+
+def test_samples_without_an_answer_do_not_vote():
+    scorer = REWARDS.get("exact_match", {"extract": r"is (\w+)", "ignore_case": True})
+    texts = ["no idea", "none", "it is Paris"]
+    assert computed("maj_at_k", {"k": [3], "scorer": scorer}, texts, [["paris"]] * 3)["answers/maj@3"][1] == 1.0
+    assert computed("maj_at_k", {"k": [2], "scorer": scorer}, texts, [["paris"]] * 3)["answers/maj@2"][1] == 0.0
+
+
+def test_votes_need_a_scorer_that_extracts_answers():
+    with pytest.raises(ValueError, match="exact_match or math_equal"):
+        METRICS.get("maj_at_k", {"scorer": REWARDS.get("regex", {"pattern": "4"})})
 
 
 def test_prompts_without_references_are_left_out():

@@ -383,9 +383,7 @@ def cut_prompts(made: Made) -> Any:
     """What an evaluation keeps of prompts that are too long."""
     side = (made.run.generator if hasattr(made.run, "generator") else made.policy.generator).prompt_truncation_side
     layout = TextLayout(made.run.tokenizer, made.run.max_prompt_length, 1, prompt_truncation_side=side)
-    return [
-        ids.tolist() for ids in layout.encode_all([sample.prompt_or_input_text for sample in made.run.samples["val"]])
-    ]
+    return [ids.tolist() for ids in layout.encode_all(made.run.samples["val"])]
 
 
 # --- of a supervised run ---------------------------------------------------------------------------------------------

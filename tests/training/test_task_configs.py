@@ -104,6 +104,9 @@ def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch)
     (tmp_path / "task_configs").symlink_to(FOLDER)
     (tmp_path / "tinystories.txt").write_text("Once upon a time there was a cat.")
     mapping, _ = read_yaml(FOLDER / name)
+    (tmp_path / "gsm8k").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text('{"question": "1 and 1?", "answer": "#### 2"}\n' * 201)
     made_before = [
         place for place, value in flat(mapping).items()
         if isinstance(value, str) and value.startswith(("results/", "rl4lm_exps/"))

@@ -154,6 +154,18 @@ def _samplers(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
         yield ConfigIssue("env.args.priority_scale", "has no effect with datapool.sampler; remove one of them")
 
 
+def _chat_template(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check that the file of a chat template exists, and find keys that depend on there being one, or none."""
+    template, separator = at(blocks, "tokenizer.chat_template"), at(blocks, "alg.separator")
+    if isinstance(template, str) and not os.path.isfile(with_home(template)):
+        text = f"there is no file {template!r}{_where_from(template)}; true uses the template of the tokenizer"
+        yield ConfigIssue("tokenizer.chat_template", text)
+    if not template and at(blocks, "tokenizer.system_prompt") is not None:
+        yield ConfigIssue("tokenizer.system_prompt", "has no effect without tokenizer.chat_template")
+    if template and separator is not None:
+        yield ConfigIssue("alg.separator", "has no effect with tokenizer.chat_template, which separates messages")
+
+
 def _post_processing(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that `post_processing_fn` is null or a component in supervised runs, and not set in RL runs."""
     post = at(blocks, POST_PROCESSING)
@@ -339,6 +351,7 @@ CROSS_CHECKS = (
     _missing_data,
     _pool_files,
     _samplers,
+    _chat_template,
     _post_processing,
     _response_lengths,
     _metric_keys,

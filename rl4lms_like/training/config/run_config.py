@@ -83,6 +83,10 @@ class TokenizerConfig:
             truncate on `prompt_truncation_side`.
         max_length: maximum number of tokens of a prompt in a supervised run; default: the limit of tokenizer and model.
         trust_remote_code: allow running code that comes with the tokenizer.
+        chat_template: render prompts with the tokenizer's chat template (true), or with the Jinja template in this
+            file, which is saved with the tokenizer. A text is the message of a user. The token that the template writes
+            after a message of the assistant ends a response.
+        system_prompt: with `chat_template`: system message put before prompts without one.
     """
 
     model_name: str
@@ -91,6 +95,8 @@ class TokenizerConfig:
     truncation_side: Side = "left"
     max_length: Count | None = None
     trust_remote_code: bool = False
+    chat_template: bool | str = False
+    system_prompt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,7 +118,7 @@ def check_prompts(
     if model_config.is_encoder_decoder or tokenizer("")["input_ids"]:
         return
     for split, members in samples.items():
-        empty = [sample.id for sample in members if not sample.prompt_or_input_text]
+        empty = [sample.id for sample in members if not (sample.rendered_prompt or sample.prompt_or_input_text)]
         if empty:
             raise DataPoolError(
                 f"the prompts of {len(empty)} samples of {split!r} are empty ({empty[0]!r}): {NO_PROMPT}"

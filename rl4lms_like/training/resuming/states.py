@@ -369,7 +369,8 @@ def frozen_digests(
     for split, of_split in sorted(samples.items()):
         texts.update(f"{split} {len(of_split)}".encode())
         for sample in of_split:
-            texts.update(repr((sample.id, sample.prompt_or_input_text, list(sample.references))).encode())
+            prompt = sample.rendered_prompt or sample.prompt_or_input_text
+            texts.update(repr((sample.id, prompt, list(sample.references))).encode())
     frozen = ((name, each) for name, each in module.named_parameters() if each.data_ptr() not in changing)
     return {_FROZEN: weights_digest(frozen), "samples of the data pool": texts.hexdigest()}
 

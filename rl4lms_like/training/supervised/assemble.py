@@ -25,9 +25,11 @@ from rl4lms_like.training.assemble import (
     SMALL_MODEL,
     build_datapools,
     build_tokenizer,
+    chat_template_of,
     end_tokens,
     load_generation_config,
     n_parameters,
+    render_prompts,
 )
 from rl4lms_like.training.components import build_components, check_references, prompt_lengths
 from rl4lms_like.training.config.run_config import SupervisedConfig
@@ -81,7 +83,8 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
     components = build_components(config)
     model_config, ends, encoder = _load_encoder(config)
     check_model_weights(auto_class_of(model_config), config.alg.model_name)
-    samples = {split: [sample for sample, _ in pool] for split, pool in build_datapools(config.datapool).items()}
+    pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
+    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     check_references(config, components, samples)
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     _check_best_metric(config, examples, samples)
@@ -150,7 +153,8 @@ def _load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int]
         raise ConfigError([ConfigIssue("alg.model_type", text)])
     tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
-    ends = end_tokens(tokenizer, model_config, load_generation_config(model_name))
+    template = chat_template_of(config.tokenizer, tokenizer)
+    ends = end_tokens(tokenizer, model_config, load_generation_config(model_name), template)
     return model_config, ends, example_encoder(config, tokenizer, model_config, ends)
 
 
@@ -246,10 +250,9 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     steps, n_epochs = math.ceil(arguments.num_train_epochs * per_epoch), arguments.num_train_epochs
     if arguments.max_steps > 0:
         steps, n_epochs = arguments.max_steps, round(arguments.max_steps / per_epoch, 2)
-    prompts = [sample.prompt_or_input_text for sample in samples]
     return [
         ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
-        ("prompts", prompt_lengths(prompts, encoder.tokenizer, encoder.max_prompt_length)),
+        ("prompts", prompt_lengths(samples, encoder.tokenizer, encoder.max_prompt_length)),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {batch_size:,} examples"),
         ("optimizer steps", f"{steps:,} in {n_epochs:g} epochs"),

@@ -3,10 +3,13 @@
     causal    input_ids   prompt   reference   end      labels   -100 ...   reference   end
     seq2seq   input_ids   prompt                        labels   reference   end
 
+    chat      input_ids   system   user   assistant   user   assistant           labels   only of the assistant's tokens
+
 Prompts are encoded as in environments and evaluations, and references separately, so that no token spans the boundary
 between them, as in generation. Labels of -100 are ignored by the loss. Padding is recognized by its position, never by
 its id, so that the end token is learned even if it is the pad token. The first token of a causal example has no label,
-because no token precedes it.
+because no token precedes it. With a chat template, a causal example is the rendered conversation; its labels are those
+of all messages of the assistant and of the token that ends each.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
+from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 
 NOT_LEARNED = -100
@@ -67,7 +71,14 @@ class ExampleEncoder:
     loss_on_prompt: bool = False  # a causal model also learns the tokens of the prompt
 
     def encode(self, samples: Sequence[Sample]) -> Examples:
-        """Encode samples, one example for each of their references."""
+        """Encode samples, one example for each of their references.
+
+        Raises:
+            ConfigError: the chat template does not say which tokens the assistant writes, or it renders a prompt
+                differently if a response follows.
+        """
+        if not self.is_encoder_decoder and any(sample.rendered_prompt is not None for sample in samples):
+            return self._conversations(samples)
         prompts = [sample.prompt_or_input_text for sample in samples]
         encoded = self._layout(self.max_prompt_length).encode_all(prompts) if prompts else []
         prompt_ids = [ids.tolist() for ids in encoded]
@@ -85,6 +96,41 @@ class ExampleEncoder:
             n_shorter += len(prompt) < len(prompt_ids[i])
             n_cut += len(kept) < len(reference)
         return Examples(rows, sum(not sample.references for sample in samples), n_shorter, n_cut)
+
+    def _conversations(self, samples: Sequence[Sample]) -> Examples:
+        """Encode samples with rendered prompts, one example for each of their references."""
+        rows, n_shorter, n_cut = [], 0, 0
+        for sample in samples:
+            for reference in sample.references:
+                ids, labels, n_prompt = self._conversation(sample, reference)
+                n_response = min(len(ids) - n_prompt, self.max_length - 1)
+                n_allowed = min(n_prompt, self.max_prompt_length)
+                n_kept = min(n_allowed, self.max_length - n_response)
+                start = n_prompt - n_kept if self.tokenizer.truncation_side == "left" else 0
+                kept = [*range(start, start + n_kept), *range(n_prompt, n_prompt + n_response)]
+                rows.append(
+                    {"input_ids": [ids[i] for i in kept], "labels": [NOT_LEARNED, *(labels[i] for i in kept[1:])]}
+                )
+                n_shorter += n_kept < n_allowed
+                n_cut += n_response < len(ids) - n_prompt
+        return Examples(rows, sum(not sample.references for sample in samples), n_shorter, n_cut)
+
+    def _conversation(self, sample: Sample, reference: str) -> tuple[list[int], list[int], int]:
+        """Return the ids and labels of a prompt with a reference, and the number of the prompt's tokens."""
+        turns = [*(sample.messages or ()), {"role": "assistant", "content": reference}]
+        ids, written = ChatTemplate(self.tokenizer).encode(turns)
+        prompt_ids = self._layout(NO_LIMIT).encode(sample).tolist()
+        if ids[: len(prompt_ids)] != prompt_ids:
+            raise chat_template_issue(
+                f"the chat template of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} "
+                f"differently if a response follows, so the run would not train on the prompts of generation"
+            )
+        learned = [True] * len(ids) if self.loss_on_prompt else written
+        return (
+            ids,
+            [id if is_learned else NOT_LEARNED for id, is_learned in zip(ids, learned, strict=True)],
+            len(prompt_ids),
+        )
 
     def _layout(self, max_prompt_length: int) -> TextLayout:
         side: Literal["left", "right"] = "right" if self.tokenizer.truncation_side == "right" else "left"

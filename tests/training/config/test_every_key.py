@@ -81,6 +81,9 @@ def folders(tmp_path_factory):
         base / "t5", models.make_seq2seq_lm("t5", tokenizer, hidden_size=16, n_heads=2, n_layers=1), tokenizer
     )
     other.save_pretrained(base / "other_tokens")
+    tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(base / "chat")
+    tokenizer.chat_template = None
     tokenizer.pad_token = None
     tokenizer.save_pretrained(base / "no_pad")
     return base
@@ -220,6 +223,7 @@ _TARGET = {**_FAR, "alg.kl_div.target_kl": 0.01}
 _SICK = see.alarms()
 _GROUPS = {"alg.id": "grpo", "alg.args.group_size": 2, "alg.args.learning_rate": 1e-2}
 _HEAD = {"alg.policy.args.value_head_init": "default"}
+_CHAT = {"tokenizer.model_name": f"{FOLDERS}/chat"}
 _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}]}
 
 _TINY = {
@@ -237,6 +241,10 @@ RUN: dict[str, Row | Silent] = {
     "tokenizer.truncation_side": Row("right", see.saved_tokenizer),
     "tokenizer.max_length": Silent("in a supervised run"),
     "tokenizer.trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoTokenizer")),
+    "tokenizer.chat_template": Row(True, see.prompts, _CHAT),
+    "tokenizer.system_prompt": Row(
+        "Be.", see.prompts, {**_CHAT, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
+    ),
     "reward_fn.id": Row("repetition_penalty", see.paid, also={"reward_fn.args": {"ngram_size": 1}}),
     "reward_fn.args": Row({"max_length": 2}, see.paid),
     "datapool.id": Row("dummy_pool", see.prompts, also={"datapool.args": {"prompt": "x"}}),
@@ -548,6 +556,8 @@ SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.truncation_side": Row("right", see.cut_prompts, {"tokenizer.max_length": 3}),
     "tokenizer.max_length": Row(3, see.examples),
     "tokenizer.trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoTokenizer")),
+    "tokenizer.chat_template": Row(True, see.examples, _CHAT),
+    "tokenizer.system_prompt": Row("Be.", see.examples, {**_CHAT, "tokenizer.chat_template": True}),
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),
     "alg.model_type": Row(

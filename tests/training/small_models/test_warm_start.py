@@ -109,6 +109,20 @@ def test_padding_never_changes_a_perplexity(tokenizer, family):
     assert nats(short, long) == pytest.approx(nats(short) + nats(long), rel=1e-5)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_a_pair_only_the_answer_is_learned(tokenizer, family):
+    prompt, answer = "This Korean legend was", " sweet and clever."
+    model = make_model(tokenizer, family=family, n_embd=16, n_head=2)
+    read, written = (torch.tensor([tokenizer(text)["input_ids"]]) for text in (prompt, answer))
+    written = torch.nn.functional.pad(written, (0, 1))  # the end
+    if family == "t5":
+        logits = model(input_ids=read, decoder_input_ids=torch.nn.functional.pad(written, (1, -1))).logits[0]
+    else:
+        logits = model(input_ids=torch.cat([read, written], dim=1)).logits[0, read.shape[1] - 1 : -1]
+    expected = torch.nn.functional.cross_entropy(logits, written[0]).item()
+    assert math.log(perplexity(model, tokenizer, [(prompt, answer)])) == pytest.approx(expected, rel=1e-5)
+
+
 def test_progress_is_told_after_every_step(texts, tokenizer):
     reported = []
     model = make_model(tokenizer, n_embd=16, n_head=2)

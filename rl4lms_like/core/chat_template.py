@@ -1,0 +1,149 @@
+"""Chat templates: prompts as messages, rendered by the template of the tokenizer.
+
+    messages    system: Be brief.   user: What is 2 + 2?
+    rendered    <|im_start|>system⏎Be brief.<|im_end|>⏎<|im_start|>user⏎What is 2 + 2?<|im_end|>⏎<|im_start|>assistant⏎
+    response    4<|im_end|>
+
+The template writes all special tokens, so no other ones are added when a rendered prompt is encoded. The token that it
+writes after a message of the assistant ends a response.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError
+from rl4lms_like.core.sample import Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+KEY = "tokenizer.chat_template"
+
+Message: TypeAlias = "dict[str, Any]"
+"""`role` and `content`; templates may read further keys."""
+
+_MARKED = re.compile(r"\{%-?\s*generation\b")
+"""The tag with which a template marks what the assistant writes."""
+
+_CONTENT = "X7Q"
+"""A content that occurs nowhere else in a rendered conversation."""
+
+
+def chat_template_issue(message: str) -> ConfigError:
+    """Return an error about the chat template."""
+    return ConfigError([ConfigIssue(KEY, message)])
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Template of a tokenizer, which renders messages as text.
+
+    Args:
+        tokenizer: has a chat template.
+        system_prompt: system message that is put before messages without one.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    system_prompt: str | None = None
+
+    def with_rendered_prompt(self, sample: Sample) -> Sample:
+        """Return the sample with all its messages and its rendered prompt; a text is the message of a user.
+
+        Raises:
+            ConfigError: the template does not accept the messages; the error names the sample.
+            DataPoolError: the last message is one of the assistant.
+        """
+        messages = list(sample.messages or [{"role": "user", "content": sample.prompt_or_input_text}])
+        if self.system_prompt is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        if messages[-1]["role"] == "assistant":
+            raise DataPoolError(
+                f"the messages of sample {sample.id!r} end with one of the assistant, so there is nothing to respond "
+                f"to; datapool.args.last_message_as_reference: true makes it the reference"
+            )
+        rendered = self.render(messages, add_generation_prompt=True, where=f"sample {sample.id!r}")
+        return replace(sample, messages=messages, rendered_prompt=rendered)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False, where: str = "") -> str:
+        """Return messages as text.
+
+        Args:
+            messages: the messages.
+            add_generation_prompt: end with the beginning of the assistant's message.
+            where: description of the messages for the error.
+
+        Raises:
+            ConfigError: the template does not accept them.
+        """
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                )
+            )
+        except Exception as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            of = f" of {where}" if where else ""
+            raise chat_template_issue(
+                f"the chat template of {self.tokenizer.name_or_path!r} does not accept the messages{of} ({roles}): "
+                f"{error}"
+            ) from error
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """Id of the first special token after a message of the assistant; None if the template writes none."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}]
+        after = self.render(turns).rpartition(_CONTENT)[2]
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
+        return next((id for id in ids if id in special), None)
+
+    def encode(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Return the ids of a conversation, and which of them the assistant writes: its messages with their end tokens.
+
+        Raises:
+            ConfigError: these tokens cannot be determined, because the rendered text of a message depends on the
+                following ones and the template does not mark what the assistant writes (`{% generation %}`).
+        """
+        if _MARKED.search(str(self.tokenizer.chat_template)):
+            encoded: Any = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            )
+            return encoded["input_ids"], self._until_ends(
+                encoded["input_ids"], list(map(bool, encoded["assistant_masks"]))
+            )
+        text, spans = self.render(messages), self._written(messages)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        written = [
+            any(first <= start and end <= last for first, last in spans) for start, end in encoded["offset_mapping"]
+        ]
+        return encoded["input_ids"], self._until_ends(encoded["input_ids"], written)
+
+    def _written(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
+        """Return the places, first and last character, of the assistant's messages in the rendered text."""
+        text, spans = self.render(messages), []
+        for index in (index for index, message in enumerate(messages) if message["role"] == "assistant"):
+            before = self.render(messages[:index], add_generation_prompt=True)
+            after = self.render(messages[: index + 1])
+            if not (after.startswith(before) and text.startswith(after)):
+                raise chat_template_issue(
+                    f"the chat template of {self.tokenizer.name_or_path!r} renders a message differently when others "
+                    f"follow, so the assistant's tokens cannot be found; use a template with {{% generation %}}"
+                )
+            spans.append((len(before), len(after)))
+        return spans
+
+    def _until_ends(self, ids: Sequence[int], written: list[bool]) -> list[bool]:
+        """Return the mask with each message's end token, and without what the template writes after it."""
+        kept, ended = [], True
+        for id, is_written, was_written in zip(ids, written, [False, *written], strict=False):
+            if is_written and not was_written:
+                ended = False
+            kept.append(not ended and (is_written or id == self.end_of_turn))
+            ended = ended or id == self.end_of_turn or not is_written
+        return kept

@@ -1,0 +1,73 @@
+r"""Stop strings: an episode ends with the token after which the text of the response contains one of them.
+
+    text      4.⏎Question: Who         stop string  ⏎Question:
+    tokens    4 . ⏎ Question :         the tokens of the stop string are actions
+
+Environments and generation use this definition. The criterion of transformers differs from it: it also finds strings
+that begin in the prompt, and it reads the tokens' own strings instead of the decoded text.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+KEY = "stop_strings"
+"""The key in `generation_kwargs`."""
+
+_MARGIN = 8
+"""Number of tokens that are decoded in addition, since decoders may change the first ones of a text."""
+
+
+def stop_strings_of(generation_kwargs: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the stop strings of generation arguments: a text, a list of texts or none."""
+    given = (generation_kwargs or {}).get(KEY) or ()
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def contains_any(text: str, strings: Sequence[str]) -> bool:
+    """Return whether a text contains one of the strings."""
+    return any(string in text for string in strings)
+
+
+@dataclass(frozen=True)
+class StopStrings:
+    """Stop strings of responses that a tokenizer decodes.
+
+    Args:
+        strings: the stop strings; none is empty.
+        tokenizer: decodes responses.
+    """
+
+    strings: tuple[str, ...]
+    tokenizer: PreTrainedTokenizerBase
+
+    def found(self, ids: list[int]) -> bool:
+        """Return whether the text of a response contains a stop string."""
+        return contains_any(str(self.tokenizer.decode(ids, skip_special_tokens=True)), self.strings)
+
+    def found_at_end(self, ids: list[int]) -> bool:
+        """Return the same for a response that contained none before its last token; usually few tokens are decoded."""
+        window = [id for id in ids[-4 * self._n_decoded :] if id not in self._special][-self._n_decoded :]
+        return self.found(window) and self.found(ids)
+
+    def n_tokens(self, ids: list[int]) -> int | None:
+        """Return the number of tokens up to the one that completes the first stop string; None without any."""
+        if not self.found(ids):
+            return None
+        return bisect_left(range(len(ids)), True, key=lambda n: self.found(ids[:n]))
+
+    @cached_property
+    def _n_decoded(self) -> int:
+        """Number of tokens that contain the longest stop string; a token has at least one byte."""
+        return max(len(string.encode()) for string in self.strings) + _MARGIN
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.all_special_ids)

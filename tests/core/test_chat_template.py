@@ -1,0 +1,101 @@
+"""Chat templates: messages become the texts and tokens that transformers makes of them, and errors name the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl4lms_like.core.chat_template import ChatTemplate
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.sample import Sample
+from tests.chat_models import BOS, CHATML, END, FORGETFUL, MARKED, NO_SYSTEM, PLAIN, START, chat_tokenizer
+from tests.config_errors import raises_at
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Who wrote the letter?"},
+    {"role": "assistant", "content": "Nobody."},
+    {"role": "user", "content": "And the film?"},
+]
+
+
+@pytest.fixture
+def tokenizer():
+    return chat_tokenizer()
+
+
+def test_a_text_is_the_message_of_a_user(tokenizer):
+    sample = ChatTemplate(tokenizer).with_rendered_prompt(Sample("0", "Who knew?"))
+    assert sample.rendered_prompt == f"{BOS}{START}user\nWho knew?{END}\n{START}assistant\n"
+    assert sample.prompt_or_input_text == "Who knew?"
+
+
+def test_several_messages_are_rendered_and_rewards_read_their_contents(tokenizer):
+    sample = ChatTemplate(tokenizer, "unused").with_rendered_prompt(Sample.of_messages("0", TURNS))
+    assert sample.rendered_prompt == tokenizer.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+    assert sample.prompt_or_input_text == "Be brief.\n\nWho wrote the letter?\n\nNobody.\n\nAnd the film?"
+
+
+def test_a_system_prompt_is_put_before_messages_without_one(tokenizer):
+    sample = ChatTemplate(tokenizer, "Be kind.").with_rendered_prompt(Sample("0", "Who knew?"))
+    assert sample.rendered_prompt.startswith(f"{BOS}{START}system\nBe kind.{END}\n{START}user\n")
+    assert [message["role"] for message in sample.messages] == ["system", "user"]
+
+
+def test_ids_are_those_of_transformers_with_one_bos(tokenizer):
+    sample = ChatTemplate(tokenizer).with_rendered_prompt(Sample.of_messages("0", TURNS))
+    ids = TextLayout(tokenizer, 1000, 1).encode(sample).tolist()
+    assert ids == tokenizer.apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"]
+    assert ids.count(tokenizer.bos_token_id) == 1 == tokenizer("plain")["input_ids"].count(tokenizer.bos_token_id)
+    plain = Sample("1", "plain")
+    together = TextLayout(tokenizer, 1000, 1).encode_all([sample, plain])
+    assert [each.tolist() for each in together] == [ids, tokenizer("plain")["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (CHATML, END),
+        (CHATML.replace(END, " <eos>"), "<eos>"),
+        (CHATML.replace(END, "\n<|im_start|>"), START),
+        (PLAIN, None),
+    ],
+)
+def test_the_special_token_after_an_answer_ends_the_turn(template, end):
+    tokenizer = chat_tokenizer(template)
+    expected = None if end is None else tokenizer.convert_tokens_to_ids(end)
+    assert ChatTemplate(tokenizer).end_of_turn == expected
+
+
+def test_a_prompt_that_ends_with_an_answer_is_refused(tokenizer):
+    with pytest.raises(DataPoolError, match="'train_7'"):
+        ChatTemplate(tokenizer).with_rendered_prompt(Sample.of_messages("train_7", TURNS[:3]))
+
+
+def test_a_template_that_refuses_messages_is_named_with_sample_and_reason():
+    template = ChatTemplate(chat_tokenizer(NO_SYSTEM), "Be kind.")
+    with raises_at("tokenizer.chat_template", mentions="'train_7'"):
+        template.with_rendered_prompt(Sample("train_7", "Hi"))
+    with raises_at("tokenizer.chat_template", mentions="no system role here"):
+        template.with_rendered_prompt(Sample("train_7", "Hi"))
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_the_assistant_writes_its_messages_and_their_end_tokens(template):
+    tokenizer = chat_tokenizer(template)
+    conversation = [*TURNS, {"role": "assistant", "content": "An old town, naïve and cold."}]
+    ids, written = ChatTemplate(tokenizer).encode(conversation)
+    assert ids == tokenizer.apply_chat_template(conversation)["input_ids"]
+    runs = tokenizer.decode([id if kept else tokenizer.pad_token_id for id, kept in zip(ids, written, strict=True)])
+    assert [run for run in runs.split("<pad>") if run] == [f"Nobody.{END}", f"An old town, naïve and cold.{END}"]
+
+
+def test_without_special_tokens_the_whole_rest_is_written():
+    tokenizer = chat_tokenizer(PLAIN)
+    ids, written = ChatTemplate(tokenizer).encode([*TURNS[1:3], *TURNS[3:]])
+    assert tokenizer.decode([id for id, kept in zip(ids, written, strict=True) if kept]) == "Nobody.\n"
+
+
+def test_a_template_that_changes_earlier_messages_is_an_error_unless_it_marks_the_answers():
+    with raises_at("tokenizer.chat_template", mentions="{% generation %}"):
+        ChatTemplate(chat_tokenizer(FORGETFUL)).encode(TURNS)
