@@ -216,10 +216,10 @@ def test_a_file_with_questions_trains(name, home, tmp_path):
     assert all(0 <= line["metrics"]["answers/reasoning_gym"] <= 1 for line in scores)
 
 
-def test_the_files_of_the_four_algorithms_spend_the_same_tokens():
+def test_the_files_of_the_algorithms_spend_the_same_tokens():
     """51,200, as their first lines say; every response has the same length."""
     names = [name for name in TINY if name.startswith(NUMBERS)]
-    assert len(names) == 8
+    assert len(names) == 10
     for name in names:
         config = load_config(FOLDER / name)
         length, args = config.env.args["max_episode_length"], config.alg.args
