@@ -16,8 +16,8 @@ class WithOtherScores(PPO):
 
     def _make_collector(self, env):
         collector = super()._make_collector(env)
-        score = collector._score
-        collector._score = lambda episodes: self.changed(score(episodes))
+        score = collector.score
+        collector.score = lambda episodes: self.changed(score(episodes))
         return collector
 
 
