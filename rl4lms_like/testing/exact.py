@@ -38,6 +38,7 @@ UNBIASED: Mapping[str, Any] = {
     "overlong_buffer": None,
     "importance_correction": "none",
     "correction_range": None,
+    "first_token_temperature": None,
 }
 """Arguments with which the first step follows the gradient of the objective, used if the algorithm has them."""
 
@@ -66,7 +67,7 @@ CAUSES = {
 
 
 def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any]) -> None:
-    """Check an algorithm's expected gradients, and that neither micro-batches, padding nor generation batches change one.
+    """Check expected gradients, and that neither micro-batches nor padding nor generation batches change a gradient.
 
     Args:
         algorithm: class of the algorithm.

@@ -199,7 +199,9 @@ class Enumeration:
         self.algorithm: Any = text_algorithm(
             policy,
             TabularEnv(prompts, reward),
-            policy_kwargs={"n_prompts": max(prompts) + 1} if policy_kwargs is None else dict(policy_kwargs),
+            policy_kwargs={"n_prompts": max(prompts) + 1, **_SAMPLING}
+            if policy_kwargs is None
+            else dict(policy_kwargs),
             kl_controller=FixedKLController(kl_coeff, estimator=estimator, placement=placement),
             **{"seed": 0, "device": "cpu", **arguments, **{k: v for k, v in _ONE_STEP.items() if k in known}},
         )
@@ -302,6 +304,9 @@ class Enumeration:
         skipped: dict[str, Tensor] = self.algorithm._no_step(info)
         return skipped
 
+
+_SAMPLING: Mapping[str, Any] = {"generation_kwargs": {"do_sample": True}}
+"""Policy arguments that importance weights require; `Enumeration` replaces the sampling itself."""
 
 _ONE_STEP: Mapping[str, Any] = {
     "n_epochs": 1,
