@@ -18,7 +18,8 @@ from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.schema import signature_of
-from rl4lms_like.testing.tabular import LENGTH, Enumeration, Gradients, Response, responses_of
+from rl4lms_like.testing.tabular import Enumeration, Gradients, Response, responses_of
+from rl4lms_like.testing.tabular_policy import LENGTH
 
 TOLERANCE = 1e-5
 """Largest accepted difference of two gradients, relative to their size; algorithms may round to float32."""
@@ -78,7 +79,7 @@ def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any])
     """
     known = _known(algorithm) | args.keys()
     unbiased = {**args, **{name: value for name, value in UNBIASED.items() if name in known}}
-    takes = getattr(algorithm, "arguments_class", algorithm)
+    takes: Any = getattr(algorithm, "arguments_class", algorithm)
     groups = _groups(algorithm, args)
     if groups:  # responses of two actions are enough, and their pairs are few
         groups |= {"baseline": "leave_one_out"} if "baseline" in known else {}
