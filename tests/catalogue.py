@@ -303,14 +303,9 @@ POOLS: dict[str, Row] = {
 }
 
 ALGORITHMS: dict[str, Row] = {
-    **{id: Row() for id in ("ppo", "nlpo", "a2c", "trpo", "vapo", "sao")},
-    "reinforce_pp": Row({"scale": "none"}),  # whitening is biased
-    # Batches of one response have no groups; tests/algorithms/test_critic_free.py has their exact gradients.
-    **dict.fromkeys(
-        ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cpgd", "cispo", "rloo", "reinforce_pp_baseline", "opo"),
-        Row({"group_size": 4, "exact": False}),
-    ),
-    "maxrl": Row({"group_size": 4, "scale": "none", "exact": False}),  # the checker's rewards are not binary
+    **{id: Row() for id in ("ppo", "nlpo", "a2c", "trpo", "vapo", "sao", "reinforce_pp", "reinforce_pp_baseline")},
+    **{id: Row() for id in ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cpgd", "cispo", "rloo", "opo")},
+    "maxrl": Row({"scale": "none"}),  # the checker's rewards are not binary
 }
 
 POST_PROCESSORS: dict[str, Row] = {"three_sentence_summary": Row()}

@@ -89,7 +89,7 @@ def action_weights(
     if kept is not None:
         row = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         counts = torch.zeros_like(lengths).index_add(0, row, kept.to(lengths))
-        weights = torch.zeros(n_actions, device=lengths.device)
+        weights = torch.zeros(n_actions, dtype=torch.float32, device=lengths.device)
         if bool(kept.any()):
             weights[kept] = action_weights(counts[counts > 0], aggregation, norm) * (n_actions / int(counts.sum()))
         return weights

@@ -1,7 +1,7 @@
 """Checks of an algorithm's gradients on a tabular policy, for `check_algorithm`; explained in docs/exact_gradients.md.
 
 objective      E[gradient] is that of the expected reward minus the KL penalty, up to a positive factor
-invariance     micro-batches and padding do not change the gradient
+invariance     micro-batches, padding and generation batches do not change the gradient
 like=PPO       the gradients of single batches equal those of another algorithm
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.testing.tabular import Enumeration, Gradients, Response, responses_of
+from rl4lms_like.testing.tabular_policy import LENGTH
 
 TOLERANCE = 1e-5
 """Largest accepted difference of two gradients, relative to their size; algorithms may round to float32."""
@@ -33,8 +34,17 @@ UNBIASED: Mapping[str, Any] = {
     "nll_coef": 0.0,
     "nll_threshold": 1.0,
     "micro_batch_size": None,
+    "scale": "none",
+    "dynamic_sampling": None,
+    "overlong_buffer": None,
+    "importance_correction": "none",
+    "correction_range": None,
+    "first_token_temperature": None,
 }
 """Arguments with which the first step follows the gradient of the objective, used if the algorithm has them."""
+
+GROUPS: Mapping[str, Any] = {"prompts": (0, 0), "group_size": 2}
+"""Arguments of the enumeration for algorithms that compare several responses to a prompt."""
 
 OTHERWISE = "If the algorithm optimizes something else on purpose, pass exact=False"
 
@@ -48,6 +58,8 @@ CAUSES = {
     "critic": "targets computed with the lambda of the advantages, or from normalized advantages",
     "micro_batch_size": "the mean of the means of micro-batches; statistics (of advantages, of kept actions) computed "
     "in each micro-batch instead of the whole minibatch",
+    "generation batches": "ids of groups that are equal in several generation batches; statistics of all batches that "
+    f"cannot be switched off. {OTHERWISE}",
     "padding": "padded positions count in a sum, a mean or a standard deviation",
     "like": "tokens that are left out, but count in the mean; another epsilon in the standard deviation, or a division "
     "by n instead of n - 1; statistics over padded or observed tokens; other targets of the critic",
@@ -56,7 +68,7 @@ CAUSES = {
 
 
 def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any]) -> None:
-    """Check an algorithm's expected gradients, and that micro-batches and padding do not change its gradients.
+    """Check expected gradients, and that neither micro-batches nor padding nor generation batches change a gradient.
 
     Args:
         algorithm: class of the algorithm.
@@ -67,16 +79,28 @@ def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any])
     """
     known = _known(algorithm) | args.keys()
     unbiased = {**args, **{name: value for name, value in UNBIASED.items() if name in known}}
-    cases: dict[str, dict[str, Any]] = {
-        "reward": {},
-        "KL penalty": {"kl_coeff": 0.25},
-        "observed tokens": {"observed": True},
-    }
-    for case, options in cases.items():
-        run = Enumeration(algorithm, reward, **options, **unbiased)
+    takes: Any = getattr(algorithm, "arguments_class", algorithm)
+    groups = _groups(algorithm, args)
+    if groups:  # responses of two actions are enough, and their pairs are few
+        groups |= {"baseline": "leave_one_out"} if "baseline" in known else {}
+        unbiased = {**unbiased, "length": 2, **groups}
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("reward", {}),
+        ("KL penalty", {"kl_coeff": 0.25}),
+        ("observed tokens", {"observed": True, "length": LENGTH}),
+    ]
+    if getattr(takes, "kl_in_loss", False):
+        in_loss = {"placement": "loss", "estimator": takes.kl_estimator}
+        cases.append(("KL penalty", {"kl_coeff": 0.25, **in_loss}))
+    for case, options in cases:
+        run = Enumeration(algorithm, reward, **{**unbiased, **options})
         (exact,) = torch.autograd.grad(-run.objective(), run.policy.logits)
         _require(algorithm, case, gap(run.expected()["logits"], exact), f"expected gradient of the {_OBJECTIVES[case]}")
-    takes = getattr(algorithm, "arguments_class", algorithm)
+    run = Enumeration(algorithm, reward, **unbiased)
+    for first, second in itertools.pairwise(_some(run)):
+        both, *alone = run.gradients(first, second), run.gradients(first), run.gradients(second)
+        mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in both}
+        _require(algorithm, "generation batches", _difference(both, mean), "mean gradient of two generation batches")
     if getattr(takes, "needs_critic", True):
         _check_critic(algorithm, unbiased, known)
     _check_invariance(algorithm, args, known)
@@ -96,7 +120,8 @@ def check_like(algorithm: type[OnPolicyAlgorithm], like: type[OnPolicyAlgorithm]
     takes = {name: value for name, value in args.items() if name in _known(like)}
     for distance, observed in ((0.0, False), (0.5, False), (0.0, True)):
         options: dict[str, Any] = {"prompts": (0, 0), "ends": True, "distance": distance, "observed": observed}
-        own, other = Enumeration(algorithm, reward, **options, **args), Enumeration(like, reward, **options, **takes)
+        own = Enumeration(algorithm, reward, **{**options, **args, **_groups(algorithm, args)})
+        other = Enumeration(like, reward, **{**options, **takes, **_groups(like, takes)})
         where = f"gradient of {like.__name__} with {'other ratios than 1' if distance else 'ratios of 1'}"
         for episodes in _some(own):
             difference = _difference(own.gradients(episodes), other.gradients(episodes))
@@ -128,6 +153,13 @@ def gap(found: Tensor, exact: Tensor) -> float:
     return float((found - factor * exact).norm() / found.norm()) if bool(found.any()) else 1.0
 
 
+def _groups(algorithm: Any, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `GROUPS` for algorithms with more than one response to a prompt."""
+    takes = getattr(algorithm, "arguments_class", algorithm)
+    sizes = {argument.name: argument.default for argument in signature_of(takes).arguments} | dict(args)
+    return dict(GROUPS) if sizes.get("group_size", 1) > 1 else {}
+
+
 def _known(algorithm: Any) -> set[str]:
     takes = getattr(algorithm, "arguments_class", algorithm)
     return {argument.name for argument in signature_of(takes).arguments}
@@ -141,8 +173,9 @@ def _check_critic(algorithm: type[OnPolicyAlgorithm], unbiased: Mapping[str, Any
     found = run.expected()["values"]
     error = torch.zeros((), dtype=torch.float64)
     for episodes, probability in run.batches():
-        paid = reward(0, responses_of(episodes)[0])
-        error = error + probability * (run.policy.predict_values(episodes) - paid).square().mean()
+        paid = torch.tensor([reward(0, response) for response in responses_of(episodes)], dtype=torch.float64)
+        errors = run.policy.predict_values(episodes) - paid.repeat_interleave(episodes.lengths)
+        error = error + probability * errors.square().mean()
     (exact,) = torch.autograd.grad(error, run.policy.values)
     if bool(found.any()):
         _require(algorithm, "critic", gap(found, exact), "expected gradient of the critic's squared error")
@@ -150,6 +183,7 @@ def _check_critic(algorithm: type[OnPolicyAlgorithm], unbiased: Mapping[str, Any
 
 def _check_invariance(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any], known: set[str]) -> None:
     """Check on batches of different lengths that micro-batches and padding do not change the gradient."""
+    args = {**args, **_groups(algorithm, args)}
     options: dict[str, Any] = {"prompts": (0, 0), "ends": True, "distance": 0.5}
     run = Enumeration(algorithm, reward, **{**options, **args})
     for episodes in _some(run):

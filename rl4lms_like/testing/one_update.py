@@ -28,6 +28,9 @@ from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_tok
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3, "critic_only_iterations": 0}
 """Arguments for a fast update, used if the algorithm has them and the user did not set them."""
 
+N_ENVS = 4
+"""Number of episodes that are generated together; the size of a group, for algorithms with groups."""
+
 MASKS = {"mask_type": "learned_top_k", "top_mask": 40, "target_update_iterations": 2}
 
 
@@ -73,8 +76,10 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
     """
     takes = getattr(algorithm, "arguments_class", algorithm)
     masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
-    known = {argument.name for argument in signature_of(takes).arguments}
-    small = {name: value for name, value in SMALL.items() if name in known}
+    defaults = {argument.name: argument.default for argument in signature_of(takes).arguments}
+    small = {name: value for name, value in SMALL.items() if name in defaults}
+    if defaults.get("group_size", 1) > 1:
+        small["group_size"] = N_ENVS
     policy = POLICIES.resolve(f"{'maskable_' if masks else ''}{family}_lm_actor_critic_policy")
     tokenizer = make_tokenizer(append_eos=family == "seq2seq")
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +106,7 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
 
 def _environment(tokenizer: Any, config: Any, family: str, seed: int) -> TextVecEnv:
     env = TextVecEnv(
-        4,
+        N_ENVS,
         tokenizer,
         LowTokens(),
         [Sample(str(index), f"Count with me {'1 2 3 4 5 6'[: 2 * index]}") for index in range(7)],

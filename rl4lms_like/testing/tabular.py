@@ -29,13 +29,13 @@ from rl4lms_like.algorithms.arguments import NLPOArguments
 from rl4lms_like.algorithms.fisher import FlatParameters
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.losses import kl_estimate
+from rl4lms_like.core.losses import KLEstimator, kl_estimate
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.token_masks import contains
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import with_text_rollouts
-from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.rollouts.kl import FixedKLController, Placement
 from rl4lms_like.testing.tabular_policy import END, LENGTH, VOCABULARY, Recorder, TabularPolicy
 
 Response = tuple[int, ...]
@@ -106,14 +106,15 @@ class TabularEnv(VecEnv):
         return [False] * self.num_envs
 
 
-def all_responses(*, ends: bool = False, observed: bool = False) -> list[Response]:
-    """Return all responses of three tokens.
+def all_responses(length: int = LENGTH, *, ends: bool = False, observed: bool = False) -> list[Response]:
+    """Return all responses of `length` tokens.
 
     Args:
+        length: number of tokens, at most three.
         ends: responses stop at their first token 0.
         observed: the second token of longer responses is the environment's: 2 after the token 1, else 1.
     """
-    responses = set(itertools.product(range(VOCABULARY), repeat=LENGTH))
+    responses = set(itertools.product(range(VOCABULARY), repeat=length))
     if ends:
         responses = {each[: each.index(END) + 1] if END in each else each for each in responses}
     return sorted(each for each in responses if not observed or len(each) == 1 or each[1] == 1 + each[0] % 2)
@@ -153,17 +154,21 @@ class Enumeration:
         algorithm: class of the algorithm. For NLPO and its subclasses, actions are chosen from the allowed tokens. For
             TRPO the gradient is that of its surrogate.
         reward: reward of a response.
-        prompts: prompt of each episode of a batch; a batch has one response for each.
+        prompts: prompt of each episode of a batch; a batch has one response for each. For groups, repeat each prompt
+            `group_size` times.
+        length: number of tokens of a response, at most three.
         ends: whether responses end at their first token 0, so that they have different lengths.
         observed: whether the second token of longer responses is the environment's.
         distance: distance in standard deviations between the policy of the rollout and the one whose step is computed,
             as in later steps of an update; 0 = the first step, with ratios of 1.
         temperatures: temperatures of the sampling, one for each position.
-        kl_coeff: coefficient of the KL penalty in the reward.
-        estimator: estimator of the KL.
+        kl_coeff: coefficient of the KL penalty.
+        placement: whether the penalty is in the `reward` or in the `loss`.
+        estimator: estimator of the KL; default: k1 in the reward, k3 in the loss.
         policy: class of the policy; the tokens of other policies than `TabularPolicy` are not masked.
         policy_kwargs: its arguments.
-        arguments: of the algorithm; one epoch of one minibatch, without clipping of the gradient.
+        arguments: of the algorithm; one epoch of one minibatch, without clipping of the gradient. Dynamic sampling
+            leaves out groups, but generates no further ones.
     """
 
     def __init__(
@@ -172,19 +177,21 @@ class Enumeration:
         reward: Reward,
         prompts: Sequence[int] = (0,),
         *,
+        length: int = LENGTH,
         ends: bool = False,
         observed: bool = False,
         distance: float = 0.0,
         temperatures: Sequence[float] = (1.0,) * LENGTH,
         kl_coeff: float = 0.0,
-        estimator: Any = "k1",
+        placement: Placement = "reward",
+        estimator: KLEstimator | None = None,
         policy: type[LMActorCriticPolicy] = TabularPolicy,
         policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
         self.reward, self.prompts, self.observed = reward, list(prompts), observed
         self.distance, self.temperatures = distance, temperatures
-        self.responses = all_responses(ends=ends, observed=observed)
+        self.responses = all_responses(length, ends=ends, observed=observed)
         takes = getattr(algorithm, "arguments_class", algorithm)
         self.has_masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
         known = {argument.name for argument in signature_of(takes).arguments} | arguments.keys()
@@ -192,13 +199,17 @@ class Enumeration:
         self.algorithm: Any = text_algorithm(
             policy,
             TabularEnv(prompts, reward),
-            policy_kwargs={"n_prompts": max(prompts) + 1} if policy_kwargs is None else dict(policy_kwargs),
-            kl_controller=FixedKLController(kl_coeff, estimator=estimator),
+            policy_kwargs={"n_prompts": max(prompts) + 1, **_SAMPLING}
+            if policy_kwargs is None
+            else dict(policy_kwargs),
+            kl_controller=FixedKLController(kl_coeff, estimator=estimator, placement=placement),
             **{"seed": 0, "device": "cpu", **arguments, **{k: v for k, v in _ONE_STEP.items() if k in known}},
         )
         self.algorithm.set_logger(configure(None, []))
         self.algorithm.warns_of_ratio = False
         self.algorithm.rollout_buffer.dtype = torch.float64
+        if self.algorithm.collector.dynamic_sampling is not None:
+            self.algorithm.collector.dynamic_sampling = 1
         self.policy: Any = self.algorithm.policy
         self.policy.optimizer = Recorder(self.policy.optimizer.param_groups)
         self.policy.generate = lambda *prompts, **options: next(self._generated)
@@ -254,17 +265,20 @@ class Enumeration:
     def objective(self) -> Tensor:
         """Return the expected reward minus the KL penalty of a response, summed over the prompts, with gradient.
 
-        The estimates of the KL count as rewards, without a gradient of their own.
+        Estimates of the KL in the reward have no gradient of their own. Those in the loss have, but the probabilities
+        that they are weighted with have none.
         """
         total = torch.zeros((), dtype=torch.float64)
         controller = self.algorithm.kl_controller
         for prompt, response in itertools.product(dict.fromkeys(self.prompts), self.responses):
             episodes = self.episodes([prompt], [response])
             if episodes is not None:
-                scores = self.policy.score(episodes)
-                kl = kl_estimate(scores.raw_log_prob, scores.ref_log_prob, controller.estimator).sum()
-                value = self.reward(prompt, response) - controller.coeff * kl
-                total = total + self.log_prob(episodes).sum().exp() * value
+                log_prob = self.policy.action_scores(episodes).raw_log_prob
+                kl = kl_estimate(log_prob, self.policy.score(episodes).ref_log_prob, controller.estimator).sum()
+                probability = self.log_prob(episodes).sum().exp()
+                in_reward = controller.placement == "reward"
+                penalty = probability * kl.detach() if in_reward else probability.detach() * kl
+                total = total + probability * self.reward(prompt, response) - controller.coeff * penalty
         return total
 
     @contextmanager
@@ -290,6 +304,9 @@ class Enumeration:
         skipped: dict[str, Tensor] = self.algorithm._no_step(info)
         return skipped
 
+
+_SAMPLING: Mapping[str, Any] = {"generation_kwargs": {"do_sample": True}}
+"""Policy arguments that importance weights require; `Enumeration` replaces the sampling itself."""
 
 _ONE_STEP: Mapping[str, Any] = {
     "n_epochs": 1,

@@ -7,7 +7,7 @@ import torch
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
-from rl4lms_like.algorithms.policy_gradient import CPGD, DAPO, GRPO, GSPO, RLOO, MaxRL, ReinforcePP
+from rl4lms_like.algorithms.policy_gradient import CPGD, DAPO, GRPO, GSPO, MaxRL, ReinforcePP
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core import losses
 from rl4lms_like.core.errors import ConfigError, RewardError, RL4LMsLikeError
@@ -15,13 +15,10 @@ from rl4lms_like.core.objective import action_weights
 from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.kl import FixedKLController
-from rl4lms_like.testing.exact import reward
-from rl4lms_like.testing.tabular import LENGTH, Enumeration
 from rl4lms_like.training.config.run_config import parse_config
 from tests.algorithms.test_update import build, parameters
 from tests.builders import make_env
 from tests.config_errors import raises_at
-from tests.laws.test_exact_gradients import assert_equal, gradient
 from tests.training.configs import run_blocks
 
 IDS = [id for id in ALGORITHMS if ALGORITHMS.entry(id).target.startswith(policy_gradient.__name__)]
@@ -123,33 +120,6 @@ def test_a_first_step_is_the_policy_gradient_for_every_surrogate(tiny_gpt2_dir, 
         gradients[surrogate] = built.gradient
     for found in gradients.values():
         assert float((found - gradients["clip"]).norm() / gradients["clip"].norm()) < 1e-4
-
-
-@pytest.mark.parametrize(("baseline", "factor", "coeff"), [("leave_one_out", 1.0, 0.3), ("mean", 0.5, 0.0)])
-def test_the_expected_gradient_is_exact(baseline, factor, coeff):
-    """Leave-one-out is unbiased; the mean of a group of G is (G - 1) / G of it. The KL is part of the reward."""
-    run = Enumeration(RLOO, reward, prompts=(0, 0), kl_coeff=coeff, group_size=2, baseline=baseline)
-    expected = -factor * gradient(run.objective(), run.policy.logits) / LENGTH
-    assert_equal(run.expected()["logits"], expected)
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_the_expected_gradient_of_a_penalty_in_the_loss(estimator):
-    """Of k2 it is that of KL(policy ‖ reference) at each state, of k3 that of KL(reference ‖ policy)."""
-    run = Enumeration(
-        ReinforcePP, lambda prompt, response: 0.0, kl_coeff=0.3, scale="none",
-        loss_aggregation="seq_mean_token_sum_norm",
-    )  # fmt: skip
-    controller = FixedKLController(0.3, estimator=estimator, placement="loss")
-    run.algorithm.kl_controller = run.algorithm.collector.kl = controller
-    found = run.expected()
-    total = 0.0
-    for episodes, probability in run.batches():
-        states = run.policy.states(episodes)
-        pi, reference = (table[states].log_softmax(-1) for table in (run.policy.logits, run.policy.ref_logits))
-        kl = pi.exp() * (pi - reference) if estimator == "k2" else reference.exp() * (reference - pi)
-        total = total + probability * kl.sum()
-    assert_equal(found["logits"], 0.3 * gradient(total, run.policy.logits) / LENGTH)
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 import torch
 
+from rl4lms_like.algorithms import critic_free_arguments
 from rl4lms_like.algorithms.nlpo import NLPO
+from rl4lms_like.algorithms.policy_gradient import GRPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.sao import SAO
 from rl4lms_like.testing import check_algorithm
@@ -16,8 +21,8 @@ class WithOtherScores(PPO):
 
     def _make_collector(self, env):
         collector = super()._make_collector(env)
-        score = collector._score
-        collector._score = lambda episodes: self.changed(score(episodes))
+        score = collector.score
+        collector.score = lambda episodes: self.changed(score(episodes))
         return collector
 
 
@@ -139,6 +144,24 @@ class ObservedAreActions(PPO):
         return super().loss(minibatch._replace(advantages=every[: len(minibatch.actions)]))
 
 
+class MixedGroups(GRPO):
+    """The groups of each generation batch have the same ids, so that their rewards are compared."""
+
+    def _prepare_rollout(self):
+        buffer = self.rollout_buffer
+        n_groups = self.env.num_envs // self.arguments.group_size
+        buffer.episodes = replace(buffer.episodes, group_ids=buffer.episodes.group_ids % n_groups)
+        super()._prepare_rollout()
+
+
+class WithoutEpsilon(GRPO):
+    """Nothing is added to the standard deviation of a group."""
+
+    def _prepare_rollout(self):
+        with mock.patch.object(critic_free_arguments, "EPS", 0.0):
+            super()._prepare_rollout()
+
+
 LIKE_PPO = {"like": PPO}
 PLANTED = {
     KLInTheLoss: ("KL penalty", {}),
@@ -153,6 +176,8 @@ PLANTED = {
     BiasedDeviation: ("like", LIKE_PPO),
     ObservedAreActions: ("observed tokens", {}),
     TargetsOfThePolicy: ("critic", {}),
+    MixedGroups: ("generation batches", {}),
+    WithoutEpsilon: ("like", {"like": GRPO}),
 }
 """Planted error, the check that finds it, and the arguments of `check_algorithm`."""
 
