@@ -14,15 +14,14 @@ from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.core.token_scores import Distributions, Head, vocabulary_kl
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.testing import models
+from rl4lms_like.testing.exact import reward
 from rl4lms_like.testing.tabular import LENGTH, Enumeration
-from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.estimates.memory import estimate_memory
 from tests.algorithms.test_critic_free import Binary, observing
 from tests.algorithms.test_update import build
 from tests.builders import episodes_of_lengths
 from tests.config_errors import raises_at
-from tests.laws.test_exact_gradients import assert_equal, gradient, reward
+from tests.laws.test_exact_gradients import assert_equal, gradient
 from tests.training.configs import run_blocks
 
 TEACHER = {"n_prompts": 1, "teacher_model": "teacher"}
@@ -145,20 +144,24 @@ def test_the_kl_over_the_vocabulary_is_that_of_the_distributions_in_every_chunki
 # --- language models --------------------------------------------------------------------------------------------------
 
 
-def teacher_of(folder, family, model_dir, tokenizer, texts=("one two three four",), steps=60):
-    """Save a copy of a model that was trained on some texts."""
+def teacher_of(folder, family, model_dir, tokenizer):
+    """Save a copy of a model that was trained on random texts of tokens with small ids."""
     auto = AutoModelForCausalLM if family == "causal" else AutoModelForSeq2SeqLM
     model = auto.from_pretrained(model_dir)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    ids = tokenizer(list(texts) * 4, return_tensors="pt").input_ids
-    prompts = {} if family == "causal" else {"decoder_input_ids": None}
-    for _ in range(steps):
-        inputs = tokenizer(["Count with me"] * len(ids), return_tensors="pt").input_ids if prompts else ids
-        loss = model(input_ids=inputs, labels=ids).loss
-        loss.backward()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        ids = torch.randint(2, 30, (16, 12), generator=generator)
+        model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return str(models.save_model(folder, model, tokenizer))
+
+
+def with_further_tokens(tokenizer, n):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens([f"further{index}" for index in range(n)])
+    return tokenizer
 
 
 @pytest.fixture(params=["causal", "seq2seq"])
@@ -195,22 +198,25 @@ def test_micro_batches_never_change_the_gradient_and_the_first_ratio_is_one(
         assert float((gradient_of_parts - seen[0]).norm() / seen[0].norm()) < 1e-5
 
 
-@pytest.mark.parametrize(("placement", "estimator"), [("advantage", "k1"), ("loss", "top_k"), ("loss", "full")])
+@pytest.mark.parametrize(
+    ("placement", "estimator", "top_k"), [("advantage", "k1", None), ("loss", "top_k", 200), ("loss", "full", None)]
+)
 def test_the_kl_to_a_trained_teacher_falls_by_half(
-    placement, estimator, family, model_dir, teacher, tiny_tokenizer
+    placement, estimator, top_k, family, model_dir, teacher, tiny_tokenizer
 ):
+    """Of the 320 tokens of the untrained policy, 64 have too little probability for a quick test."""
     built = build(
-        OPD, model_dir, tiny_tokenizer, family, n_envs=32, n_steps=10, batch_size=None, learning_rate=3e-3,
-        kl_controller=FixedKLController(1.0, placement=placement, estimator=estimator),
+        OPD, model_dir, tiny_tokenizer, family, n_envs=32, n_steps=1, length=5, batch_size=80, learning_rate=1e-2,
+        kl_controller=FixedKLController(1.0, placement=placement, estimator=estimator, top_k=top_k),
         policy_kwargs={"teacher_model": teacher},
     )  # fmt: skip
     frozen = copy.deepcopy(built.policy.ref_model.state_dict())
     kls = []
-    for iteration in range(30):
-        built.learn_iteration(iteration, 30)
+    for iteration in range(16):
+        built.learn_iteration(iteration, 16)
         kls.append(built.logger.name_to_value["rollout_info/kl_div_mean"])
-    assert kls[0] > 0.5
-    assert np.mean(kls[-3:]) < 0.5 * np.mean(kls[:2]), kls
+    assert np.mean(kls[:2]) > 0.3
+    assert np.mean(kls[-4:]) < 0.5 * np.mean(kls[:2])
     assert all(torch.equal(frozen[name], weight) for name, weight in built.policy.ref_model.state_dict().items())
 
 
@@ -231,7 +237,7 @@ def test_a_model_without_a_linear_head_is_compared_by_its_logits(tiny_gpt2_dir, 
 
 def test_a_teacher_of_another_size_and_architecture(tiny_gpt2_dir, tiny_tokenizer, tmp_path):
     """Its vocabulary is padded further, and adapters of the policy do not change it."""
-    model = models.make_causal_lm("llama", tiny_tokenizer, hidden_size=48, vocab_size=len(tiny_tokenizer) + 8, seed=3)
+    model = models.make_causal_lm("llama", with_further_tokens(tiny_tokenizer, 8), hidden_size=48, seed=3)
     folder = models.save_model(tmp_path, model, tiny_tokenizer)
     built = build(
         OPD, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"teacher_model": str(folder), "peft": {"r": 2}},
@@ -285,7 +291,7 @@ def test_the_placement_follows_from_the_estimator(estimator, placement):
         *(
             (f"alg.args.{key}", {f"alg.args.{key}": value})
             for key, value in {
-                "baseline": "mean", "scale": "none", "dynamic_sampling": 3, "overlong_buffer": 0.2,
+                "baseline": "leave_one_out", "scale": "none", "dynamic_sampling": 3, "overlong_buffer": 0.2,
                 "reference_update_iterations": 2,
             }.items()
         ),
@@ -309,45 +315,13 @@ def test_in_python_it_is_refused_too(tiny_gpt2_dir, tiny_tokenizer, tmp_path):
         build(OPD, tiny_gpt2_dir, tiny_tokenizer)
     with raises_at("teacher_model"):
         build(GRPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"teacher_model": "gpt2"})
-    small = models.make_causal_lm("gpt2", tiny_tokenizer, vocab_size=len(tiny_tokenizer) - 8)
-    small.save_pretrained(tmp_path)
+    larger = with_further_tokens(tiny_tokenizer, 8)
+    models.save_model(tmp_path, models.make_causal_lm("gpt2", larger), larger)
     with pytest.raises(ModelError):
         build(
-            OPD, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"teacher_model": str(tmp_path)},
+            OPD, tmp_path, larger, policy_kwargs={"teacher_model": str(tiny_gpt2_dir)},
             kl_controller=FixedKLController(1.0, placement="advantage"),
         )  # fmt: skip
-
-
-@pytest.fixture
-def distilling(tiny_config, tmp_path, tiny_tokenizer):
-    """A run with a teacher, and a function that saves another one."""
-
-    def with_teacher(model, tokenizer=tiny_tokenizer):
-        tiny_config["alg"]["policy"]["args"]["teacher_model"] = str(
-            models.save_model(tmp_path / "teacher", model, tokenizer)
-        )
-        return parse_config(tiny_config)
-
-    tiny_config["alg"] |= {"id": "opd", "args": {"n_steps": 4}, "kl_div": {"coeff": 1.0}}
-    tiny_config["alg"]["policy"]["args"].pop("critic", None)
-    return with_teacher
-
-
-def test_a_teacher_with_another_tokenizer_or_of_another_family_is_refused(distilling, tiny_tokenizer):
-    other = copy.deepcopy(tiny_tokenizer)
-    other.add_tokens(["another"])
-    for model, tokenizer in (
-        (models.make_causal_lm("gpt2", other), other),
-        (models.make_seq2seq_lm("t5", tiny_tokenizer), tiny_tokenizer),
-    ):
-        with raises_at("alg.policy.args.teacher_model"):
-            assemble(distilling(model, tokenizer))
-
-
-def test_the_teacher_counts_in_the_memory_estimate(distilling, tiny_tokenizer):
-    model = models.make_causal_lm("gpt2", tiny_tokenizer, n_layers=3)
-    parts = estimate_memory(distilling(model)).parts
-    assert parts["teacher weights"] == 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_the_formula_names_the_teacher():
