@@ -306,6 +306,7 @@ ALGORITHMS: dict[str, Row] = {
     **{id: Row() for id in ("ppo", "nlpo", "a2c", "trpo", "vapo", "sao", "reinforce_pp", "reinforce_pp_baseline")},
     **{id: Row() for id in ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cpgd", "cispo", "rloo", "opo")},
     "maxrl": Row({"scale": "none"}),  # the checker's rewards are not binary
+    "opd": Row({"exact": False}),  # has no rewards; tests/algorithms/test_opd.py has its exact gradients
 }
 
 POST_PROCESSORS: dict[str, Row] = {"three_sentence_summary": Row()}

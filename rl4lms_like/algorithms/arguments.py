@@ -11,6 +11,7 @@ from annotated_types import Gt, Interval
 
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
+from rl4lms_like.rollouts.kl import Placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,13 @@ class OnPolicyArguments:
     needs_critic: ClassVar[bool] = True
     """True if the algorithm learns values. If not, its policy has no critic, and `Minibatch.old_values` are 0."""
     kl_in_loss: ClassVar[bool] = False
-    """True if the algorithm's loss can contain the KL penalty (`alg.kl_div.placement: loss`)."""
-    kl_placement: ClassVar[Literal["reward", "loss"]] = "reward"
+    """True if the KL penalty can be part of advantages or loss (`alg.kl_div.placement: advantage` or `loss`)."""
+    kl_placement: ClassVar[Placement] = "reward"
     """Default of `alg.kl_div.placement`."""
     kl_estimator: ClassVar[Literal["k2", "k3"]] = "k3"
-    """Default of `alg.kl_div.estimator` with `placement: loss`; with `reward` it is `k1`."""
+    """Default of `alg.kl_div.estimator` with `placement: loss`; otherwise it is `k1`."""
+    needs_teacher: ClassVar[bool] = False
+    """True if the reference of the KL is another model, from which the policy learns (`teacher_model`)."""
 
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
@@ -331,6 +334,29 @@ def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) 
     return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in keys]
 
 
+def teacher_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[ConfigIssue]:
+    """Return errors in a policy's `teacher_model` and `reference_model` for an algorithm.
+
+    Args:
+        algorithm: class of its arguments; a class without `needs_teacher` counts as one that needs no teacher.
+        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
+        id: name of the algorithm in messages.
+    """
+    keys = ("teacher_model", "reference_model", "model_name")
+    teacher, reference, model = (policy_arguments.get(key) for key in keys)
+    if not getattr(algorithm, "needs_teacher", False):
+        message = f"{id} has no teacher: use opd, or reference_model for the model of the KL penalty"
+        return [] if teacher is None else [ConfigIssue("teacher_model", message)]
+    issues = []
+    if teacher is None:
+        issues.append(ConfigIssue("teacher_model", f"{id} learns from a teacher: set its hub id or folder"))
+    elif teacher == model:
+        issues.append(ConfigIssue("teacher_model", "is the model that is trained, from which it has nothing to learn"))
+    if reference is not None:
+        issues.append(ConfigIssue("reference_model", f"{id} measures the KL to teacher_model; remove it"))
+    return issues
+
+
 def combination_issues(
     algorithm: Any, given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
 ) -> list[ConfigIssue]:
@@ -375,9 +401,18 @@ def kl_issues(algorithm: Any, given: Mapping[str, Any], kl: Mapping[str, Any], i
         id: name of the algorithm in messages.
     """
     issues = []
-    if kl.get("placement") == "loss" and not getattr(algorithm, "kl_in_loss", False):
+    if kl.get("placement") in ("advantage", "loss") and not getattr(algorithm, "kl_in_loss", False):
         message = f"the loss of {id} has no KL penalty: use reward, or a critic-free algorithm such as grpo"
         issues.append(ConfigIssue("placement", message))
+    learns_reward = given.get("task_reward", getattr(algorithm, "task_reward", True))
+    if kl.get("coeff") == 0 and (not learns_reward or getattr(algorithm, "needs_teacher", False)):
+        issues.append(ConfigIssue("coeff", f"0 leaves {id} without the KL that it minimizes: use 1"))
+    if not learns_reward:
+        message = "has no effect with alg.args.task_reward: false, where rewards are only logged"
+        if kl.get("placement") == "reward":
+            issues.append(ConfigIssue("placement", f"reward {message}; use advantage or loss"))
+        if kl.get("norm_reward"):
+            issues.append(ConfigIssue("norm_reward", message))
     if given.get("reference_update_iterations") is not None and kl.get("coeff") == 0:
         issues.append(ConfigIssue("coeff", "0 loads no reference model, which reference_update_iterations updates"))
     if given.get("scale", getattr(algorithm, "scale", None)) == "mean":

@@ -27,6 +27,7 @@ from rl4lms_like.algorithms.arguments import (
     combination_issues,
     critic_issues,
     kl_issues,
+    teacher_issues,
     value_issues,
 )
 from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
@@ -99,6 +100,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         name = type(self).__name__
         issues = critic_issues(options, policy_kwargs or {}, name) + value_issues(options, arguments, name)
         issues += combination_issues(self.arguments_class, arguments, policy_kwargs or {})
+        issues += teacher_issues(self.arguments_class, policy_kwargs or {}, name)
         if kl_controller is not None:
             kl = {"coeff": kl_controller.coeff, "placement": kl_controller.placement, "norm_reward": norm_reward}
             issues += kl_issues(self.arguments_class, arguments, kl, name)

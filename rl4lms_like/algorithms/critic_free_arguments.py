@@ -17,18 +17,20 @@ from annotated_types import Gt, Interval
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
+from rl4lms_like.rollouts.kl import Placement
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch", "mean", "whiten", "none"]
 RatioLevel = Literal["token", "sequence"]
 Surrogate = Literal["clip", "geometric", "cispo", "cpgd"]
-Placement = Literal["reward", "loss"]
 AboveZero = Annotated[float, Interval(gt=0, le=1)]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 EPS = 1e-4
 """Added to standard deviations of rewards."""
 CORRECTION_RANGES = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
 """Default limits of the importance weights."""
+_OF_REWARDS = ("dynamic_sampling", "overlong_buffer")
+"""Arguments that use the rewards, if they are not null."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class CriticFreeArguments(OnPolicyArguments):
             rollout.
         n_epochs: number of passes over a rollout in each update.
         group_size: number of responses to each prompt, which are compared with each other. It must divide `n_envs`.
+        task_reward: learn from the rewards. If false, they are only logged, and the KL to the reference (`alg.kl_div`)
+            is all that is minimized.
         baseline: what is subtracted from the reward of a response: the `mean` of its group, the mean of the others
             (`leave_one_out`), the mean weighted by the numbers of tokens (`length_weighted`, OPO, arXiv 2505.23585), or
             nothing (`none`: the sum of the rewards after each token is its advantage).
@@ -92,6 +96,7 @@ class CriticFreeArguments(OnPolicyArguments):
     batch_size: Count | None = 1024
     n_epochs: Count = 1
     group_size: Count = 8
+    task_reward: bool = True
     baseline: Baseline = "mean"
     scale: Scale = "group"
     ratio_level: RatioLevel = "token"
@@ -139,13 +144,17 @@ class CriticFreeArguments(OnPolicyArguments):
             "cispo": f"-stop_gradient(min(r, {high:g})) A log pi",
             "cpgd": f"-min(A log r, A clip(log r, log {low:g}, log {high:g}))",
         }[self.surrogate]
+        reference = "teacher" if self.needs_teacher else "reference"
+        advantage = advantage if self.task_reward else ""
+        if self.kl_placement == "advantage":
+            advantage = f"{advantage} - kl_div.coeff * k1(pi_old, {reference}) of the token".strip()
         parts = [clipped]
         if self.dual_clip is not None:
             parts[0] += f", at most {self.dual_clip:g} |A| where A < 0"
         if self.drift_coef:
             parts.append(f"{self.drift_coef:g} (r - 1 - log r)")
         if self.kl_placement == "loss":
-            parts.append(f"kl_div.coeff * {self.kl_estimator}(pi, reference)")
+            parts.append(f"kl_div.coeff * {self.kl_estimator}(pi, {reference})")
         mean = {
             "token_mean": "mean over tokens",
             "seq_mean_token_mean": "mean over responses of the mean over tokens",
@@ -181,12 +190,14 @@ class CriticFreeArguments(OnPolicyArguments):
         generation_kwargs = policy_arguments.get("generation_kwargs") or {}
         updates_reference = values["reference_update_iterations"] is not None
         is_greedy = not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1)
+        learns_reward = values["task_reward"]
+        unused = "has no effect with task_reward: false, where rewards are only logged"
         other = f"has no effect with surrogate: {surrogate}"
         probabilities = "needs the probabilities of single samples: set do_sample: true and no beams"
         wrong = (
             (
                 "group_size",
-                size == 1 and (baseline != "none" or scale in ("group", "mean")),
+                learns_reward and size == 1 and (baseline != "none" or scale in ("group", "mean")),
                 "1 leaves nothing to compare with, all advantages would be 0; use 2 or more, or baseline: none with "
                 "scale: whiten or none",
             ),
@@ -205,6 +216,8 @@ class CriticFreeArguments(OnPolicyArguments):
                 baseline != "none" and values["gamma"] != 1,
                 "has no effect: with a baseline, all tokens of a response have the same advantage",
             ),
+            *((key, not learns_reward and values[key] != getattr(cls, key), unused) for key in ("baseline", "scale")),
+            *((key, not learns_reward and values[key] is not None, unused) for key in _OF_REWARDS),
             ("gae_lambda", values["gae_lambda"] != 1, "has no effect without a critic; remove it"),
             ("gae_length_alpha", given.get("gae_length_alpha") is not None, "has no effect without a critic"),
             (
@@ -234,6 +247,11 @@ class CriticFreeArguments(OnPolicyArguments):
                 "reference_update_iterations",
                 updates_reference and policy_arguments.get("peft") is not None,
                 "cannot be used with peft, whose reference is the base model of the adapters",
+            ),
+            (
+                "reference_update_iterations",
+                updates_reference and cls.needs_teacher,
+                "would change the teacher, which stays as it is; remove it",
             ),
             (
                 "reference_mixing",
@@ -365,3 +383,19 @@ class MaxRLArguments(CriticFreeArguments):
 
     scale: Scale = "mean"
     loss_aggregation: Aggregation = "seq_mean_token_sum_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPDArguments(CriticFreeArguments):
+    """Arguments of `opd` (on-policy distillation): the KL from the policy to a teacher, on the policy's own samples.
+
+    With `task_reward`, the advantages of `grpo` are added. For adapters (`peft`), 1e-4 suits `learning_rate` better.
+    """
+
+    needs_teacher: ClassVar[bool] = True
+    kl_placement: ClassVar[Placement] = "advantage"
+
+    learning_rate: Positive = 5e-5
+    group_size: Count = 4
+    task_reward: bool = False
+    loss_aggregation: Aggregation = "token_mean"

@@ -19,7 +19,9 @@ from rl4lms_like.core import losses
 from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, whitened
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.objective import Objective, action_weights
+from rl4lms_like.policies.teacher_forcing import ActionScores
 from rl4lms_like.rollouts.buffer import Minibatch
+from rl4lms_like.rollouts.kl import EXACT
 
 
 class GroupPolicyGradient(OnPolicyTextAlgorithm):
@@ -58,6 +60,14 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
 
     def _prepare_rollout(self) -> None:
         """Replace the buffer's estimates, which are those of a critic, by the advantages of this algorithm."""
+        buffer, controller = self.rollout_buffer, self.kl_controller
+        log_prob = torch.as_tensor(buffer.log_probs)
+        buffer.advantages = self._task_advantages() if self.arguments.task_reward else torch.zeros_like(log_prob)
+        if controller.placement == "advantage" and buffer.kl is not None:
+            buffer.advantages = buffer.advantages - controller.coeff * buffer.kl
+
+    def _task_advantages(self) -> Tensor:
+        """Return the advantages of the rewards `[n_actions]`."""
         options, buffer = self.arguments, self.rollout_buffer
         episodes = buffer.episodes
         assert episodes is not None
@@ -81,7 +91,7 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
             advantages = of_episodes[:, None] * mask
         if options.scale == "whiten":
             advantages = whitened(advantages, mask)
-        buffer.advantages = advantages[mask]
+        return advantages[mask]
 
     # --- loss -------------------------------------------------------------------------------------------------------
 
@@ -98,7 +108,7 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
             policy=policy,
             entropy=-scores.entropy,
             log_ratio=log_ratio.detach(),
-            kl=self._kl_penalty(scores.log_prob, minibatch),
+            kl=self._kl_penalty(scores, minibatch),
             clipped=self._clipped(ratio.detach()),
         )
 
@@ -122,11 +132,16 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         is_below = ratio < 1 - options.clip_range if options.surrogate != "cispo" else torch.zeros_like(ratio).bool()
         return (is_below | (ratio > 1 + options.clip_high)).float()
 
-    def _kl_penalty(self, log_prob: Tensor, minibatch: Minibatch) -> Tensor | None:
+    def _kl_penalty(self, scores: ActionScores, minibatch: Minibatch) -> Tensor | None:
         controller = self.kl_controller
-        if controller.placement == "reward" or not self.policy.has_reference:
+        if controller.placement != "loss" or not self.policy.has_reference:
             return None
-        return controller.coeff * losses.kl_estimate(log_prob, minibatch.ref_log_prob, controller.estimator)
+        if controller.estimator in EXACT:
+            kl = self.policy.reference_kl(minibatch.observations, scores, top_k=controller.top_k)
+        else:
+            estimator: Any = controller.estimator
+            kl = losses.kl_estimate(scores.log_prob, minibatch.ref_log_prob, estimator)
+        return controller.coeff * kl
 
     def _prepared(self, minibatch: Minibatch) -> Minibatch:
         minibatch = super()._prepared(minibatch)
@@ -220,3 +235,9 @@ class MaxRL(GroupPolicyGradient):
     """Maximum likelihood reinforcement learning (arXiv 2602.02710)."""
 
     arguments_class = arguments_of.MaxRLArguments
+
+
+class OPD(GroupPolicyGradient):
+    """On-policy distillation: the KL to a teacher, on the policy's own samples (Agarwal et al., arXiv 2306.13649)."""
+
+    arguments_class = arguments_of.OPDArguments

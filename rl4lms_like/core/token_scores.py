@@ -1,4 +1,4 @@
-"""Log-prob and entropy of given tokens, computed from hidden states.
+"""Log-prob and entropy of given tokens, and KL divergences over the vocabulary, computed from hidden states.
 
     hidden [n_tokens, d] ──head──> logits [n_tokens, vocab] ──> log_prob [n_tokens], entropy [n_tokens]
 
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from rl4lms_like.core.token_masks import unpack
 
@@ -49,6 +50,28 @@ class Head:
         if self.scale != 1.0:
             product.mul_(self.scale)
         return product if self.bias is None else product.add_(self.bias.float())
+
+
+class Distributions(NamedTuple):
+    """Next-token distributions of some actions.
+
+    Args:
+        states: hidden states `[n_tokens, d]`, or logits `[n_tokens, vocab]` if there is no head.
+        head: language-model head of the hidden states; None for logits.
+    """
+
+    states: Tensor
+    head: Head | None
+
+    def log_probs(self, part: slice) -> Tensor:
+        """Compute the log-probs `[n, vocab]` of some actions over the vocabulary."""
+        states = self.states[part]
+        return (states if self.head is None else self.head.logits(states)).log_softmax(dim=-1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.states.shape[1] if self.head is None else self.head.weight.shape[0]
 
 
 class MaskedScores(NamedTuple):
@@ -136,6 +159,56 @@ def masked_token_scores(
         logits_budget: maximum number of logits in memory (a count, not bytes).
     """
     return MaskedScores(*_scored(hidden, head, actions, allowed, logits_budget))
+
+
+def vocabulary_kl(
+    policy: Distributions, reference: Distributions, *, top_k: int | None = None, logits_budget: int
+) -> Tensor:
+    """Compute KL(policy ‖ reference) of each action's distribution, differentiable with respect to the policy.
+
+    Args:
+        policy: p.
+        reference: q, without gradient. Its vocabulary may have further tokens after those of the policy; p is 0 there.
+        top_k: compare the k most probable tokens of the policy, and all others as if they were one token. This is a
+            lower bound. Default: the whole vocabulary.
+        logits_budget: maximum number of logits in memory (a count, not bytes). What does not fit is recomputed in the
+            backward pass, chunk by chunk.
+
+    Returns:
+        `[n_tokens]`.
+
+    Example:
+        >>> p, q = (Distributions(torch.tensor([each]).log(), None) for each in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
+        >>> [round(float(vocabulary_kl(p, q, top_k=k, logits_budget=100)), 4) for k in (None, 2, 1)]
+        [0.2749, 0.2749, 0.2231]
+    """
+    n_tokens = len(policy.states)
+    parts = _parts(n_tokens, max(logits_budget // (_KL_TENSORS * policy.vocab_size), 1))
+    with torch.autocast(policy.states.device.type, enabled=False):
+        if len(parts) == 1:
+            return _kl_of_part(policy, reference, parts[0], top_k)
+        kls = [checkpoint(_kl_of_part, policy, reference, part, top_k, use_reentrant=False) for part in parts]
+    return torch.cat(kls)
+
+
+_KL_TENSORS = 4
+"""Tensors of the size of the logits that `_kl_of_part` has in memory at the same time."""
+
+
+def _kl_of_part(policy: Distributions, reference: Distributions, part: slice, top_k: int | None) -> Tensor:
+    log_p = policy.log_probs(part)
+    with torch.no_grad():
+        log_q = reference.log_probs(part)[:, : log_p.shape[1]]
+    if top_k is not None and top_k < log_p.shape[1]:
+        top = log_p.detach().topk(top_k).indices
+        log_p, log_q = _with_rest(log_p, top), _with_rest(log_q, top)
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+
+
+def _with_rest(log_probs: Tensor, top: Tensor) -> Tensor:
+    """Return the log-probs of the tokens `top` `[n, k]`, and that of all others together `[n, k + 1]`."""
+    rest = log_probs.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True)
+    return torch.cat([log_probs.gather(1, top), rest], dim=1)
 
 
 def _scored(

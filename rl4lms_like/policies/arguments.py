@@ -44,6 +44,8 @@ class PolicyArguments:
         value_head_init: `zero`: initial values are 0. `default`: torch's initialization of a linear layer, with random
             initial values that are larger than most rewards.
         reference_model: hub id or local folder of the frozen model of the KL penalty; default: `model_name`.
+        teacher_model: for `opd`: hub id or local folder of the frozen model that the policy learns from, in place of
+            `reference_model`. It has the policy's tokenizer and family, and can have another size or architecture.
         dtype: `float32`, or `bfloat16` for autocast with weights in float32. Log-probs are always computed from logits
             in float32.
         attn_implementation: attention of transformers: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers'
@@ -72,6 +74,7 @@ class PolicyArguments:
     critic_frozen: list[str] = field(default_factory=list)
     value_head_init: Literal["zero", "default"] = "zero"
     reference_model: str | None = None
+    teacher_model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: str | None = None
     gradient_checkpointing: bool = False
@@ -81,6 +84,11 @@ class PolicyArguments:
     merge_on_save: bool = False
     logits_budget_mb: Annotated[float, Ge(1)] = 512
     trust_remote_code: bool = False
+
+    @property
+    def kl_model(self) -> str | None:
+        """Name of the model to which the KL is measured; None is the initial policy."""
+        return self.reference_model if self.teacher_model is None else self.teacher_model
 
     @classmethod
     def known_in(cls: type[Arguments], arguments: Mapping[str, Any]) -> Arguments:

@@ -3,7 +3,7 @@
     policy_model   the language model that is trained
     value_model    the critic's own network, with the same initial weights or others; None with `critic: shared`
     value_head     hidden state -> value; None with `critic: none`
-    ref_model      frozen reference for the KL divergence; None if no KL is requested
+    ref_model      frozen reference or teacher for the KL divergence; None if no KL is requested
 
 `generate` samples episodes, `evaluate_actions` scores them in one teacher-forced pass. The signature is that of a
 Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` instead of the observations.
@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.policies.arguments import PolicyArguments, samples_other_distribution
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import (
@@ -137,9 +138,10 @@ class LMActorCriticPolicy(BasePolicy):
                 f"{self.arguments.model_name!r} has {self.vocab_size} output tokens, but the environment's action "
                 f"space has {self.action_space.n}: build the environment with vocab_size={self.vocab_size}"
             )
-        others = (("critic", self.value_model), ("reference", self.ref_model))
+        role_of_reference = "reference" if self.arguments.teacher_model is None else "teacher"
+        others = (("critic", self.value_model), (role_of_reference, self.ref_model))
         for role, n_tokens in ((role, _n_tokens(model)) for role, model in others if model is not None):
-            # A critic only reads tokens, and models of one tokenizer may have differently padded vocabularies.
+            # Models of one tokenizer may have differently padded vocabularies.
             if n_tokens != self.vocab_size if role == "reference" else n_tokens < self.vocab_size:
                 name = getattr(self.arguments, f"{role}_model")
                 raise ModelError(
@@ -171,14 +173,14 @@ class LMActorCriticPolicy(BasePolicy):
         needs_bfloat16 = "flash" in (self.arguments.attn_implementation or "")
         excluded = self.arguments.generation_kwargs.get("suppress_tokens") or ()
         checked = [(self.reader, self.arguments.model_name)]
-        if self.ref_reader is not None and self.arguments.reference_model is not None:
-            checked.append((self.ref_reader, self.arguments.reference_model))
+        if self.ref_reader is not None and self.arguments.kl_model is not None:
+            checked.append((self.ref_reader, self.arguments.kl_model))
         for reader, name in checked:
             check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
         self.reader.shares_prompts = check_sharing(self.reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
         for other, own in (
             (self.value_reader, self.arguments.critic_model),
-            (self.ref_reader, self.arguments.reference_model),
+            (self.ref_reader, self.arguments.kl_model),
         ):
             if other is not None:
                 other.shares_prompts = self.reader.shares_prompts
@@ -308,6 +310,24 @@ class LMActorCriticPolicy(BasePolicy):
             with torch.no_grad():
                 states = self.reader.states(observations)
             return self._value_of(states)
+
+    def reference_kl(self, observations: EpisodeBatch, scores: ActionScores, *, top_k: int | None = None) -> Tensor:
+        """Compute the KL from the policy to the reference of each action's distribution, over the vocabulary.
+
+        Args:
+            observations: the episodes.
+            scores: their `action_scores`.
+            top_k: see `core.token_scores.vocabulary_kl`.
+
+        Returns:
+            `[n_tokens]`, with gradients for the policy.
+        """
+        assert self.ref_reader is not None
+        with self._autocast():
+            policy = self.reader.distributions(observations, scores.states)
+            with torch.no_grad():
+                reference = self.ref_reader.distributions(observations)
+        return vocabulary_kl(policy, reference, top_k=top_k, logits_budget=self._logits_budget)
 
     def action_logits(self, observations: EpisodeBatch) -> Tensor:
         """Return the policy's logits `[n_tokens, vocab]` for all actions, float32, twice differentiable.

@@ -3,6 +3,7 @@
     policy      model_name                     all weights trained, or adapters only (`peft`)
     critic      the same, or critic_model      separate adapters if the policy has adapters; `separate` only
     reference   the same, or reference_model   frozen
+                or teacher_model
 
 Each checkpoint is read once. Networks from the same checkpoint share their frozen weights. A name may also be that of
 an adapter (`adapter_config.json`, as PEFT writes it). The model is then its base with the adapter merged into the
@@ -305,7 +306,8 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
 
     critic = other(arguments.critic_model, "critic", output_layer) if arguments.critic == "separate" else None
-    reference = other(arguments.reference_model, "reference").requires_grad_(False) if use_reference else None
+    role = "reference" if arguments.teacher_model is None else "teacher"
+    reference = other(arguments.kl_model, role).requires_grad_(False) if use_reference else None
     trained = [model for model in (policy, critic) if model is not None]
     if arguments.peft is not None:
         refuse_unknown_layers(trained, arguments.peft)

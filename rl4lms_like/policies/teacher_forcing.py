@@ -32,6 +32,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.token_scores import (
+    Distributions,
     Head,
     masked_logits,
     masked_scores_of_logits,
@@ -144,6 +145,18 @@ class EpisodeReader(ABC):
             with torch.autocast(states.device.type, enabled=False):
                 logits = current_head(self.model, self.head_scale).logits(states)
         return logits if episodes.allowed is None else masked_logits(logits, episodes.allowed)
+
+    def distributions(self, episodes: EpisodeBatch, states: Tensor | None = None) -> Distributions:
+        """Return the next-token distributions of all actions over the whole vocabulary.
+
+        Args:
+            episodes: the episodes; their masks of allowed tokens are ignored.
+            states: their hidden states, if they have been computed.
+        """
+        if self.head_scale is None:
+            return Distributions(self.logits(episodes), None)
+        states = self.states(episodes) if states is None else states
+        return Distributions(states, current_head(self.model, self.head_scale))
 
     def _shared_prompts(self, episodes: EpisodeBatch) -> tuple[Tensor, Tensor] | None:
         """Return `EpisodeBatch.shared_prompts`, or None if each episode's prompt is computed separately."""

@@ -296,9 +296,10 @@ class RolloutCollector:
         return [episodes.select(torch.tensor(group, device=device)) for group in groups]
 
     def _kl_reward(self, part: ScoredEpisodes) -> Tensor:
-        if self.kl.placement == "loss":
+        if self.kl.placement != "reward":
             return torch.zeros_like(part.rewards)
-        return -self.kl.coeff * kl_estimate(part.scores.raw_log_prob, part.scores.ref_log_prob, self.kl.estimator)
+        estimator: Any = self.kl.estimator
+        return -self.kl.coeff * kl_estimate(part.scores.raw_log_prob, part.scores.ref_log_prob, estimator)
 
     def _last_values(self, episodes: EpisodeBatch) -> Tensor | None:
         if not self.bootstrap_truncated:

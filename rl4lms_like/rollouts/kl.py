@@ -3,23 +3,44 @@
 task reward r_t  ─────────────┐
 log_prob, ref_log_prob ─ kl_t ┴─ r_t - coeff * kl_t ─ advantages
                            └─ mean over the rollout ─ controller ─ coeff of the next rollout
+
+This module does not import torch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from torch import Tensor
-
-from rl4lms_like.core.losses import KLEstimator
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CLIP = 0.2
 """Relative errors are clipped to this size (arXiv 1909.08593, section 2.2)."""
-NO_GRADIENT = "k1 in the loss has an expected gradient of 0, so it is no penalty: use k2 or k3, or placement: reward"
-"""Error for an estimator that does not fit its placement."""
-Placement = Literal["reward", "loss"]
+TOP_K = 64
+"""Default number of tokens of the estimator `top_k`."""
+Placement = Literal["reward", "advantage", "loss"]
+Estimator = Literal["k1", "k2", "k3", "top_k", "full"]
+EXACT = ("top_k", "full")
+"""Estimators that need the distributions of policy and reference, not only the log-probs of the sampled tokens."""
+
+
+def estimator_error(placement: str, estimator: str | None, top_k: int | None = None) -> str | None:
+    """Return the error for an estimator that does not fit its placement; None if it fits.
+
+    Example:
+        >>> estimator_error("loss", "full") is None, estimator_error("reward", "full") is None
+        (True, False)
+    """
+    if placement == "loss" and estimator == "k1":
+        return "k1 in the loss has an expected gradient of 0: use another estimator or placement"
+    if placement != "loss" and estimator in EXACT:
+        return f"{estimator} is a term of the loss with a gradient of its own: use placement: loss"
+    if placement == "advantage" and estimator not in (None, "k1"):
+        return f"{estimator} in the advantage has not the gradient of the KL: use k1"
+    if top_k is not None and estimator != "top_k":
+        return "top_k has no effect without estimator: top_k"
+    return None
 
 
 class KLController(ABC):
@@ -28,12 +49,15 @@ class KLController(ABC):
     Args:
         coeff: initial coefficient.
         target_kl: target KL of the controller, in its own unit; None if it has no target.
-        estimator: single-sample estimate of the KL; default: k1 in the reward, k3 in the loss.
+        estimator: single-sample estimate of the KL (k1, k2, k3), or the KL over the `top_k` most probable tokens or
+            the `full` vocabulary; default: k3 in the loss, else k1.
         max_coeff: the coefficient never exceeds this; None = no limit.
-        placement: the penalty is subtracted from the `reward` of each token, or is a term of the `loss`.
+        placement: the penalty is subtracted from the `reward` of each token, or only from the token's own `advantage`,
+            or is a term of the `loss`.
+        top_k: number of tokens of the estimator `top_k`.
 
     Raises:
-        ValueError: k1 in the loss, whose expected gradient is 0.
+        ValueError: the estimator does not fit the placement.
     """
 
     def __init__(
@@ -41,16 +65,18 @@ class KLController(ABC):
         coeff: float,
         target_kl: float | None = None,
         *,
-        estimator: KLEstimator | None = None,
+        estimator: Estimator | None = None,
         max_coeff: float | None = None,
         placement: Placement = "reward",
+        top_k: int | None = None,
     ) -> None:
-        if placement == "loss" and estimator == "k1":
-            raise ValueError(NO_GRADIENT)
+        if error := estimator_error(placement, estimator, top_k):
+            raise ValueError(error)
         self.coeff = float(coeff if max_coeff is None else min(coeff, max_coeff))
         self.target_kl = target_kl
-        self.estimator: KLEstimator = estimator or ("k1" if placement == "reward" else "k3")
+        self.estimator: Estimator = estimator or ("k3" if placement == "loss" else "k1")
         self.placement = placement
+        self.top_k = (top_k or TOP_K) if estimator == "top_k" else None
         self.max_coeff = max_coeff
 
     @abstractmethod
@@ -90,7 +116,7 @@ class AdaptiveKLController(KLController):
         coeff: initial coefficient.
         target_kl: in nats per token.
         gain: K_beta of arXiv 1909.08593; 0.1 changes the coefficient by at most 2 % per iteration.
-        limits: `estimator`, `max_coeff` and `placement`, see `KLController`.
+        limits: further arguments, see `KLController`.
     """
 
     target_kl: float
@@ -105,8 +131,8 @@ class AdaptiveKLController(KLController):
 
     def move(self, mean_kl: float) -> None:
         """Update the coefficient for an observed mean KL per token."""
-        error = np.clip((mean_kl - self.target_kl) / self.target_kl, -CLIP, CLIP)
-        self._multiply(float(1 + self.gain * error))
+        error = min(max((mean_kl - self.target_kl) / self.target_kl, -CLIP), CLIP)
+        self._multiply(1 + self.gain * error)
 
 
 class HorizonKLController(KLController):
@@ -118,7 +144,7 @@ class HorizonKLController(KLController):
         coeff: initial coefficient.
         target_kl: in nats per sequence.
         horizon: number of episodes.
-        limits: `estimator`, `max_coeff` and `placement`, see `KLController`.
+        limits: further arguments, see `KLController`.
     """
 
     target_kl: float
@@ -133,8 +159,8 @@ class HorizonKLController(KLController):
 
     def move(self, mean_kl: float, n_episodes: int) -> None:
         """Update the coefficient for an observed mean KL per sequence over `n_episodes` episodes."""
-        error = np.clip(mean_kl / self.target_kl - 1, -CLIP, CLIP)
-        self._multiply(float(1 + error * min(n_episodes / self.horizon, 1.0)))
+        error = min(max(mean_kl / self.target_kl - 1, -CLIP), CLIP)
+        self._multiply(1 + error * min(n_episodes / self.horizon, 1.0))
 
 
 def make_kl_controller(
@@ -144,12 +170,13 @@ def make_kl_controller(
     controller: Literal["adaptive", "horizon", "fixed"] = "adaptive",
     gain: float = 0.1,
     horizon: float = 10_000,
-    estimator: KLEstimator | None = None,
+    estimator: Estimator | None = None,
     max_coeff: float | None = None,
     placement: Placement = "reward",
+    top_k: int | None = None,
 ) -> KLController:
     """Return the controller of a config's `alg.kl_div` block; without a target the coefficient is constant."""
-    limits: dict[str, Any] = {"estimator": estimator, "max_coeff": max_coeff, "placement": placement}
+    limits: dict[str, Any] = {"estimator": estimator, "max_coeff": max_coeff, "placement": placement, "top_k": top_k}
     if controller == "fixed" or target_kl is None:
         return FixedKLController(coeff, **limits)
     if controller == "horizon":

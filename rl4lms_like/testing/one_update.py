@@ -87,6 +87,9 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
         model = make("gpt2" if family == "causal" else "t5", tokenizer)
         save_model(folder, model, tokenizer)
         kwargs = {"model_name": folder, "generation_kwargs": {"do_sample": True, "top_k": 0}} | (MASKS if masks else {})
+        if getattr(takes, "needs_teacher", False):
+            teacher = make("gpt2" if family == "causal" else "t5", tokenizer, seed=1)
+            kwargs["teacher_model"] = str(save_model(f"{folder}/teacher", teacher, tokenizer))
         torch.manual_seed(derived_seed(seed, "weights"))
         text_algorithm: Any = with_text_rollouts(algorithm)
         built = text_algorithm(

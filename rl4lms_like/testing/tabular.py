@@ -29,13 +29,13 @@ from rl4lms_like.algorithms.arguments import NLPOArguments
 from rl4lms_like.algorithms.fisher import FlatParameters
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.losses import KLEstimator, kl_estimate
+from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.token_masks import contains
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import with_text_rollouts
-from rl4lms_like.rollouts.kl import FixedKLController, Placement
+from rl4lms_like.rollouts.kl import Estimator, FixedKLController, Placement
 from rl4lms_like.testing.tabular_policy import END, LENGTH, VOCABULARY, Recorder, TabularPolicy
 
 Response = tuple[int, ...]
@@ -163,8 +163,8 @@ class Enumeration:
             as in later steps of an update; 0 = the first step, with ratios of 1.
         temperatures: temperatures of the sampling, one for each position.
         kl_coeff: coefficient of the KL penalty.
-        placement: whether the penalty is in the `reward` or in the `loss`.
-        estimator: estimator of the KL; default: k1 in the reward, k3 in the loss.
+        placement: whether the penalty is in the `reward`, the `advantage` or the `loss`.
+        estimator: estimator of the KL; default: k3 in the loss, else k1.
         policy: class of the policy; the tokens of other policies than `TabularPolicy` are not masked.
         policy_kwargs: its arguments.
         arguments: of the algorithm; one epoch of one minibatch, without clipping of the gradient. Dynamic sampling
@@ -184,7 +184,7 @@ class Enumeration:
         temperatures: Sequence[float] = (1.0,) * LENGTH,
         kl_coeff: float = 0.0,
         placement: Placement = "reward",
-        estimator: KLEstimator | None = None,
+        estimator: Estimator | None = None,
         policy: type[LMActorCriticPolicy] = TabularPolicy,
         policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
@@ -269,7 +269,7 @@ class Enumeration:
         that they are weighted with have none.
         """
         total = torch.zeros((), dtype=torch.float64)
-        controller = self.algorithm.kl_controller
+        controller: Any = self.algorithm.kl_controller
         for prompt, response in itertools.product(dict.fromkeys(self.prompts), self.responses):
             episodes = self.episodes([prompt], [response])
             if episodes is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.token_masks import pack
-from rl4lms_like.core.token_scores import masked_logits
+from rl4lms_like.core.token_scores import Distributions, masked_logits, vocabulary_kl
 from rl4lms_like.policies.arguments import MaskablePolicyArguments
 from rl4lms_like.policies.masked import MaskablePolicy, MaskRule
 from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeScores
@@ -107,6 +107,12 @@ class TabularPolicy(MaskablePolicy):
         if observations.allowed is not None:
             raw = _chosen(self.logits.detach()[self.states(observations)], observations)
         return ActionScores(log_prob, -(log_probs.exp() * log_probs).sum(dim=-1), raw, None)
+
+    def reference_kl(self, observations: EpisodeBatch, scores: ActionScores, *, top_k: int | None = None) -> Tensor:
+        """Return the KL to the reference of all actions' distributions `[n_tokens]`."""
+        states = self.states(observations)
+        tables = (Distributions(table[states], None) for table in (self.logits, self.ref_logits))
+        return vocabulary_kl(*tables, top_k=top_k, logits_budget=10**6)
 
     def predict_values(self, observations: EpisodeBatch) -> Tensor:
         """Return the values of all actions' states."""

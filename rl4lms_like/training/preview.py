@@ -135,7 +135,7 @@ def _models(config: RunConfig) -> tuple[str, _Models | None]:
         tokenizer = build_tokenizer(config.tokenizer, local_files_only=True)
     except ModelError as error:
         return f"not checked: {error}\n", None
-    check_fit(config, tokenizer, networks)
+    check_fit(config, tokenizer, networks, local_files_only=True)
     prompt, response = check_lengths(config, tokenizer, networks)
     message = f"fit: {len(tokenizer):,} tokens; up to {prompt:,} in a prompt and {response:,} in a response\n"
     complete = check_weights(config, networks)

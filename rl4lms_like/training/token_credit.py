@@ -113,9 +113,10 @@ class TokenCredit(Callback):
             # The controller has changed its coefficient since; the rollout's own is among the logged values.
             head["kl_coeff"] = float(algorithm.logger.name_to_value["rollout_info/kl_coeff"])
             kl = buffer.kl[tokens]
-            estimate = kl_estimate(kl, torch.zeros_like(kl), algorithm.collector.kl.estimator)
-            in_reward = algorithm.collector.kl.placement == "reward"
-            fields |= {"kl": kl, "kl_rewards": -head["kl_coeff"] * estimate if in_reward else None}
+            fields["kl"], controller = kl, algorithm.collector.kl
+            if controller.placement == "reward":
+                estimator: Any = controller.estimator
+                fields["kl_rewards"] = -head["kl_coeff"] * kl_estimate(kl, torch.zeros_like(kl), estimator)
         known = {name: field for name, field in fields.items() if field is not None}
         return {**head, "episodes": list(self._described(chosen, infos, part, known))}
 

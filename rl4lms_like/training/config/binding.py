@@ -61,6 +61,7 @@ from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward, shaped
+from rl4lms_like.rollouts.kl import EXACT
 
 if TYPE_CHECKING:
     from rl4lms_like.training.config.run_config import ComponentConfig
@@ -375,9 +376,10 @@ def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]
     if isinstance(kl, dict):
         algorithm = targets(blocks).get("alg")
         if kl.get("placement") is None:
-            kl["placement"] = getattr(algorithm, "kl_placement", "reward")
+            default = getattr(algorithm, "kl_placement", "reward")
+            kl["placement"] = "loss" if default == "advantage" and kl.get("estimator") in EXACT else default
         if kl.get("estimator") is None:
-            kl["estimator"] = "k1" if kl["placement"] == "reward" else getattr(algorithm, "kl_estimator", "k3")
+            kl["estimator"] = getattr(algorithm, "kl_estimator", "k3") if kl["placement"] == "loss" else "k1"
     env = blocks.get("env")
     if isinstance(env, dict) and isinstance(env.get("args"), Mapping | None):
         env["args"], wrong = check_arguments(EnvArguments, env.get("args") or {}, "env.args")

@@ -27,6 +27,7 @@ from rl4lms_like.algorithms.arguments import (
     combination_issues,
     critic_issues,
     kl_issues,
+    teacher_issues,
     value_issues,
     without_second_derivatives,
 )
@@ -76,7 +77,7 @@ def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _missing_folders(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Find model names that can only be local folders, and do not exist."""
-    policy = (f"{POLICY}.{key}" for key in ("model_name", "reference_model", "critic_model"))
+    policy = (f"{POLICY}.{key}" for key in ("model_name", "reference_model", "critic_model", "teacher_model"))
     for path in ("tokenizer.model_name", "alg.model_name", *policy):
         name = at(blocks, path)
         if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir():
@@ -250,7 +251,8 @@ def _critic(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     found = []
     if isinstance(given, Mapping) and algorithm is not None:
         id, own = blocks["alg"]["id"], blocks["alg"].get("args") or {}
-        found = [issue.below(POLICY) for issue in critic_issues(algorithm, given, id)]
+        of_policy = critic_issues(algorithm, given, id) + teacher_issues(algorithm, given, id)
+        found = [issue.below(POLICY) for issue in of_policy]
         of_algorithm = value_issues(algorithm, own, id) + combination_issues(algorithm, own, given)
         found += [issue.below("alg.args") for issue in of_algorithm]
         kl = at(blocks, "alg.kl_div")

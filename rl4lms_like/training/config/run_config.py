@@ -19,6 +19,7 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
 from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.core.secrets import secret_issues, without_values
+from rl4lms_like.rollouts.kl import Estimator, Placement, estimator_error
 from rl4lms_like.training.config.binding import RunKind, bind, run_kind
 from rl4lms_like.training.config.cross_checks import cross_check, data_issues, with_key_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
@@ -133,11 +134,16 @@ class KLConfig:
             `fixed`; default: `adaptive` if `target_kl` is given, else `fixed`.
         gain: for `adaptive`: step size of the coefficient per iteration; 0.1 changes it by at most 2 %.
         horizon: for `horizon`: number of episodes over which the coefficient may change by 20 %.
-        estimator: formula that estimates a token's KL from its log-ratio; default: `k1` in the reward, `k3` in the loss
-            (`k2` for `reinforce_pp_baseline`). `k1` in the loss is an error, because its expected gradient is 0.
+        estimator: how a token's KL is estimated. `k1`, `k2`, `k3`: from its log-ratio. In the loss also `top_k`: the
+            exact KL over the most probable tokens of the policy and the sum of all others; `full`: over the whole
+            vocabulary. Default: `k3` in the loss (`k2` for `reinforce_pp_baseline`), else `k1`. `k1` in the loss is an
+            error, because its expected gradient is 0.
+        top_k: number of tokens of the estimator `top_k`; default: 64.
         max_coeff: upper limit of the coefficient; null sets none.
-        placement: subtract the penalty from the `reward` of each token, or add it to the `loss` of algorithms without a
-            critic; default: `loss` for these, except for `rloo` and `reinforce_pp`.
+        placement: subtract the penalty from the `reward` of each token. For algorithms without a critic also
+            `advantage`: subtract it from the advantage of the same token only; `loss`: add it to the loss. Default:
+            `loss` for these, except for `rloo`, `reinforce_pp` (`reward`) and `opd` (`advantage`, or `loss` if the
+            estimator needs it).
     """
 
     coeff: NonNegative
@@ -146,15 +152,16 @@ class KLConfig:
     controller: Literal["adaptive", "horizon", "fixed"] | None = None
     gain: Positive = 0.1
     horizon: Count = 10_000
-    estimator: Literal["k1", "k2", "k3"] | None = None
+    estimator: Estimator | None = None
+    top_k: Count | None = None
     max_coeff: Positive | None = None
-    placement: Literal["reward", "loss"] | None = None
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         if self.controller is None:
             object.__setattr__(self, "controller", "fixed" if self.target_kl is None else "adaptive")
-        if self.placement == "loss" and self.estimator == "k1":
-            raise ValueError("k1 in the loss has an expected gradient of 0: use k2 or k3, or placement: reward")
+        if error := estimator_error(self.placement or "reward", self.estimator, self.top_k):
+            raise ValueError(error)
         if self.controller != "fixed" and self.target_kl is None:
             raise ValueError(f"controller {self.controller!r} needs target_kl; or set controller to 'fixed'")
         if self.coeff == 0 and self.target_kl is not None:

@@ -27,17 +27,22 @@ from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.base import make_optimizer
 from rl4lms_like.policies.generation import NO_PROMPT, generate_arguments, unknown_generation_arguments
-from rl4lms_like.policies.loading import auto_class_of, check_model_weights
+from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.rollouts.supported import unsupported_with
 from rl4lms_like.training.config.run_config import RunConfig
 
 ARGS = "alg.policy.args"
-_NETWORKS = {"model_name": "the model", "critic_model": "the critic", "reference_model": "the reference"}
+_NETWORKS = {
+    "model_name": "the model",
+    "critic_model": "the critic",
+    "reference_model": "the reference",
+    "teacher_model": "the teacher",
+}
 """Argument of a policy that names a model -> its description in messages."""
 
 Networks = Mapping[str, PretrainedConfig]
-"""`model_name`, and if the run has them `critic_model` and `reference_model` -> the model's config."""
+"""`model_name`, and if the run has them `critic_model`, `reference_model` and `teacher_model` -> the model's config."""
 
 
 def check_settings(config: RunConfig, *, here: bool = True) -> None:
@@ -134,12 +139,20 @@ def load_networks(config: RunConfig, load: Callable[[PolicyArguments], Pretraine
     return {key: load(replace(arguments, model_name=name)) for key, name in names.items() if name is not None}
 
 
-def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> None:
+def check_fit(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks, *, local_files_only: bool = False
+) -> None:
     """Check the families and vocabularies of the models and the vocabulary of the tokenizer.
+
+    Args:
+        config: of the run.
+        tokenizer: of the run.
+        networks: configs of the models.
+        local_files_only: do not query the hub for the teacher's tokenizer.
 
     Raises:
         ConfigError: the policy does not support the family of a model, or the models have different vocabularies.
-        ModelError: the tokenizer has tokens that the policy does not have.
+        ModelError: the tokenizer has tokens that the policy does not have, or the teacher has no tokenizer.
     """
     wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
     issues = []
@@ -150,13 +163,31 @@ def check_fit(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: N
             issues.append(ConfigIssue(f"{ARGS}.{key}", text))
             continue
         found, expected = n_tokens(network), n_tokens(networks["model_name"])
-        if found != expected and not (key == "critic_model" and found > expected):  # a critic only reads tokens
+        if found != expected and (key == "reference_model" or found < expected):  # others may be padded differently
             text = f"{_NETWORKS[key]} has {found} tokens, the policy {expected}: they must have the same vocabulary"
             issues.append(ConfigIssue(f"{ARGS}.{key}", text))
+        elif key == "teacher_model":
+            issues += _tokenizer_issues(config, tokenizer, key, local_files_only)
     if issues:
         raise ConfigError(issues)
     model_name = config.alg.policy.args["model_name"]
     check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
+
+
+def _tokenizer_issues(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, key: str, local_files_only: bool
+) -> list[ConfigIssue]:
+    """Return the error of a model whose own tokenizer has other tokens than that of the run."""
+    name, trusts = config.alg.policy.args[key], bool(config.alg.policy.args.get("trust_remote_code"))
+    other = load_tokenizer(name, trust_remote_code=trusts, local_files_only=local_files_only)
+    own, used = other.get_vocab(), tokenizer.get_vocab()
+    if own == used:
+        return []
+    wrong = len(set(own.items()) ^ set(used.items()))
+    text = (
+        f"{_NETWORKS[key]} {name!r} has another tokenizer than {config.tokenizer.model_name!r}: {wrong} tokens differ"
+    )
+    return [ConfigIssue(f"{ARGS}.{key}", text)]
 
 
 def check_weights(config: RunConfig, networks: Networks) -> bool:

@@ -36,6 +36,7 @@ class Context:
     target_kl: float | None = None  # of the KL controller
     kl_per_sequence: bool = False  # the target is per response instead of per token
     estimates_kl: bool = True  # the KL penalty uses the estimator that can be negative (`estimator: k1`)
+    has_teacher: bool = False  # the KL is that to a teacher, which falls during training
     is_masked: bool = False  # a mask restricts the sampled tokens (NLPO)
     norm_reward: bool = False  # the critic is trained on rewards divided by their standard deviation
     has_batch_size: bool = True  # the algorithm has a `batch_size`
@@ -120,6 +121,8 @@ def kl_above_budget(history: History, context: Context) -> Alert | None:
     The reward then comes from text that is unlikely under the reference. With growing distance, the true reward falls
     while the learned one rises (Gao et al., arXiv 2210.10760).
     """
+    if context.has_teacher:
+        return None
     limits, target, unit = context.limits, context.target_kl, "nats per token"
     kls, factor, budget = history.last("kl", limits.patience), limits.kl_times_target, limits.max_kl
     if target is not None:

@@ -168,6 +168,7 @@ def context_of(run: Run) -> Context:
         target_kl=controller.target_kl,
         kl_per_sequence=isinstance(controller, HorizonKLController),
         estimates_kl=controller.estimator == "k1",
+        has_teacher=policy.teacher_model is not None,
         is_masked=hasattr(policy, "top_mask"),
         norm_reward=run.config.alg.kl_div.norm_reward,
         has_batch_size=getattr(algorithm, "batch_size", None) is not None,

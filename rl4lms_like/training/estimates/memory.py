@@ -123,11 +123,12 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     trained = policy.trained + critic_trained
     n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
     mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
+    role = "reference" if arguments.teacher_model is None else "teacher"
     parts = {
         "process": _process() if device == "cpu" else 0,
         "policy weights": FLOAT * policy.parameters,
         "critic weights": FLOAT * critic_weights,
-        "reference weights": FLOAT * _reference(policy) if config.alg.kl_div.coeff > 0 else 0,
+        f"{role} weights": FLOAT * _reference(policy) if config.alg.kl_div.coeff > 0 else 0,
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "masks": 2 * plan.tokens_per_rollout * mask_bytes,
         "optimizer state": FLOAT * (1 if args.get("use_rms_prop") else 2) * trained,
@@ -167,9 +168,9 @@ def _critic(policy: NetworkShapes) -> tuple[int, int, NetworkShapes | None]:
 def _reference(policy: NetworkShapes) -> int:
     """Return the number of weights of the reference that are not shared with the policy."""
     arguments = policy.arguments
-    if arguments.reference_model not in (None, arguments.model_name):
+    if arguments.kl_model not in (None, arguments.model_name):
         whole = replace(arguments, peft=None)
-        return NetworkShapes(str(arguments.reference_model), whole, causal=policy.causal).parameters
+        return NetworkShapes(str(arguments.kl_model), whole, causal=policy.causal).parameters
     return policy.parameters if arguments.peft is None else 0
 
 

@@ -273,6 +273,7 @@ RUN: dict[str, Row | Silent] = {
     "alg.kl_div.horizon": Row(100, see.kl_coefficient, {**_TARGET, "alg.kl_div.controller": "horizon"}),
     "alg.kl_div.estimator": Row("k3", see.weights, _FAR),
     "alg.kl_div.placement": Row("reward", see.weights, {**_FAR, **_GROUPS}),
+    "alg.kl_div.top_k": Row(2, see.weights, {**_FAR, **_GROUPS, "alg.kl_div.estimator": "top_k"}),
     "alg.kl_div.max_coeff": Row(0.05, see.logged("rollout_info/kl_coeff")),
     "train_evaluation.eval_batch_size": Row(1, see.whole_run),
     "train_evaluation.n_iters": Row(1, see.whole_run),
@@ -386,6 +387,9 @@ POLICY: dict[str, Row | Silent] = {
     "critic_frozen": Row(["mlp"]),
     "value_head_init": Row("default"),
     "reference_model": Row(f"{FOLDERS}/gpt2_other", see.logged("rollout_info/ref_log_prob")),
+    "teacher_model": Row(
+        f"{FOLDERS}/gpt2_other", see.logged("rollout_info/ref_log_prob"), also={"alg.id": "opd", "alg.args": {}}
+    ),
     "dtype": Row("bfloat16", see.logged("rollout_info/log_prob")),
     "attn_implementation": Row("eager", lambda made: made.policy.policy_model.config._attn_implementation),
     "gradient_checkpointing": Row(True, see.modules(lambda module: getattr(module, "gradient_checkpointing", None))),
@@ -500,6 +504,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "batch_size": Row(6),
             "n_epochs": Row(2),
             "group_size": Row(4),
+            "task_reward": Row(False),
             "gamma": Row(0.5, others={"alg.args.baseline": "none", "alg.args.scale": "none"}),
             "gae_lambda": Silent("lambda of generalized"),
             "baseline": Row("length_weighted"),
