@@ -1,6 +1,7 @@
 """Critic-free algorithms: groups, their advantages, their losses under micro-batches, and what the papers ask for."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,14 +11,15 @@ from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
 from rl4lms_like.algorithms.policy_gradient import CPGD, DAPO, GRPO, GSPO, MaxRL, ReinforcePP
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core import losses
+from rl4lms_like.core.advantages import whitened
 from rl4lms_like.core.errors import ConfigError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.objective import action_weights
 from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.rewards.base import RewardFunction
-from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.rollouts.kl import AdaptiveKLController, FixedKLController
 from rl4lms_like.training.config.run_config import parse_config
 from tests.algorithms.test_update import build, parameters
-from tests.builders import make_env
+from tests.builders import POLICIES, SAMPLING, make_env
 from tests.config_errors import raises_at
 from tests.training.configs import run_blocks
 
@@ -140,6 +142,16 @@ def test_a_group_has_one_prompt_and_numbers_of_its_own(algorithm, tiny_gpt2_dir,
     assert 0 < built.logger.name_to_value["rollout_info/groups_differing_share"] <= 1
 
 
+def test_a_group_has_one_prompt_if_another_algorithm_has_the_same_environment(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(GRPO, tiny_gpt2_dir, tiny_tokenizer, group_size=4)
+    policy_kwargs = {"model_name": str(tiny_gpt2_dir), "generation_kwargs": SAMPLING}
+    ReinforcePP(POLICIES["causal"], built.env, policy_kwargs=policy_kwargs, device="cpu")
+    built.learn_iteration(0, 1)
+    episodes = built.rollout_buffer.episodes
+    first = episodes.prompt_ids.view(-1, 4, episodes.prompt_ids.shape[1])[:, :1].repeat_interleave(4, dim=1)
+    assert torch.equal(first.flatten(0, 1), episodes.prompt_ids) and len(first.unique(dim=0)) > 1
+
+
 def test_groups_without_differences_are_replaced_and_the_reward_is_that_of_all(tiny_gpt2_dir, tiny_tokenizer):
     built = build(
         DAPO, tiny_gpt2_dir, tiny_tokenizer, group_size=4, n_steps=20, reward=OfTheFirstPrompts(), overlong_buffer=None
@@ -162,7 +174,7 @@ def test_a_rollout_without_differences_ends_at_its_limit_and_changes_nothing(tin
     before = parameters(built)
     built.learn_iteration(0, 1)
     logged = built.logger.name_to_value
-    assert logged["rollout_info/groups_differing_share"] == 0.0 and logged["rollout_info/groups_kept_share"] < 0.5
+    assert logged["rollout_info/groups_differing_share"] == logged["rollout_info/groups_kept_share"] == 0.0
     assert logged["rollout_info/ep_rew"] == 1.0
     assert torch.equal(before, parameters(built))
 
@@ -326,7 +338,7 @@ def test_rejected_actions_have_no_gradient(correction, low, high, tiny_gpt2_dir,
 # --- contradictions -------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "group_size": [("grpo", {"group_size": 1}), ("maxrl", {"group_size": 1})],
+    "group_size": [("grpo", {"group_size": 1}), ("maxrl", {"group_size": 1}), ("reinforce_pp", {"scale": "batch"})],
     "scale": [("grpo", {"baseline": "none"})],
     "dynamic_sampling": [("reinforce_pp", {"dynamic_sampling": 3})],
     "gamma": [("grpo", {"gamma": 0.9})],
@@ -397,6 +409,8 @@ def test_settings_of_other_blocks_that_contradict_are_refused(path, id, changes)
 def test_in_python_they_are_refused_too(tiny_gpt2_dir, tiny_tokenizer):
     with pytest.raises(ConfigError):
         build(GRPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=6)
+    with raises_at("coeff"):
+        build(GRPO, tiny_gpt2_dir, tiny_tokenizer, reference_update_iterations=1)
     with raises_at("placement"):
         build(PPO, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1, placement="loss"))
     with pytest.raises(ValueError, match="k1"):
@@ -431,6 +445,25 @@ def test_the_penalty_in_the_loss_is_not_in_the_reward(tiny_gpt2_dir, tiny_tokeni
         torch.as_tensor(built.rollout_buffer.rewards.sum()),
         torch.tensor(sum(info["r"] for info in built.collector.episode_infos), dtype=torch.float32),
     )
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_the_logged_coefficient_is_that_of_the_penalty(placement, tiny_gpt2_dir, tiny_tokenizer):
+    """The rewards have that of the rollout, the loss that after the controller's step."""
+    controller = AdaptiveKLController(0.1, 0.5, placement=placement)
+    built = build(observing(GRPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, kl_controller=controller)
+    built.learn_iteration(0, 1)
+    assert controller.coeff < 0.1
+    expected = 0.1 if placement == "reward" else controller.coeff
+    assert built.logger.name_to_value["rollout_info/kl_coeff"] == expected
+
+
+def test_whitened_rounding_errors_are_zero():
+    mask = torch.ones(7).bool()
+    assert torch.full((7,), 1000.1).mean() != torch.tensor(1000.1), "so that the mean has a rounding error"
+    assert whitened(torch.full((7,), 1000.1), mask).tolist() == [0.0] * 7
+    assert whitened(torch.tensor([1000.1] * 6 + [1000.2]), mask).abs().min() > 0.1
+    assert whitened(torch.tensor([1.0] * 6 + [math.nan]), mask).isnan().all()
 
 
 def test_a_notice_says_that_excluded_tokens_leave_a_bias():
