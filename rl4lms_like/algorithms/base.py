@@ -104,7 +104,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         kl: dict[str, Any] = {"coeff": 0.0, "norm_reward": norm_reward}
         if kl_controller is not None:
             kl |= {"coeff": kl_controller.coeff, "placement": kl_controller.placement}
-        issues += kl_issues(self.arguments_class, arguments, kl, name)
+        if _init_setup_model:  # `load` restores the controller later
+            issues += kl_issues(self.arguments_class, arguments, kl, name)
         if issues:
             raise ConfigError(issues, source="arguments and policy_kwargs")
         self._n_updates = 0

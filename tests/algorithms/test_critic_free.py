@@ -125,6 +125,37 @@ def test_a_first_step_is_the_policy_gradient_for_every_surrogate(tiny_gpt2_dir, 
         assert float((found - gradients["clip"]).norm() / gradients["clip"].norm()) < 1e-4
 
 
+FORMULAS = {
+    "clip": ({}, lambda r, a, log_prob: -torch.min(r * a, r.clamp(0.9, 1.3) * a)),
+    "dual clip": (
+        {"dual_clip": 1.2},
+        lambda r, a, log_prob: -torch.where(a < 0, torch.max(r.clamp(min=0.9) * a, 1.2 * a), r.clamp(max=1.3) * a),
+    ),
+    "cispo": ({"surrogate": "cispo"}, lambda r, a, log_prob: -r.clamp(max=1.3) * a * log_prob),
+    "cpgd": (
+        {"surrogate": "cpgd", "drift_coef": 0.5},
+        lambda r, a, log_prob: -torch.min(r.log() * a, r.clamp(0.9, 1.3).log() * a) + 0.5 * (r - 1 - r.log()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_loss_of_a_token_has_the_ranges_and_coefficients_of_the_arguments(name, tiny_gpt2_dir, tiny_tokenizer):
+    arguments, formula = FORMULAS[name]
+    given = arguments if name == "cispo" else {"clip_range": 0.1} | arguments
+    built = build(observing(GRPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, clip_range_high=0.3, **given)
+    built.learn_iteration(0, 1)
+    buffer = built.rollout_buffer
+    buffer._log_probs += 0.5 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0))
+    minibatch = next(buffer.get(None))
+    log_prob = built.policy.action_scores(minibatch.observations).log_prob
+    ratio = (log_prob - minibatch.old_log_prob).exp()
+    for sign in (-1, 1):
+        of_sign = ratio[minibatch.advantages.sign() == sign]
+        assert of_sign.min() < 0.9 and of_sign.max() > 1.3
+    torch.testing.assert_close(built.loss(minibatch).policy, formula(ratio, minibatch.advantages, log_prob))
+
+
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +253,20 @@ def test_groups_are_left_out_before_long_responses_are_penalized(tiny_gpt2_dir, 
     assert shorter and all(difference > 0 for difference in shorter)
 
 
+def test_the_penalty_grows_over_a_fraction_of_the_longest_response(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(
+        GRPO, tiny_gpt2_dir, tiny_tokenizer, group_size=4, reward=Constant(), length=60, n_steps=20, n_envs=16,
+        scale="none", overlong_buffer=0.75, policy_kwargs={"generation_kwargs": {**SAMPLING, "max_new_tokens": 60}},
+    )  # fmt: skip
+    built.learn_iteration(0, 1)
+    buffer = built.rollout_buffer
+    lengths = buffer.episodes.lengths
+    assert len(lengths[lengths > 15].unique()) > 1
+    penalties = -(lengths - 15).clamp(min=0) / 45
+    expected = (penalties.view(-1, 4) - penalties.view(-1, 4).mean(dim=1, keepdim=True)).flatten()
+    torch.testing.assert_close(buffer.episodes.pad(buffer.advantages)[:, 0], expected)
+
+
 def test_rewards_other_than_0_and_1_are_refused_when_they_appear(tiny_gpt2_dir, tiny_tokenizer):
     with pytest.raises(RewardError):
         build(MaxRL, tiny_gpt2_dir, tiny_tokenizer).learn_iteration(0, 1)
@@ -303,6 +348,22 @@ def test_truncated_support_shows_in_the_mean_weight(tiny_gpt2_dir, tiny_tokenize
         built.learn_iteration(0, 1)
         seen[top_k] = built.logger.name_to_value["rollout_info/importance_weight"]
     assert abs(seen[0] - 1) < 0.05 and seen[5] < 0.8
+
+
+def test_limited_weights_multiply_those_of_the_mean(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(
+        observing(GRPO), tiny_gpt2_dir, tiny_tokenizer, length=40, n_steps=40, batch_size=None,
+        importance_correction="tis", correction_range=(0.9, 1.05),
+        policy_kwargs={"generation_kwargs": {**SHAPED, "max_new_tokens": 40}}, n_envs=16,
+    )  # fmt: skip
+    built.learn_iteration(0, 1)
+    minibatch = next(built.rollout_buffer.get(None))
+    weights = (minibatch.old_log_prob - minibatch.observations.behavior_log_prob).exp()
+    assert weights.min() < 0.9 and weights.max() > 1.05
+    lengths = minibatch.observations.lengths
+    assert len(lengths.unique()) > 1
+    of_mean = (len(weights) / (len(lengths) * lengths)).repeat_interleave(lengths)
+    torch.testing.assert_close(built._prepared(minibatch).weights, of_mean * weights.clamp(0.9, 1.05))
 
 
 def test_rejected_actions_leave_the_mean():
