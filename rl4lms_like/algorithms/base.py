@@ -101,8 +101,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         issues = critic_issues(options, policy_kwargs or {}, name) + value_issues(options, arguments, name)
         issues += combination_issues(self.arguments_class, arguments, policy_kwargs or {})
         issues += teacher_issues(self.arguments_class, policy_kwargs or {}, name)
+        kl: dict[str, Any] = {"coeff": 0.0, "norm_reward": norm_reward}
         if kl_controller is not None:
-            kl = {"coeff": kl_controller.coeff, "placement": kl_controller.placement, "norm_reward": norm_reward}
+            kl |= {"coeff": kl_controller.coeff, "placement": kl_controller.placement}
+        if _init_setup_model:  # `load` restores the controller later
             issues += kl_issues(self.arguments_class, arguments, kl, name)
         if issues:
             raise ConfigError(issues, source="arguments and policy_kwargs")

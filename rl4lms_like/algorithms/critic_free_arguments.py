@@ -197,9 +197,8 @@ class CriticFreeArguments(OnPolicyArguments):
         wrong = (
             (
                 "group_size",
-                learns_reward and size == 1 and (baseline != "none" or scale in ("group", "mean")),
-                "1 leaves nothing to compare with, all advantages would be 0; use 2 or more, or baseline: none with "
-                "scale: whiten or none",
+                learns_reward and size == 1 and (baseline != "none" or scale in ("group", "batch", "mean")),
+                "1 leaves nothing to compare with; use 2 or more, or baseline: none with scale: whiten or none",
             ),
             (
                 "scale",

@@ -108,6 +108,8 @@ def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1
 def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool = True) -> Tensor:
     """Return `(x - mean) / sqrt(var + eps)` with the statistics of the masked entries; 0 outside the mask.
 
+    Entries that differ only by rounding errors become 0, as in `normalized`.
+
     Args:
         values: any shape.
         mask: same shape as `values`.
@@ -120,7 +122,9 @@ def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool 
     """
     chosen = values[mask.bool()]
     variance = chosen.var(unbiased=unbiased) if chosen.numel() > 1 else chosen.new_zeros(())
-    return torch.where(mask.bool(), (values - chosen.mean()) * torch.rsqrt(variance + eps), 0.0)
+    rounding = ROUNDING_UNITS * torch.finfo(values.dtype).eps * chosen.abs().max()
+    differs = ~(variance.sqrt() <= rounding)  # NaN stays NaN
+    return torch.where(mask.bool() & differs, (values - chosen.mean()) * torch.rsqrt(variance + eps), 0.0)
 
 
 def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:

@@ -191,10 +191,12 @@ class RolloutCollector:
         info = rollout_info(generated, parts, kl_rewards if self.policy.has_reference else None)
         if not self.policy.has_critic:
             del info["rollout_info/values"], info["rollout_info/values_std"]
-        info["rollout_info/kl_coeff"] = self.kl.coeff
+        coeff = self.kl.coeff
         if adapt_kl:
             kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
             self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
+        # The rewards had the old coefficient; the loss of the following update has the new one.
+        info["rollout_info/kl_coeff"] = coeff if self.kl.placement == "reward" else self.kl.coeff
         if (restarts := getattr(self.env, "reward_restarts", None)) is not None:
             info["time/reward_restarts"] = restarts
         if (update_sampler := getattr(self.env, "update_sampler", None)) is not None:
@@ -225,6 +227,8 @@ class RolloutCollector:
         return generated, kept or generated[-1:]
 
     def _batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
+        if self._plays:  # another algorithm with the same environment may have changed it
+            self.env.group_size = self.group_size  # type: ignore[attr-defined]
         observation = self.env.reset()
         assert isinstance(observation, dict)
         sample_ids = [str(sample.id) for sample in self.env.get_attr("sample")]
@@ -378,7 +382,8 @@ def rollout_info(
         # Groups have the same size, so fractions of episodes are those of groups.
         differing = torch.cat([batch.differing() for batch in generated])
         info["rollout_info/groups_differing_share"] = float(differing.double().mean())
-        info["rollout_info/groups_kept_share"] = len(terminated) / len(differing)
+        n_kept = len(terminated) if len(terminated) == len(differing) or bool(differing.any()) else 0
+        info["rollout_info/groups_kept_share"] = n_kept / len(differing)
     behavior = [part.episodes.behavior_log_prob for part in parts if part.episodes.behavior_log_prob is not None]
     if behavior:
         weights = (scores.log_prob - torch.cat(behavior)).exp()

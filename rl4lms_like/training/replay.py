@@ -227,5 +227,10 @@ class Replay:
         if n_bytes != (-(-policy.vocab_size // 8) if hasattr(policy, "mask_model") else None):
             text = "the rollouts have no masks" if n_bytes is None else "the rollouts have masks of another policy"
             issues.append(ConfigIssue("alg.policy.id", text))
+        groups, size = episodes.group_ids, self.run.algorithm.collector.group_size
+        stored_size = 1 if groups is None else int(groups.unique(return_counts=True)[1][0])
+        if size > 1 and stored_size != size:
+            text = f"{size}, but the rollouts have {stored_size} responses to each prompt"
+            issues.append(ConfigIssue("alg.args.group_size", text))
         if issues:
             raise ConfigError(issues, f"the replay of {self.plan.run_folder}")

@@ -1,6 +1,7 @@
 """Critic-free algorithms: groups, their advantages, their losses under micro-batches, and what the papers ask for."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,14 +11,15 @@ from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
 from rl4lms_like.algorithms.policy_gradient import CPGD, DAPO, GRPO, GSPO, MaxRL, ReinforcePP
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core import losses
+from rl4lms_like.core.advantages import whitened
 from rl4lms_like.core.errors import ConfigError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.objective import action_weights
 from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.rewards.base import RewardFunction
-from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.rollouts.kl import AdaptiveKLController, FixedKLController
 from rl4lms_like.training.config.run_config import parse_config
 from tests.algorithms.test_update import build, parameters
-from tests.builders import make_env
+from tests.builders import POLICIES, SAMPLING, make_env
 from tests.config_errors import raises_at
 from tests.training.configs import run_blocks
 
@@ -123,6 +125,37 @@ def test_a_first_step_is_the_policy_gradient_for_every_surrogate(tiny_gpt2_dir, 
         assert float((found - gradients["clip"]).norm() / gradients["clip"].norm()) < 1e-4
 
 
+FORMULAS = {
+    "clip": ({}, lambda r, a, log_prob: -torch.min(r * a, r.clamp(0.9, 1.3) * a)),
+    "dual clip": (
+        {"dual_clip": 1.2},
+        lambda r, a, log_prob: -torch.where(a < 0, torch.max(r.clamp(min=0.9) * a, 1.2 * a), r.clamp(max=1.3) * a),
+    ),
+    "cispo": ({"surrogate": "cispo"}, lambda r, a, log_prob: -r.clamp(max=1.3) * a * log_prob),
+    "cpgd": (
+        {"surrogate": "cpgd", "drift_coef": 0.5},
+        lambda r, a, log_prob: -torch.min(r.log() * a, r.clamp(0.9, 1.3).log() * a) + 0.5 * (r - 1 - r.log()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_loss_of_a_token_has_the_ranges_and_coefficients_of_the_arguments(name, tiny_gpt2_dir, tiny_tokenizer):
+    arguments, formula = FORMULAS[name]
+    given = arguments if name == "cispo" else {"clip_range": 0.1} | arguments
+    built = build(observing(GRPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, clip_range_high=0.3, **given)
+    built.learn_iteration(0, 1)
+    buffer = built.rollout_buffer
+    buffer._log_probs += 0.5 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0))
+    minibatch = next(buffer.get(None))
+    log_prob = built.policy.action_scores(minibatch.observations).log_prob
+    ratio = (log_prob - minibatch.old_log_prob).exp()
+    for sign in (-1, 1):
+        of_sign = ratio[minibatch.advantages.sign() == sign]
+        assert of_sign.min() < 0.9 and of_sign.max() > 1.3
+    torch.testing.assert_close(built.loss(minibatch).policy, formula(ratio, minibatch.advantages, log_prob))
+
+
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +171,16 @@ def test_a_group_has_one_prompt_and_numbers_of_its_own(algorithm, tiny_gpt2_dir,
     assert all(len(set(prompts[i : i + 4])) == 1 for i in range(0, len(prompts), 4))
     assert len(set(prompts)) > 1
     assert 0 < built.logger.name_to_value["rollout_info/groups_differing_share"] <= 1
+
+
+def test_a_group_has_one_prompt_if_another_algorithm_has_the_same_environment(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(GRPO, tiny_gpt2_dir, tiny_tokenizer, group_size=4)
+    policy_kwargs = {"model_name": str(tiny_gpt2_dir), "generation_kwargs": SAMPLING}
+    ReinforcePP(POLICIES["causal"], built.env, policy_kwargs=policy_kwargs, device="cpu")
+    built.learn_iteration(0, 1)
+    episodes = built.rollout_buffer.episodes
+    first = episodes.prompt_ids.view(-1, 4, episodes.prompt_ids.shape[1])[:, :1].repeat_interleave(4, dim=1)
+    assert torch.equal(first.flatten(0, 1), episodes.prompt_ids) and len(first.unique(dim=0)) > 1
 
 
 def test_groups_without_differences_are_replaced_and_the_reward_is_that_of_all(tiny_gpt2_dir, tiny_tokenizer):
@@ -162,7 +205,7 @@ def test_a_rollout_without_differences_ends_at_its_limit_and_changes_nothing(tin
     before = parameters(built)
     built.learn_iteration(0, 1)
     logged = built.logger.name_to_value
-    assert logged["rollout_info/groups_differing_share"] == 0.0 and logged["rollout_info/groups_kept_share"] < 0.5
+    assert logged["rollout_info/groups_differing_share"] == logged["rollout_info/groups_kept_share"] == 0.0
     assert logged["rollout_info/ep_rew"] == 1.0
     assert torch.equal(before, parameters(built))
 
@@ -208,6 +251,20 @@ def test_groups_are_left_out_before_long_responses_are_penalized(tiny_gpt2_dir, 
     groups = [(length, paid) for length, paid in zip(lengths.split(4), advantages.split(4), strict=True)]
     shorter = [paid[length.argmin()] - paid[length.argmax()] for length, paid in groups if length.unique().numel() > 1]
     assert shorter and all(difference > 0 for difference in shorter)
+
+
+def test_the_penalty_grows_over_a_fraction_of_the_longest_response(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(
+        GRPO, tiny_gpt2_dir, tiny_tokenizer, group_size=4, reward=Constant(), length=60, n_steps=20, n_envs=16,
+        scale="none", overlong_buffer=0.75, policy_kwargs={"generation_kwargs": {**SAMPLING, "max_new_tokens": 60}},
+    )  # fmt: skip
+    built.learn_iteration(0, 1)
+    buffer = built.rollout_buffer
+    lengths = buffer.episodes.lengths
+    assert len(lengths[lengths > 15].unique()) > 1
+    penalties = -(lengths - 15).clamp(min=0) / 45
+    expected = (penalties.view(-1, 4) - penalties.view(-1, 4).mean(dim=1, keepdim=True)).flatten()
+    torch.testing.assert_close(buffer.episodes.pad(buffer.advantages)[:, 0], expected)
 
 
 def test_rewards_other_than_0_and_1_are_refused_when_they_appear(tiny_gpt2_dir, tiny_tokenizer):
@@ -293,6 +350,22 @@ def test_truncated_support_shows_in_the_mean_weight(tiny_gpt2_dir, tiny_tokenize
     assert abs(seen[0] - 1) < 0.05 and seen[5] < 0.8
 
 
+def test_limited_weights_multiply_those_of_the_mean(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(
+        observing(GRPO), tiny_gpt2_dir, tiny_tokenizer, length=40, n_steps=40, batch_size=None,
+        importance_correction="tis", correction_range=(0.9, 1.05),
+        policy_kwargs={"generation_kwargs": {**SHAPED, "max_new_tokens": 40}}, n_envs=16,
+    )  # fmt: skip
+    built.learn_iteration(0, 1)
+    minibatch = next(built.rollout_buffer.get(None))
+    weights = (minibatch.old_log_prob - minibatch.observations.behavior_log_prob).exp()
+    assert weights.min() < 0.9 and weights.max() > 1.05
+    lengths = minibatch.observations.lengths
+    assert len(lengths.unique()) > 1
+    of_mean = (len(weights) / (len(lengths) * lengths)).repeat_interleave(lengths)
+    torch.testing.assert_close(built._prepared(minibatch).weights, of_mean * weights.clamp(0.9, 1.05))
+
+
 def test_rejected_actions_leave_the_mean():
     lengths, kept = torch.tensor([2, 3, 1]), torch.tensor([True, False, True, True, False, False])
     term = torch.tensor([1.0, 9.0, 2.0, 4.0, 9.0, 9.0])
@@ -326,7 +399,7 @@ def test_rejected_actions_have_no_gradient(correction, low, high, tiny_gpt2_dir,
 # --- contradictions -------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "group_size": [("grpo", {"group_size": 1}), ("maxrl", {"group_size": 1})],
+    "group_size": [("grpo", {"group_size": 1}), ("maxrl", {"group_size": 1}), ("reinforce_pp", {"scale": "batch"})],
     "scale": [("grpo", {"baseline": "none"})],
     "dynamic_sampling": [("reinforce_pp", {"dynamic_sampling": 3})],
     "gamma": [("grpo", {"gamma": 0.9})],
@@ -397,6 +470,8 @@ def test_settings_of_other_blocks_that_contradict_are_refused(path, id, changes)
 def test_in_python_they_are_refused_too(tiny_gpt2_dir, tiny_tokenizer):
     with pytest.raises(ConfigError):
         build(GRPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=6)
+    with raises_at("coeff"):
+        build(GRPO, tiny_gpt2_dir, tiny_tokenizer, reference_update_iterations=1)
     with raises_at("placement"):
         build(PPO, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1, placement="loss"))
     with pytest.raises(ValueError, match="k1"):
@@ -431,6 +506,25 @@ def test_the_penalty_in_the_loss_is_not_in_the_reward(tiny_gpt2_dir, tiny_tokeni
         torch.as_tensor(built.rollout_buffer.rewards.sum()),
         torch.tensor(sum(info["r"] for info in built.collector.episode_infos), dtype=torch.float32),
     )
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_the_logged_coefficient_is_that_of_the_penalty(placement, tiny_gpt2_dir, tiny_tokenizer):
+    """The rewards have that of the rollout, the loss that after the controller's step."""
+    controller = AdaptiveKLController(0.1, 0.5, placement=placement)
+    built = build(observing(GRPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, kl_controller=controller)
+    built.learn_iteration(0, 1)
+    assert controller.coeff < 0.1
+    expected = 0.1 if placement == "reward" else controller.coeff
+    assert built.logger.name_to_value["rollout_info/kl_coeff"] == expected
+
+
+def test_whitened_rounding_errors_are_zero():
+    mask = torch.ones(7).bool()
+    assert torch.full((7,), 1000.1).mean() != torch.tensor(1000.1), "so that the mean has a rounding error"
+    assert whitened(torch.full((7,), 1000.1), mask).tolist() == [0.0] * 7
+    assert whitened(torch.tensor([1000.1] * 6 + [1000.2]), mask).abs().min() > 0.1
+    assert whitened(torch.tensor([1.0] * 6 + [math.nan]), mask).isnan().all()
 
 
 def test_a_notice_says_that_excluded_tokens_leave_a_bias():

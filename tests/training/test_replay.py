@@ -238,6 +238,21 @@ def test_rollouts_of_another_tokenizer_family_or_kind_of_policy_are_refused(
         replayed(mapping, source, tmp_path)
 
 
+@pytest.mark.parametrize("stored", [1, 2])
+def test_groups_of_another_size_are_refused(stored, original, tmp_path):
+    mapping, source = original
+    grouped = copy.deepcopy(mapping)
+    grouped["alg"] |= {"id": "grpo", "args": {"n_steps": 10, "batch_size": 40, "group_size": stored}}
+    if stored > 1:
+        source = trained(grouped, tmp_path, "source", n_iters=1)
+    grouped["alg"]["args"]["group_size"] = 4
+    with raises_at("alg.args.group_size"):
+        replayed(grouped, source, tmp_path)
+    if stored > 1:
+        grouped["alg"]["args"] |= {"group_size": 2, "learning_rate": 1e-2}
+        assert len(rollout_lines(replayed(grouped, source, tmp_path))) == 1
+
+
 def test_a_damaged_rollout_is_named(original, tmp_path):
     mapping, source = original
     copied = tmp_path / "source"
