@@ -141,6 +141,17 @@ def test_selected_iterations_are_replayed_in_their_order(original, tmp_path):
     assert "importance_weight" in (folder / "rollout_info.jsonl").read_text()
 
 
+def test_a_replay_of_replayed_rollouts_of_another_policy_is_corrected_as_well(original, tmp_path):
+    mapping, source = original
+    first = trained(mapping, tmp_path, "first", replay=f"{source}:2-3", n_iters=2)
+    again = replayed(mapping, first, tmp_path, n_iters=2)
+    names = ("model/model.safetensors", "training_info.jsonl")
+    assert [(again / name).read_bytes() for name in names] == [(first / name).read_bytes() for name in names]
+    assert [line["rollout_info/importance_weight"] for line in rollout_lines(again)] == [
+        line["rollout_info/importance_weight"] for line in rollout_lines(first)
+    ]
+
+
 def test_other_starting_weights_are_noticed(original, tmp_path, tiny_gpt2_dir):
     mapping, _ = original
     model = tmp_path / "model"
