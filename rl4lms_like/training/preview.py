@@ -75,6 +75,10 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
         yield "# data\n" + (NOT_LOCAL + "\n" if found is None else _table(data_lines(found, *lengths)))
         if found is not None and found["train"][0].rendered_prompt is not None:
             yield "# chat template\n" + _table(chat_lines(found["train"][0], tokenizer()))
+        if found is not None and isinstance(config, RunConfig) and config.datapool.sampler is not None:
+            from rl4lms_like.training.assemble import build_sampler
+
+            build_sampler(config.datapool.sampler, found["train"])
         if found is not None and components is not None:
             check_references(config, components, found)
         if found is not None and models is not None:

@@ -183,7 +183,7 @@ class Replay:
         stored = self._read(ITERATION, self.plan.iterations[0])
         self._check(stored, origin)
         if not self.plan.differences and stored.origin.get("weights") != origin["weights"]:
-            self.plan = replace(self.plan, differences=["the starting weights differ"])
+            self.plan = replace(self.plan, differences=["its rollouts are not of these starting weights"])
             if issues := uncorrectable(self.plan, config):
                 raise ConfigError(issues, f"the replay of {self.plan.run_folder}")
         run.algorithm.is_off_policy = bool(self.plan.differences)

@@ -55,7 +55,8 @@ class Recorder:
         run: the run.
         folder: folder of the run.
         position: returns the number of the current rollout, of the iterations or of the critic's pretraining.
-        origin: digests of the starting weights and of the tokenizer's vocabulary.
+        origin: digests of the tokenizer's vocabulary and, if the rollouts are of this run's policy, of its starting
+            weights.
 
     Raises:
         RL4LMsLikeError: `rollouts` is a link.

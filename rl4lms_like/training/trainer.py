@@ -102,6 +102,8 @@ class OnPolicyTrainer:
             replay = Replay(self.run, self.tracker.run_config, self._rollout_number, origin)
             self.tracker.log_info(str(replay.plan))
             collector.replay = replay
+            if replay.plan.differences:  # of a policy with other weights, also for a replay of these rollouts
+                origin = {name: digest for name, digest in origin.items() if name != "weights"}
         if self.schedule.save_rollouts:
             collector.on_rollout = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl4lms_like.testing import models
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.preview import preview
 from rl4lms_like.training.run import train_config
 from rl4lms_like.training.supervised.assemble import assemble_supervised
-from tests.chat_models import CHATML, END, NO_SYSTEM, save_chat_model
+from tests.chat_models import CHATML, END, NO_SYSTEM, chat_tokenizer, save_chat_model
 from tests.config_errors import raises_at
 
 QUESTION = "Who wrote the letter?"
@@ -127,6 +128,17 @@ def test_a_supervised_run_learns_the_tokens_of_the_assistant(supervised, chat_di
         assert all(label in (-100, id) for id, label in zip(row["input_ids"], row["labels"], strict=True))
         learned = tokenizer.decode([label for label in row["labels"] if label != -100])
         assert learned == f"No.{END}{sample.references[0]}{END}"
+
+
+def test_a_seq2seq_model_is_trained_on_the_prompts_of_its_evaluations(supervised, tmp_path):
+    tokenizer = chat_tokenizer()
+    folder = models.save_model(tmp_path / "t5", models.make_seq2seq_lm("t5", tokenizer), tokenizer)
+    supervised["tokenizer"]["model_name"] = supervised["alg"]["model_name"] = str(folder)
+    supervised["alg"]["model_type"] = "seq2seq"
+    run = assemble_supervised(parse_config(supervised))
+    for row, sample in zip(run.examples["train"].rows, run.samples["train"], strict=True):
+        expected = tokenizer.apply_chat_template(messages_of(sample.id), add_generation_prompt=True)["input_ids"]
+        assert row["input_ids"] == expected
 
 
 def test_a_long_conversation_keeps_its_answer(supervised, chat_dir):

@@ -190,6 +190,13 @@ def test_a_pool_that_cannot_be_prepared_is_told_by_check(on):
         list(preview(parse_config(on() | {"datapool": {"id": f"{__name__}:Broken"}})))
 
 
+def test_a_sampler_that_rejects_its_arguments_is_told_by_check(on):
+    blocks = on()
+    blocks["datapool"]["sampler"] = {"id": "difficulty", "args": {"hard_below": 0.8, "easy_above": 0.2}}
+    with raises_at("datapool.sampler.args"):
+        list(preview(parse_config(blocks)))
+
+
 @pytest.mark.parametrize("reward", [
     {"id": "exact_match"},
     {"id": "combine", "args": {"rewards": [{"id": "repetition_penalty"}, {"id": "exact_match"}]}},

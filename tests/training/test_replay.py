@@ -8,9 +8,11 @@ import re
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.killed_runs import files_of
+from rl4lms_like.algorithms import base
 from rl4lms_like.cli import main
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.rollouts.collector import RolloutCollector
@@ -139,6 +141,25 @@ def test_selected_iterations_are_replayed_in_their_order(original, tmp_path):
     assert [line["rollout_info/ep_rew"] for line in rollout_lines(folder)] == rewards[1:]
     assert json.loads((folder / "config.json").read_text())["train_evaluation"]["n_iters"] == 2
     assert "importance_weight" in (folder / "rollout_info.jsonl").read_text()
+
+
+def test_the_loss_of_another_policys_rollouts_is_weighted(original, tmp_path, monkeypatch):
+    mapping, source = original
+    weighted = replayed(mapping, source, tmp_path / "weighted", ":2-3")
+    monkeypatch.setattr(base, "correction_weights", lambda log_ratio, *others: torch.ones_like(log_ratio))
+    plain = replayed(mapping, source, tmp_path / "plain", ":2-3")
+    assert results_of(weighted)["model/model.safetensors"] != results_of(plain)["model/model.safetensors"]
+
+
+def test_a_replay_of_replayed_rollouts_of_another_policy_is_corrected_as_well(original, tmp_path):
+    mapping, source = original
+    first = trained(mapping, tmp_path, "first", replay=f"{source}:2-3", n_iters=2)
+    again = replayed(mapping, first, tmp_path, n_iters=2)
+    names = ("model/model.safetensors", "training_info.jsonl")
+    assert [(again / name).read_bytes() for name in names] == [(first / name).read_bytes() for name in names]
+    assert [line["rollout_info/importance_weight"] for line in rollout_lines(again)] == [
+        line["rollout_info/importance_weight"] for line in rollout_lines(first)
+    ]
 
 
 def test_other_starting_weights_are_noticed(original, tmp_path, tiny_gpt2_dir):

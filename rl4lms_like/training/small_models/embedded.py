@@ -54,7 +54,8 @@ def unknown_embedded_model(name: str) -> str:
     """Return the error message for a name that no embedded model has."""
     if name == TINY_MODEL:
         return f"{name!r} is described by the block `tiny_model` of an RL config, which is missing"
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in NAMES], n=1)
+    known = [each.removeprefix(PREFIX) for each in (*NAMES, TINY_MODEL)]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
     hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
     return f"no embedded model has the name {name!r}; {hint}"
 

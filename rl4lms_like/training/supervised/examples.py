@@ -80,7 +80,7 @@ class ExampleEncoder:
         if not self.is_encoder_decoder and any(sample.rendered_prompt is not None for sample in samples):
             return self._conversations(samples)
         prompts = [sample.prompt_or_input_text for sample in samples]
-        encoded = self._layout(self.max_prompt_length).encode_all(prompts) if prompts else []
+        encoded = self._layout(self.max_prompt_length).encode_all(samples) if samples else []
         prompt_ids = [ids.tolist() for ids in encoded]
         pairs = [(i, reference) for i, sample in enumerate(samples) for reference in sample.references]
         references = self._references([(prompts[i], reference) for i, reference in pairs])

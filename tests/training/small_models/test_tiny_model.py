@@ -106,6 +106,8 @@ def test_the_name_needs_the_block_and_the_block_the_name(place, blocks):
         parse_config(blocks)
     with pytest.raises(ModelError, match="tiny_model"):
         generate_texts(NAME, ["1"])
+    with pytest.raises(ModelError, match=f"did you mean '{NAME}'"):
+        generate_texts("embedded/tiny-model", ["1"])
 
 
 def test_what_it_cannot_be_trained_on_is_named(blocks):
