@@ -33,6 +33,7 @@ RESULTS = Path(__file__).parent / "results" / "critic_techniques.json"
 TASKS: dict[str, tuple[str, float]] = {
     "numbers": ("synthetic_generate_increasing_numbers/tiny_gpt2_ppo.yml", 0.9),
     "sentiment": ("film_opinions/tiny_gpt2_ppo.yml", 0.8),
+    "reasoning": ("reasoning/tiny_spell_backward_ppo.yml", 1.0),
 }
 """Task -> config, and the reward of a good episode for the negative log-likelihood."""
 
