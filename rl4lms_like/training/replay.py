@@ -93,8 +93,10 @@ def _selection(value: str) -> tuple[Path, list[int]]:
         text = "was its train_evaluation.save_rollouts true?" if folder.is_dir() else "there is no such folder"
         raise ConfigError([ConfigIssue(KEY, f"{folder} has no rollouts: {text}")])
     wanted = list(range(first, last + 1))
-    if not wanted or not set(wanted) <= set(kept):
-        text = f"{ranges(wanted) or f'{first}-{last}'} are not all among the rollouts of {folder}: {ranges(kept)}"
+    if not wanted:
+        raise ConfigError([ConfigIssue(KEY, f"{first}-{last} ends before it begins: write {last}-{first}")])
+    if not set(wanted) <= set(kept):
+        text = f"{ranges(wanted)} are not all among the rollouts of {folder}: {ranges(kept)}"
         raise ConfigError([ConfigIssue(KEY, text)])
     return folder, wanted
 
