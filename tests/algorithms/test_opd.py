@@ -312,7 +312,9 @@ def test_what_contradicts_is_refused(path, changes):
 
 def test_in_python_it_is_refused_too(tiny_gpt2_dir, tiny_tokenizer, tmp_path):
     with raises_at("teacher_model"):
-        build(OPD, tiny_gpt2_dir, tiny_tokenizer)
+        build(OPD, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(1.0, placement="advantage"))
+    with raises_at("coeff"):
+        build(OPD, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"teacher_model": "gpt2"})
     with raises_at("teacher_model"):
         build(GRPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"teacher_model": "gpt2"})
     larger = with_further_tokens(tiny_tokenizer, 8)
