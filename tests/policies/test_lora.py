@@ -59,7 +59,7 @@ def make_algorithm(id: str, kind: str, model_dir: Path, *, n_envs=8, arguments=N
         policy_class,
         env,
         policy_kwargs=policy_kwargs,
-        kl_controller=FixedKLController(0.001),
+        kl_controller=FixedKLController(0.001, placement="advantage" if id == "opd" else "reward"),
         seed=0,
         device="cpu",
         **(arguments or STEPS.get(id, {"n_steps": 20})),
@@ -161,8 +161,11 @@ def test_the_base_never_changes_and_ratios_begin_at_one(family, critic):
 
 
 @pytest.mark.parametrize("id", list(ALGORITHMS))
-def test_every_algorithm_trains_adapters(id, checkpoints):
-    kwargs = {"nlpo": {"top_mask": 20, "target_update_iterations": 1}}.get(id, {})
+def test_every_algorithm_trains_adapters(id, checkpoints, tmp_path):
+    tokenizer = models.make_tokenizer()
+    teacher = models.save_model(tmp_path, models.make_causal_lm("gpt2", tokenizer, seed=1), tokenizer)
+    own = {"nlpo": {"top_mask": 20, "target_update_iterations": 1}, "opd": {"teacher_model": str(teacher)}}
+    kwargs = own.get(id, {})
     algorithm = make_algorithm(id, "causal", checkpoints["gpt2"], **kwargs)
     before = {name: weight.clone() for name, weight in adapters(algorithm.policy.policy_model).items()}
     base = {name: weight.clone() for name, weight in algorithm.policy.ref_model.state_dict().items()}
