@@ -91,7 +91,9 @@ def test_the_critic_learns_the_expected_return(id, observed):
     assert_equal(run.expected()["values"], gradient(total, run.policy.values))
 
 
-WITHOUT_CRITIC = [id for id in REGISTRY if issubclass(REGISTRY.resolve(id), GroupPolicyGradient)]
+ALGORITHMS_OF_GROUPS = {id: cls for id in REGISTRY if issubclass(cls := REGISTRY.resolve(id), GroupPolicyGradient)}
+WITHOUT_CRITIC = [id for id, cls in ALGORITHMS_OF_GROUPS.items() if not cls.arguments_class.needs_teacher]
+"""Those that learn from rewards; the exact gradients of `opd` are in tests/algorithms/test_opd.py."""
 UNSCALED = {"scale": "none", "dynamic_sampling": None, "overlong_buffer": None}
 PAIR = {"prompts": (0, 0)}
 TWO_ACTIONS = {False: {"length": 2}, True: {"observed": True}}
