@@ -78,7 +78,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     learns_off_policy: ClassVar[bool] = True
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
     is_off_policy: bool = False
-    """Whether the episodes are of another policy, whose log-probs are their `behavior_log_prob`; set by a replay."""
+    """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`; set by a replay."""
     warns_of_ratio: bool = True
     """Warn of a first ratio different from 1; False after the warning, or if the run doctor reports it."""
 

@@ -249,7 +249,7 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
         >>> round(float(approximate_kl(torch.tensor([0.0, 1.0]))), 3)
         0.359
     """
-    return (torch.exp(log_ratio) - 1 - log_ratio).mean()
+    return policy_drift(log_ratio).mean()
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:

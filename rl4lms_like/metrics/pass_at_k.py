@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from rl4lms_like.core.numbers import Count, Finite
@@ -28,11 +28,20 @@ class SampledAnswers(TextsMetric):
     """
 
     name: ClassVar[str]
+    needs_answers: ClassVar[bool] = False
+    """True if the scorer must also extract the answers."""
 
-    def __init__(self, k: Sequence[int] | None, scorer: Any, correct_from: float) -> None:
+    def __init__(
+        self,
+        k: list[Count] | None = None,
+        scorer: Annotated[Any, ComponentOf("BatchedRewardFunction"), _SCORER] | None = None,
+        correct_from: Finite = 1.0,
+    ) -> None:
         self.k = [1] if k is None else list(k)
         if not self.k:
             raise ValueError("k: expected at least one number of samples")
+        if self.needs_answers and not hasattr(scorer or ExactMatch, "answers"):
+            raise ValueError(f"scorer: {type(scorer).__name__} extracts no answers; use exact_match or math_equal")
         self.scorer = scorer
         self.needs_references = scorer is None or getattr(scorer, "needs_references", False)
         self.correct_from = correct_from
@@ -43,13 +52,12 @@ class SampledAnswers(TextsMetric):
         return tuple(f"answers/{self.name}@{k}" for k in self.k)
 
     @abstractmethod
-    def scores(self, k: int, groups: Mapping[str, list[int]], right: Sequence[bool], texts: Texts) -> list[float]:
-        """Return the score of each prompt.
+    def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:
+        """Return the score of each prompt, for each of the numbers `k`.
 
         Args:
-            k: number of samples.
-            groups: prompt -> indices of its samples, at least k.
-            right: whether each sample is right.
+            groups: indices of the samples of each prompt, at least as many as the largest k.
+            right: True for each right sample.
             texts: the samples.
         """
 
@@ -59,8 +67,8 @@ class SampledAnswers(TextsMetric):
         groups = groups_of(texts.prompts)
         self._check_samples(groups)
         results: MetricResults = {}
-        for k, key in zip(self.k, self.keys, strict=True):
-            of_prompt = dict(zip(groups, self.scores(k, groups, right, texts), strict=True))
+        for key, scores in zip(self.keys, self.scores(list(groups.values()), right, texts), strict=True):
+            of_prompt = dict(zip(groups, scores, strict=True))
             results[key] = ([of_prompt[prompt] for prompt in texts.prompts], mean(list(of_prompt.values())))
         return results
 
@@ -105,16 +113,9 @@ class PassAtK(SampledAnswers):
 
     name = "pass"
 
-    def __init__(
-        self,
-        k: list[Count] | None = None,
-        scorer: Annotated[Any, ComponentOf("BatchedRewardFunction"), _SCORER] | None = None,
-        correct_from: Finite = 1.0,
-    ) -> None:
-        super().__init__(k, scorer, correct_from)
-
-    def scores(self, k: int, groups: Mapping[str, list[int]], right: Sequence[bool], texts: Texts) -> list[float]:
-        return [pass_at_k(len(places), sum(right[place] for place in places), k) for places in groups.values()]
+    def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:
+        counts = [(len(places), sum(right[place] for place in places)) for places in groups]
+        return [[pass_at_k(n, c, k) for n, c in counts] for k in self.k]
 
 
 class MajAtK(SampledAnswers):
@@ -133,18 +134,9 @@ class MajAtK(SampledAnswers):
     """
 
     name = "maj"
+    needs_answers = True
 
-    def __init__(
-        self,
-        k: list[Count] | None = None,
-        scorer: Annotated[Any, ComponentOf("BatchedRewardFunction"), _SCORER] | None = None,
-        correct_from: Finite = 1.0,
-    ) -> None:
-        super().__init__(k, scorer, correct_from)
-        if not hasattr(scorer or ExactMatch, "answers"):
-            raise ValueError(f"scorer: {type(scorer).__name__} extracts no answers; use exact_match or math_equal")
-
-    def scores(self, k: int, groups: Mapping[str, list[int]], right: Sequence[bool], texts: Texts) -> list[float]:
+    def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:
         answers = (self.scorer or ExactMatch()).answers(texts)
 
         def is_right(voters: Sequence[int]) -> bool:
@@ -152,10 +144,10 @@ class MajAtK(SampledAnswers):
             won = Counter(answers[place] for place in votes).most_common(1)  # of equal counts, the first one
             return bool(won) and right[next(place for place in votes if answers[place] == won[0][0])]
 
-        return [
-            mean([float(is_right(places[start : start + k])) for start in range(0, len(places) - k + 1, k)])
-            for places in groups.values()
-        ]
+        def score(places: list[int], k: int) -> float:
+            return mean([float(is_right(places[start : start + k])) for start in range(0, len(places) - k + 1, k)])
+
+        return [[score(places, k) for places in groups] for k in self.k]
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

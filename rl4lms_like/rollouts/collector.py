@@ -154,8 +154,6 @@ class RolloutCollector:
         if env.num_envs % self.group_size:
             message = f"{env.num_envs} responses cannot be divided into groups of {self.group_size} (group_size)"
             raise ConfigError([ConfigIssue("n_envs", message)], "the environment")
-        if self._plays:
-            env.group_size = self.group_size  # type: ignore[attr-defined]
 
     def collect(self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True) -> dict[str, float]:
         """Fill an empty buffer with at least `n_tokens` tokens; `adapt_kl` then updates the KL coefficient.

@@ -18,6 +18,7 @@ from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.kl import AdaptiveKLController, FixedKLController
 from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.yaml_file import apply_values
 from tests.algorithms.test_update import build, parameters
 from tests.builders import POLICIES, SAMPLING, make_env
 from tests.config_errors import raises_at
@@ -457,14 +458,9 @@ def test_settings_of_other_blocks_that_contradict_are_refused(path, id, changes)
     blocks["env"]["n_envs"] = 16
     blocks["alg"] |= {"id": id, "args": {}, "kl_div": {"coeff": 0.04}}
     parse_config(blocks)
-    for place, value in changes.items():
-        block = blocks
-        *parents, key = place.split(".")
-        for parent in parents:
-            block = block[parent]
-        block[key] = value
+    blocks, issues = apply_values(blocks, changes, "test")
     with raises_at(path):
-        parse_config(blocks)
+        parse_config(blocks, issues=issues)
 
 
 def test_in_python_they_are_refused_too(tiny_gpt2_dir, tiny_tokenizer):

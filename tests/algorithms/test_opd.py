@@ -17,6 +17,7 @@ from rl4lms_like.testing import models
 from rl4lms_like.testing.exact import reward
 from rl4lms_like.testing.tabular import LENGTH, Enumeration
 from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.yaml_file import apply_values
 from tests.algorithms.test_critic_free import Binary, observing
 from tests.algorithms.test_update import build
 from tests.builders import episodes_of_lengths
@@ -300,14 +301,9 @@ def test_the_placement_follows_from_the_estimator(estimator, placement):
 def test_what_contradicts_is_refused(path, changes):
     blocks = opd_blocks()
     parse_config(copy.deepcopy(blocks))
-    for place, value in changes.items():
-        block = blocks
-        *parents, key = place.split(".")
-        for parent in parents:
-            block = block[parent]
-        block[key] = value
+    blocks, issues = apply_values(blocks, changes, "test")
     with raises_at(path):
-        parse_config(blocks)
+        parse_config(blocks, issues=issues)
 
 
 def test_in_python_it_is_refused_too(tiny_gpt2_dir, tiny_tokenizer, tmp_path):

@@ -12,6 +12,7 @@ from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
 from rl4lms_like.rewards import RewardFunction
+from rl4lms_like.testing.models import EOS_TOKEN
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
@@ -142,7 +143,7 @@ def test_rollouts_of_stepped_environments_end_with_them(tiny_config, tmp_path):
     assert json.loads(line)["rollout_info/truncated_share"] < 1
 
 
-@pytest.mark.parametrize("value", ["", [""], ["a", 3], 5])
+@pytest.mark.parametrize("value", ["", [""], ["a", 3], 5, ["e", f"e{EOS_TOKEN}"]])
 def test_what_is_no_stop_string_is_an_error(value, tiny_config):
     tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["stop_strings"] = value
     with raises_at("alg.policy.args.generation_kwargs.stop_strings"):

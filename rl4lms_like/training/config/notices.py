@@ -9,6 +9,7 @@ from typing import Any
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.import_paths import trusting
 from rl4lms_like.core.schema import at, join
+from rl4lms_like.core.stop_strings import KEY
 from rl4lms_like.policies.arguments import NEUTRAL, TRUNCATING
 from rl4lms_like.training.config.binding import GENERATION, with_defaults
 
@@ -25,7 +26,7 @@ rate is reported."""
 _DEFAULT_LENGTH = 20
 """Default length of transformers, which includes the decoder's start token of seq2seq models."""
 
-_ROLLOUTS = "alg.policy.args.generation_kwargs"
+_ROLLOUTS, _EVALUATION = "alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"
 
 
 class Notice(ConfigIssue):
@@ -56,6 +57,7 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
         _without_meaning,
         _repeated_metrics,
         _sampling,
+        _stop_strings,
         _other_distribution,
         _sizes,
         _short_lambda,
@@ -89,12 +91,18 @@ def _sampling(blocks: Mapping[str, Any]) -> Iterator[Notice]:
         kwargs = at(blocks, path)
         if not isinstance(kwargs, Mapping):
             continue
-        if kwargs.get("do_sample") and kwargs.get("top_k") is None:
+        if kwargs.get("do_sample") and "top_k" not in kwargs:
             message = "transformers' default of 50 applies; 0 samples from the whole distribution"
             yield Notice(join(path, "top_k"), message)
         if kwargs.get("max_new_tokens") is None and kwargs.get("max_length") is None:
             message = f"not given; responses have at most {response_limit(blocks, path)} tokens"
             yield Notice(join(path, "max_new_tokens"), message)
+
+
+def _stop_strings(blocks: Mapping[str, Any]) -> Iterator[Notice]:
+    of_rollouts, evaluation = at(blocks, join(_ROLLOUTS, KEY)), at(blocks, _EVALUATION)
+    if of_rollouts and isinstance(evaluation, Mapping) and KEY not in evaluation:
+        yield Notice(join(_EVALUATION, KEY), f"not given; only rollouts end at {of_rollouts!r}")
 
 
 def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:

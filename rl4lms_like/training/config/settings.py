@@ -21,6 +21,8 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
+from rl4lms_like.core.stop_strings import stop_strings_of
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
@@ -151,7 +153,8 @@ def check_fit(
         local_files_only: do not query the hub for the teacher's tokenizer.
 
     Raises:
-        ConfigError: the policy does not support the family of a model, or the models have different vocabularies.
+        ConfigError: the policy does not support the family of a model, the models have different vocabularies, or a
+            stop string contains a special token.
         ModelError: the tokenizer has tokens that the policy does not have, or the teacher has no tokenizer.
     """
     wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
@@ -168,6 +171,11 @@ def check_fit(
             issues.append(ConfigIssue(f"{ARGS}.{key}", text))
         elif key == "teacher_model":
             issues += _tokenizer_issues(config, tokenizer, key, local_files_only)
+    for string in stop_strings_of(config.alg.policy.args.get("generation_kwargs")):
+        special = [token for token in tokenizer.all_special_tokens if token in string]
+        if special:
+            text = f"{string!r} never occurs: responses are decoded without special tokens such as {special[0]!r}"
+            issues.append(ConfigIssue(f"{ARGS}.generation_kwargs.{STOP_STRINGS}", text))
     if issues:
         raise ConfigError(issues)
     model_name = config.alg.policy.args["model_name"]

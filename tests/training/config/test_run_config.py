@@ -436,6 +436,21 @@ def test_rollouts_from_another_distribution_than_the_trained_one_are_noticed(kwa
     assert detail is None or f"rollouts have {detail}, but ratios" in found[path]
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "noticed"), [(None, False), ({"num_beams": 2}, True), ({"stop_strings": "."}, False)]
+)
+def test_stop_strings_that_evaluations_lack_are_noticed(evaluation, noticed, run):
+    run["alg"]["policy"]["args"]["generation_kwargs"]["stop_strings"] = ["."]
+    run["train_evaluation"]["generation_kwargs"] = evaluation
+    assert ("train_evaluation.generation_kwargs.stop_strings" in notices(run)) == noticed
+
+
+@pytest.mark.parametrize(("kwargs", "noticed"), [({}, True), ({"top_k": None}, False), ({"top_k": 0}, False)])
+def test_the_default_of_top_k_is_noticed_only_where_it_applies(kwargs, noticed, run):
+    run["alg"]["policy"]["args"]["generation_kwargs"] = {"do_sample": True, "max_new_tokens": 8, **kwargs}
+    assert ("alg.policy.args.generation_kwargs.top_k" in notices(run)) == noticed
+
+
 def test_a_seq2seq_model_has_a_start_token_and_one_token_less(run):
     run["alg"]["policy"]["id"] = "seq2seq_lm_actor_critic_policy"
     run["env"]["args"]["context_start_token"] = 0
