@@ -4,12 +4,15 @@
     python -m benchmarks.killed_runs --cells nlpo/seq2seq --kills 5
     python -m benchmarks.killed_runs --by int --kills 10      # by Ctrl-C, which saves what it goes on from
     python -m benchmarks.killed_runs --by mixed               # all ways in turn, also SIGKILL while Ctrl-C saves
+    python -m benchmarks.killed_runs --cells grpo/causal,dapo/causal --kills 10
+    python -m benchmarks.killed_runs --cells ppo/causal --ranks 2 --by kill_or_term --kills 20
 
 Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
 first new iteration (every third time within a save), gone on with by `--resume`, killed again ..., and left alone at
 last. Weights, training state, numbers and texts of both must be equal, byte for byte, but for clock times. With
 `--by int` or `term` it is asked to stop instead: then it must also end with status 130, and go on at once from where it
-was, be that in the midst of an update.
+was, be that in the midst of an update. With `--ranks`, torchrun starts several processes; SIGKILL then goes to one of
+them, other signals to torchrun.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,7 @@ from rl4lms_like.training.resuming.checkpoints import checkpoints_in, newest_che
 
 KILL, INT, TERM = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
 WAYS = {"kill": [(KILL,)], "int": [(INT,)], "term": [(TERM,)]}
+WAYS["kill_or_term"] = [(KILL,), (TERM,)]
 WAYS["mixed"] = [(KILL,), (INT,), (TERM,), (INT, KILL), (INT, INT), (TERM, KILL)]
 """The signals of one stop, in their order."""
 RESULTS = Path(__file__).parent / "results" / "killed_runs.json"
@@ -46,6 +51,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "nlpo": STEPS,
     "a2c": {"n_steps": 10, "learning_rate": 1e-3},
     "trpo": {"n_steps": 10, "batch_size": 40, "n_critic_updates": 2, "sub_sampling_factor": 2, "target_kl": 0.01},
+    "grpo": {**STEPS, "group_size": 4},
+    "dapo": {**STEPS, "group_size": 4, "first_token_temperature": 1.5, "importance_correction": "tis"},
 }
 CELLS = [f"{algorithm}/{family}" for algorithm, family in product(ALGORITHMS, ("causal", "seq2seq"))]
 LONGEST_WAIT_S = 1.5
@@ -87,11 +94,14 @@ def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
     }
 
 
-def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int, by: str = "kill") -> dict[str, Any]:
+def run_cell(
+    cell: str, kills: int, n_iters: int, folder: Path, seed: int, by: str = "kill", ranks: int = 1
+) -> dict[str, Any]:
     """Trains in peace and under fire; the differences between both, none of them expected."""
     config = folder / "config.yml"
     config.write_text(yaml.safe_dump(config_of(cell, n_iters, folder.parent / "models")))
-    train = [sys.executable, "-m", "rl4lms_like", "train"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), "-m"]
+    train = [sys.executable, "-m", *(torchrun if ranks > 1 else ()), "rl4lms_like", "train"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
@@ -114,13 +124,16 @@ def run_cell(cell: str, kills: int, n_iters: int, folder: Path, seed: int, by: s
         signals = rng.choice(WAYS[by])
         for number, each in enumerate(signals):
             time.sleep(rng.uniform(0, LONGEST_RESCUE_S) if number else 0)
-            process.send_signal(each)
+            to = rng.choice(children(process.pid)) if ranks > 1 and each == KILL else process.pid
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(to, each)
         _, error = process.communicate()
         if process.returncode == 0:
             break  # it was about to end
         expected = {-KILL if each == KILL else 130 for each in signals}
         expected |= {-each for each in signals[1:]}  # it found the interpreter at its end, which hears nothing more
-        if process.returncode not in expected or b"Traceback" in error:
+        is_expected = process.returncode in expected and b"Traceback" not in error
+        if not is_expected and ranks == 1:  # torchrun prints a traceback and ends with status 1
             raise SystemExit(f"{cell} ended with status {process.returncode}:\n{error.decode()}")
         done += 1
         within[where_it_stopped(under_fire)] += 1
@@ -149,6 +162,11 @@ def wait_for_another(process: subprocess.Popen[bytes], run: Path, found: list[Pa
         time.sleep(0.01)
     finish(process)
     return False
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def where_it_stopped(run: Path) -> str:
@@ -208,6 +226,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments (%(default)s)")
     parser.add_argument("--parallel", type=int, default=2, help="cells at a time (%(default)s)")
     parser.add_argument("--by", choices=WAYS, default="kill", help="which signal, SIG...; or all (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of a run (%(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     cells = options.cells.split(",")
@@ -222,15 +241,16 @@ def main() -> int:
             folder = base / cell.replace("/", "_")
             folder.mkdir()
             seed = options.seed + CELLS.index(cell)
-            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, seed, options.by)
+            results[cell] = run_cell(cell, options.kills, options.n_iters, folder, seed, options.by, options.ranks)
             shutil.rmtree(folder)
             print(cell, json.dumps(results[cell]), flush=True)
 
         with ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(run, range(len(cells))))
     known = json.loads(options.output.read_text()) if options.output.is_file() else {}
-    cells_before = known.get(options.by, {}).get("cells", {})
-    found = known | {options.by: {"seed": options.seed, "cells": cells_before | results}}
+    by = options.by if options.ranks == 1 else f"{options.by}, {options.ranks} processes"
+    cells_before = known.get(by, {}).get("cells", {})
+    found = known | {by: {"seed": options.seed, "cells": cells_before | results}}
     options.output.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     return int(any(cell["differ"] for cell in results.values()))
 

@@ -38,6 +38,7 @@ from rl4lms_like.core.episodes import pack_episodes
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import TextRollouts
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
@@ -61,6 +62,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         policy_kwargs: arguments of the policy, see `PolicyArguments`.
         kl_controller: controller of the KL coefficient; default: no penalty.
         norm_reward: see `RolloutCollector`.
+        ranks: the processes that train together; default: this one alone.
         arguments: see the algorithm's `arguments_class`.
     """
 
@@ -90,6 +92,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         policy_kwargs: dict[str, Any] | None = None,
         kl_controller: KLController | None = None,
         norm_reward: bool = False,
+        ranks: Ranks | None = None,
         _init_setup_model: bool = True,
         **arguments: Any,
     ) -> None:
@@ -118,6 +121,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             env,
             kl_controller=kl_controller,
             norm_reward=norm_reward,
+            ranks=ranks,
             bootstrap_truncated=options.bootstrap_truncated,
             score_batch_size=options.micro_batch_size,
             sort_by_length=getattr(options, "length_sorted_minibatches", False),
@@ -213,7 +217,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         for loss, objective in self._micro_losses(minibatch, self.arguments.micro_batch_size):
             loss.backward()
             parts.append(objective)
-        info = self._summary(Objective.joined(parts), minibatch.weights)
+        self.ranks.sum_gradients(self.policy.parameters())
+        info = self._summary(self._joined(parts), minibatch.weights)
         info["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
         steps.append(info)
         if self.target_kl is not None and float(info["approx_kl"]) > 1.5 * self.target_kl:
@@ -247,22 +252,31 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         """
         self.policy.optimizer.zero_grad()
         error = torch.zeros_like(minibatch.returns[0])
-        for batch in split(minibatch, self.arguments.micro_batch_size):
+        for batch in split(minibatch, self.arguments.micro_batch_size, self.ranks):
             values = self.policy.predict_values(batch.observations)
             fraction = len(batch.actions) / len(minibatch.actions)
             part = fraction * value_error(values, batch.returns).mean()
             (self.vf_coef * part).backward()
             error += part.detach()
+        self.ranks.sum_gradients(self._parameters_of("critic"))
+        self.ranks.sum(error)
         info = {"value": error, "loss": self.vf_coef * error}
         self._optimizer_step(info)
         return info
 
     def _micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
-        """Yield each micro-batch's part of the minibatch's loss, and its detached terms."""
-        for micro_batch in split(minibatch, micro_batch_size):
+        """Yield each micro-batch's part of the minibatch's loss, and its detached terms.
+
+        With several processes these are the micro-batches of this process.
+        """
+        for micro_batch in split(minibatch, micro_batch_size, self.ranks):
             objective = self.loss(micro_batch)
             fraction = len(micro_batch.actions) / len(minibatch.actions)
             yield fraction * self._total(objective, micro_batch.weights), objective.detach()
+
+    def _joined(self, parts: list[Objective]) -> Objective:
+        """Return the terms of all micro-batches, of all processes."""
+        return Objective.joined([part for own in self.ranks.gather(parts) for part in own])
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:
         """Return the loss to be minimised."""
@@ -454,19 +468,25 @@ def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
     return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
 
 
-def split(minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[Minibatch]:
-    """Split a minibatch into micro-batches of about `micro_batch_size` tokens, each of whole episodes.
+def split(minibatch: Minibatch, micro_batch_size: int | None, ranks: Ranks) -> Iterator[Minibatch]:
+    """Split this process's part of a minibatch into micro-batches of about `micro_batch_size` tokens.
 
     Args:
         minibatch: whole episodes and their flat fields.
         micro_batch_size: number of tokens; None = no split.
+        ranks: the processes that share the minibatch. One of them gets nothing if there are too few episodes.
     """
     episodes = minibatch.observations
-    if micro_batch_size is None or int(episodes.response_lengths.sum()) <= micro_batch_size:
-        yield minibatch
-        return
     lengths = episodes.response_lengths.tolist()
-    for group in pack_episodes(lengths, range(episodes.n_episodes), micro_batch_size, episodes.prompt_rows):
+    own = ranks.share(lengths)
+    if micro_batch_size is None or sum(lengths[i] for i in own) <= micro_batch_size:
+        if len(own) == len(lengths):
+            yield minibatch
+            return
+        groups = [list(own)] if own else []
+    else:
+        groups = pack_episodes(lengths, own, micro_batch_size, episodes.prompt_rows)
+    for group in groups:
         index = torch.tensor(group, device=episodes.response_ids.device)
         tokens = episodes.token_index(index)
         fields: Any = minibatch[1:]

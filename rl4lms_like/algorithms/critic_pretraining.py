@@ -55,7 +55,7 @@ class CriticPretrainer:
             algorithm: its policy has a separate critic.
         """
         options = algorithm.arguments
-        n_tokens = options.n_steps * algorithm.env.num_envs  # type: ignore[union-attr]
+        n_tokens = options.n_steps * algorithm.collector.n_envs
         while not self.is_over:
             buffer = EpisodeBuffer(device=algorithm.device, gamma=options.gamma, gae_lambda=1.0)
             buffer.seed(derived_seed(algorithm.sampling_seed, "critic pretraining", len(self.explained)))

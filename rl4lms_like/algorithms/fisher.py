@@ -79,15 +79,20 @@ class FisherMatrix:
         logits_of: returns logits `[n_tokens, vocab]` of the actions of some episodes, twice differentiable.
         batches: the episodes, one batch per forward pass.
         parameters: parameters that correspond to the rows of the matrix.
+        n_tokens: number of tokens of the mean; default: those of the batches.
     """
 
     def __init__(
-        self, logits_of: Callable[[EpisodeBatch], Tensor], batches: Sequence[EpisodeBatch], parameters: FlatParameters
+        self,
+        logits_of: Callable[[EpisodeBatch], Tensor],
+        batches: Sequence[EpisodeBatch],
+        parameters: FlatParameters,
+        n_tokens: int | None = None,
     ) -> None:
         self._logits_of = logits_of
         self._batches = batches
         self._parameters = parameters
-        self.n_tokens = sum(batch.n_tokens for batch in batches)
+        self.n_tokens = sum(batch.n_tokens for batch in batches) if n_tokens is None else n_tokens
         self._kept = self._read(batches[0]) if len(batches) == 1 else None
 
     def __matmul__(self, vector: Tensor) -> Tensor:

@@ -71,14 +71,14 @@ class PPO(OnPolicyTextAlgorithm):
         if options.nll_coef:
             good = (minibatch.episode_rewards >= options.nll_threshold).float()
             minibatch = minibatch._replace(nll_weights=good / good.mean().clamp_min(1e-30))
-        if options.ratio_band is not None and options.micro_batch_size is not None:
+        if options.ratio_band is not None and (options.micro_batch_size is not None or self.ranks.size > 1):
             # The mean over the kept actions of all micro-batches must be known before the first backward pass.
             with torch.no_grad():
                 kept = [
                     self._in_band(self.policy.action_scores(part.observations).log_prob - part.old_log_prob)
-                    for part in split(minibatch, options.micro_batch_size)
+                    for part in split(minibatch, options.micro_batch_size, self.ranks)
                 ]
-            self._kept_fraction = torch.cat(kept).mean()
+            self._kept_fraction = torch.cat([part for own in self.ranks.gather(kept) for part in own]).mean()
         return minibatch
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from torch import Tensor
 from rl4lms_like.algorithms.arguments import TRPOArguments, without_second_derivatives
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm, split
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
-from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, surrogate, value_error
 from rl4lms_like.core.objective import Objective
@@ -132,7 +131,8 @@ class TRPO(OnPolicyTextAlgorithm):
         for loss, objective in self._micro_losses(rollout, self._tokens_per_pass):
             gradient -= actor.flat(actor.gradient(loss))
             parts.append(objective)
-        info = self._summary(Objective.joined(parts), rollout.weights)
+        self.ranks.sum(gradient)
+        info = self._summary(self._joined(parts), rollout.weights)
         info["grad_norm"] = gradient.norm()
         return gradient, info
 
@@ -144,10 +144,16 @@ class TRPO(OnPolicyTextAlgorithm):
     def _direction(self, rollout: Minibatch, actor: FlatParameters, gradient: Tensor) -> Solution:
         """Solve for F⁻¹g with damping."""
         damping = self.arguments.cg_damping
-        fisher = FisherMatrix(self.policy.action_logits, self._fisher_batches(rollout), actor)
-        return conjugate_gradient(
-            lambda v: (fisher @ v).add_(v, alpha=damping), gradient, max_steps=self.arguments.cg_max_steps
-        )
+        episodes = self._fisher_episodes(rollout)
+        batches = [batch.observations for batch in split(episodes, self._tokens_per_pass, self.ranks)]
+        fisher = FisherMatrix(self.policy.action_logits, batches, actor, len(episodes.actions))
+
+        def product(vector: Tensor) -> Tensor:
+            result = fisher @ vector
+            self.ranks.sum(result)
+            return result.add_(vector, alpha=damping)
+
+        return conjugate_gradient(product, gradient, max_steps=self.arguments.cg_max_steps)
 
     @torch.no_grad()
     def _line_search(self, rollout: Minibatch, actor: FlatParameters, step: Tensor, loss: Tensor) -> dict[str, Tensor]:
@@ -171,7 +177,7 @@ class TRPO(OnPolicyTextAlgorithm):
         """Return the mean loss at other parameters, and their mean KL to the current ones, over the rollout."""
         names = ("policy", "entropy", "kl", "approx_kl")
         means = torch.zeros(len(names), device=there.device)
-        for batch in split(rollout, self._tokens_per_pass):
+        for batch in split(rollout, self._tokens_per_pass, self.ranks):
             episodes = batch.observations
             with actor.at_offset(there):
                 new_logits = self.policy.action_logits(episodes)
@@ -181,17 +187,17 @@ class TRPO(OnPolicyTextAlgorithm):
             loss = surrogate(log_ratio, batch.advantages)
             terms = torch.stack([loss.mean(), -entropy.mean(), kl, approximate_kl(log_ratio)])
             means += len(batch.actions) / len(rollout.actions) * terms
+        self.ranks.sum(means)
         found = dict(zip(names, means, strict=True))
         return found | {"loss": found["policy"] + self.ent_coef * found["entropy"]}
 
-    def _fisher_batches(self, rollout: Minibatch) -> list[EpisodeBatch]:
-        """Return the episodes of the Fisher matrix, in batches of one forward pass."""
+    def _fisher_episodes(self, rollout: Minibatch) -> Minibatch:
+        """Return the episodes of the Fisher matrix."""
         episodes = rollout.observations
         rng = np.random.default_rng(self.share_seeds.next())
         wanted = math.ceil(episodes.n_episodes / self.arguments.sub_sampling_factor)
         chosen = np.sort(rng.permutation(episodes.n_episodes)[:wanted])
-        fraction = self.rollout_buffer.samples(torch.as_tensor(chosen, device=episodes.response_ids.device))
-        return [batch.observations for batch in split(fraction, self._tokens_per_pass)]
+        return self.rollout_buffer.samples(torch.as_tensor(chosen, device=episodes.response_ids.device))
 
     @property
     def _tokens_per_pass(self) -> int:

@@ -31,8 +31,9 @@ from typing import Any
 
 from rl4lms_like.cli.options import add_run_options, build_parser
 from rl4lms_like.core.disk import is_denied, reason
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RankError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import use_code_from
+from rl4lms_like.core.ranks import is_main_process
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.core.wording import accept_any_character, printable
 from rl4lms_like.rewards.time_limit import TimeIsUp
@@ -63,14 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except RL4LMsLikeError as error:
-        _say(traceback.format_exc() if options.traceback else f"{error}\n")
+        if is_main_process() or not isinstance(error, ConfigError | RankError):  # which the main process reports too
+            _say(traceback.format_exc() if options.traceback else f"{error}\n")
         if argv is None and isinstance(error.__cause__, TimeIsUp):
             _end_despite_threads()
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         if argv is None:
             _end_at_once_by_another()
-        _say("interrupted\n")
+        if is_main_process():
+            _say("interrupted\n")
         return 130
     except BrokenPipeError as error:
         if not _is_stdout_gone():

@@ -104,6 +104,10 @@ class NotReadyError(RL4LMsLikeError):
         super().__init__("\n".join(lines))
 
 
+class RankError(RL4LMsLikeError):
+    """Another process of a run with several processes failed, ended or did not answer."""
+
+
 class CheckpointError(RL4LMsLikeError):
     """A run cannot be resumed from a checkpoint. The message says why, and what can be done instead."""
 

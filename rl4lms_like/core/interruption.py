@@ -4,6 +4,9 @@
     first     stops immediately               stops once that is finished
     second    stops immediately, and nothing more is saved
 
+With several processes, each of which may receive the signal at another moment, they agree at the next check where to
+stop; nothing stops immediately at the first signal.
+
 A run stops with `KeyboardInterrupt`, as usual in Python. The function that runs the loop saves the run and re-raises.
 """
 
@@ -15,7 +18,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl4lms_like.core.ranks import Ranks
 
 _STDERR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,12 +32,16 @@ class Interruption:
 
     A signal that is ignored, as in a shell's background jobs, stays ignored.
 
+    Args:
+        ranks: the processes of the run, which call `check` equally often; default: this one alone.
+
     Attributes:
         requests: number of signals received so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks | None = None) -> None:
         self.requests = 0
+        self._ranks = ranks
         self._at_any_moment = False
         self._task = "this iteration"
         self._before: dict[signal.Signals, Any] = {}
@@ -75,18 +85,21 @@ class Interruption:
             self._task = before
 
     def check(self) -> None:
-        """Stop here if a signal has arrived.
+        """Stop here if a signal has arrived, in any process.
 
         Raises:
             KeyboardInterrupt: a signal has arrived.
         """
-        if self.requests:
+        if self.requests if self._ranks is None else self._ranks.any(bool(self.requests)):
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requests += 1
-        if self._at_any_moment or self.requests > 1:
+        is_alone = self._ranks is None or self._ranks.size == 1
+        if (self._at_any_moment and is_alone) or self.requests > 1:
             raise KeyboardInterrupt
+        if self._ranks is not None and not self._ranks.is_main:
+            return
         message = f"\nstopping once {self._task} is done; press Ctrl-C again to stop immediately without saving\n"
         with suppress(OSError):  # stderr may be closed: the same Ctrl-C also ends `| tee`
             os.write(_STDERR, message.encode())  # not sys.stderr: the signal may have interrupted one of its writes

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.workers import RewardWorkers
@@ -33,6 +34,8 @@ class TextVecEnv(DummyVecEnv):
         reward_workers: number of processes that score the episodes in `play`; 0 scores them in this process.
         reward_timeout: time limit of the reward in seconds for the episodes of one `play`; with workers, for one
             worker's chunk of them. None for no limit.
+        ranks: the processes that generate a rollout together, each with `n_envs` environments. All samplers draw the
+            prompts of all environments, so that they stay equal.
         kwargs: the arguments of `TextGenEnv`, by name.
 
     Attributes:
@@ -54,6 +57,7 @@ class TextVecEnv(DummyVecEnv):
         *args: Any,
         reward_workers: int = 0,
         reward_timeout: float | None = None,
+        ranks: Ranks | None = None,
         **kwargs: Any,
     ) -> None:
         if not reward_workers:
@@ -66,6 +70,7 @@ class TextVecEnv(DummyVecEnv):
             self._workers = RewardWorkers(first.reward_function, first.layout, reward_workers, reward_timeout)
         self.reward_parts: dict[str, np.ndarray] = {}
         self.group_size = 1
+        self.ranks = ranks or Ranks()
 
     @property
     def layout(self) -> TextLayout:
@@ -88,9 +93,11 @@ class TextVecEnv(DummyVecEnv):
 
     def reset(self) -> Any:
         """Start an episode in each environment, those of a group with the same sample."""
-        if self.group_size > 1:
-            drawn = self.envs[0].sampler.sample(self.num_envs // self.group_size)
-            self.set_options([{"sample": sample} for sample in drawn for _ in range(self.group_size)])
+        if self.group_size > 1 or self.ranks.size > 1:
+            drawn = self.envs[0].sampler.sample(self.num_envs * self.ranks.size // self.group_size)
+            of_all = [{"sample": sample} for sample in drawn for _ in range(self.group_size)]
+            first = self.num_envs * self.ranks.rank
+            self.set_options(of_all[first : first + self.num_envs])
         return super().reset()
 
     def play(self, episodes: EpisodeBatch) -> np.ndarray:

@@ -22,6 +22,7 @@ from torch import Tensor
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
@@ -47,6 +48,7 @@ class TextRollouts:
         dynamic_sampling: see `RolloutCollector`.
         first_token_temperature: see `RolloutCollector`.
         record_log_prob: see `RolloutCollector`.
+        ranks: the processes that train together, see `RolloutCollector`.
 
     Attributes:
         interruption: handles Ctrl-C and SIGTERM; in a rollout they stop the run immediately.
@@ -69,6 +71,7 @@ class TextRollouts:
         dynamic_sampling: int | None = None,
         first_token_temperature: float | None = None,
         record_log_prob: bool = False,
+        ranks: Ranks | None = None,
         **kwargs: Any,
     ) -> None:
         policy = args[0] if args else kwargs.get("policy")
@@ -76,6 +79,10 @@ class TextRollouts:
             raise RL4LMsLikeError(f"{type(self).__name__} cannot be trained on text rollouts: {reason}")
         if (kwargs.get("policy_kwargs") or {}).get("critic") == "none" and not hasattr(self, "arguments_class"):
             message = "learns values: choose critic 'separate' or 'shared', or an algorithm without a critic"
+            raise RL4LMsLikeError(f"{type(self).__name__} {message}")
+        self.ranks = ranks or Ranks()
+        if self.ranks.size > 1 and not hasattr(self, "arguments_class"):
+            message = "sums no gradients over processes: use an algorithm of this library, or one process"
             raise RL4LMsLikeError(f"{type(self).__name__} {message}")
         self.kl_controller = kl_controller or FixedKLController(0.0)
         self._collector_options = {
@@ -120,7 +127,7 @@ class TextRollouts:
 
     def _make_collector(self: Any, env: VecEnv) -> RolloutCollector:
         options = {"kl": self.kl_controller, "seed": self.sampling_seed, **self._collector_options}
-        return RolloutCollector(env, self.policy, **options)
+        return RolloutCollector(env, self.policy, ranks=self.ranks, **options)
 
     def _use(self: Any, env: VecEnv) -> None:
         """Collect rollouts in this environment from now on."""
@@ -157,7 +164,8 @@ class TextRollouts:
         self._use(env)
         start = time.perf_counter()
         with self.interruption.at_any_moment():
-            info = self.collector.collect(rollout_buffer, n_rollout_steps * env.num_envs)
+            self.collector.on_batch = self.interruption.check
+            info = self.collector.collect(rollout_buffer, n_rollout_steps * self.collector.n_envs)
         self.update = UpdateProgress()
         info["time/rollout_s"] = time.perf_counter() - start
         self.num_timesteps += rollout_buffer.n_tokens
@@ -238,7 +246,7 @@ class TextRollouts:
         return True
 
     def _excluded_save_params(self: Any) -> list[str]:
-        return [*super()._excluded_save_params(), "collector", "interruption", "on_step", "update"]  # type: ignore[misc]
+        return [*super()._excluded_save_params(), "collector", "interruption", "on_step", "ranks", "update"]  # type: ignore[misc]
 
     def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
         if self._iteration is None:

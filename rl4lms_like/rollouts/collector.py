@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from stable_baselines3.common.vec_env import VecEnv
@@ -24,7 +24,8 @@ from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMsLikeError
 from rl4lms_like.core.losses import effective_sample_size, kl_estimate
 from rl4lms_like.core.out_of_memory import in_part
-from rl4lms_like.core.seeding import SeedStream
+from rl4lms_like.core.ranks import Ranks
+from rl4lms_like.core.seeding import SeedStream, derived_seed
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import LMActorCriticPolicy
@@ -32,6 +33,8 @@ from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rewards.call import TokenRewards
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
+
+T = TypeVar("T")
 
 EQUAL = 1e-5
 """A standard deviation of episode totals below this fraction of the largest total is a rounding error."""
@@ -51,6 +54,18 @@ class PlayedEpisodes(NamedTuple):
         parts = {name: part[tokens] for name, part in self.reward_parts.items()}
         sample_ids = [self.sample_ids[i] for i in index.tolist()]
         return PlayedEpisodes(self.episodes.select(index), self.rewards[tokens], parts, sample_ids)
+
+    @staticmethod
+    def joined(batches: Sequence[PlayedEpisodes]) -> PlayedEpisodes:
+        """Concatenate the batches of several processes."""
+        if len(batches) == 1:
+            return batches[0]
+        return PlayedEpisodes(
+            EpisodeBatch.concatenated([batch.episodes for batch in batches]),
+            torch.cat([batch.rewards for batch in batches]),
+            {name: torch.cat([batch.reward_parts[name] for batch in batches]) for name in batches[0].reward_parts},
+            [sample_id for batch in batches for sample_id in batch.sample_ids],
+        )
 
     def differing(self) -> Tensor:
         """Return whether the rewards of each episode's group differ `[n]`, bool."""
@@ -97,11 +112,13 @@ class RolloutCollector:
         record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
             are only stored if it is another one.
         seed: seed of the sampling.
+        ranks: the processes that generate the episodes of a rollout together; `env` has those of this process.
 
     Attributes:
         replay: returns the generation batches of a rollout, which is then not generated; its argument is True for a
             rollout of the critic's pretraining.
         on_rollout: called with the generation batches of each rollout, and the same flag.
+        on_batch: called before each generation batch.
 
     Raises:
         ConfigError: `group_size` does not divide the number of environments.
@@ -122,8 +139,10 @@ class RolloutCollector:
         first_token_temperature: float | None = None,
         record_log_prob: bool = False,
         seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
         self.policy = policy
+        self.ranks = ranks or Ranks()
         self.group_size = group_size
         self.dynamic_sampling = dynamic_sampling
         self.first_token_temperature = first_token_temperature
@@ -136,6 +155,7 @@ class RolloutCollector:
         self.episode_infos: list[dict[str, Any]] = []
         self.replay: Callable[[bool], list[ScoredEpisodes]] | None = None
         self.on_rollout: Callable[[list[ScoredEpisodes], bool], None] | None = None
+        self.on_batch: Callable[[], None] = _nothing
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
@@ -224,20 +244,30 @@ class RolloutCollector:
             n_kept += batch.episodes.n_tokens
         return generated, kept or generated[-1:]
 
+    @property
+    def n_envs(self) -> int:
+        """Number of environments of all processes."""
+        return self.env.num_envs * self.ranks.size
+
     def _batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
+        self.on_batch()
+        return PlayedEpisodes.joined(self.ranks.gather_from(lambda: self._own_batch(seconds)))
+
+    def _own_batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
+        """Generate and play the episodes of this process."""
         if self._plays:  # another algorithm with the same environment may have changed it
             self.env.group_size = self.group_size  # type: ignore[attr-defined]
         observation = self.env.reset()
         assert isinstance(observation, dict)
         sample_ids = [str(sample.id) for sample in self.env.get_attr("sample")]
-        start = time.perf_counter()
+        start, seed = time.perf_counter(), self.seeds.next()
         with in_part("generation"):
             episodes = self.policy.generate(
                 torch.as_tensor(observation["prompt_or_input_encoded_pt"]).long(),
                 torch.as_tensor(observation["prompt_or_input_attention_mask_pt"]),
                 eos_token_ids=self.eos_token_ids,
                 max_new_tokens=self.max_episode_length,
-                seed=self.seeds.next(),
+                seed=derived_seed(seed, "rank", self.ranks.rank) if self.ranks.rank else seed,
                 **self._sampling(),
             )
         if self.group_size > 1:
@@ -279,7 +309,7 @@ class RolloutCollector:
             ModelError: a score is not finite.
         """
         with in_part("scoring"):
-            parts = [self.policy.score(part) for part in self._parts(episodes)]
+            parts = self._of_all(episodes, self.policy.score)
         scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
         for name, field in scores._asdict().items():
             if not bool(torch.isfinite(field).all()):
@@ -289,11 +319,21 @@ class RolloutCollector:
                 )
         return scores
 
+    def _of_all(self, episodes: EpisodeBatch, compute: Callable[[EpisodeBatch], T]) -> list[T]:
+        """Return the results for all parts of some episodes; each process computes its own ones."""
+        own = self.ranks.gather_from(lambda: [compute(part) for part in self._parts(episodes)])
+        return [result for results in own for result in results]
+
     def _parts(self, episodes: EpisodeBatch) -> list[EpisodeBatch]:
+        """Return the episodes of this process, in batches of at most `score_batch_size` tokens."""
         lengths = episodes.response_lengths.tolist()
-        if self.score_batch_size is None or sum(lengths) <= self.score_batch_size:
-            return [episodes]
-        groups = pack_episodes(lengths, range(episodes.n_episodes), self.score_batch_size, episodes.prompt_rows)
+        own = self.ranks.share(lengths)
+        if self.score_batch_size is None or sum(lengths[i] for i in own) <= self.score_batch_size:
+            if len(own) == len(lengths):
+                return [episodes]
+            groups = [list(own)] if own else []
+        else:
+            groups = pack_episodes(lengths, own, self.score_batch_size, episodes.prompt_rows)
         device = episodes.response_ids.device
         return [episodes.select(torch.tensor(group, device=device)) for group in groups]
 
@@ -307,7 +347,7 @@ class RolloutCollector:
         if not self.bootstrap_truncated:
             return None
         with in_part("scoring"):
-            values = torch.cat([self.policy.final_values(part) for part in self._parts(episodes)])
+            values = torch.cat(self._of_all(episodes, self.policy.final_values))
         return values.masked_fill(episodes.terminated, 0.0)
 
     def _reward_scale(self, parts: list[ScoredEpisodes]) -> float:
@@ -328,6 +368,10 @@ class RolloutCollector:
         self.seeds.load_state_dict(state["seeds"])
         self.kl.load_state_dict(state["kl"])
         self.episode_infos = [dict(info) for info in state["episode_infos"]]
+
+
+def _nothing() -> None:
+    """Do nothing; the default of `on_batch`."""
 
 
 def episode_sums(episodes: EpisodeBatch, field: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ class Tracker:
 
     def show_progress(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
         """Show progress on the console between two calls of `log_values`; nothing is recorded."""
-        self._try(self._console, "advance", iteration, values or {})
+        self._pass(self._console, "advance", iteration, values or {})
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics_dict: Mapping[str, Any]) -> None:
         """Record the corpus scores of one evaluation, by metric key."""
@@ -205,7 +205,7 @@ class Tracker:
 
     def print(self, text: str) -> None:
         """Print `text` above the live display, unless quiet; it is not logged."""
-        self._try(self._console, "print", text)
+        self._pass(self._console, "print", text)
 
     def save_auto_model(self, model: Any, tokenizer: Any = None) -> Path:
         """Save model and tokenizer so that `AutoModel*.from_pretrained` loads them; return the folder."""
@@ -289,6 +289,41 @@ class Tracker:
             if is_number and not math.isfinite(value) and key not in self._reported:
                 self._reported.add(key)
                 logger.warning("%s is %s in iteration %d; written as null", key, float(value), self._iteration)
+
+
+class SilentTracker(Tracker):
+    """Tracker that writes nothing, for a process that is not the main one of its run.
+
+    Args:
+        run_path: folder of the run.
+        run_config: the run's config as plain data.
+    """
+
+    def __init__(self, run_path: Path, run_config: Mapping[str, Any]) -> None:
+        self.run_path, self.run_config = run_path, dict(masked(run_config))
+        self._handlers = [_listen(logging.INFO, logging.NullHandler())]
+        self._folder = self._console = Sink()  # type: ignore[assignment]
+        self._sinks = []
+        self._iteration, self._timesteps = 0, 0
+        self._reported: set[str] = set()
+
+    def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
+        """Return nothing: the files are those of the main process."""
+        return {}
+
+    def cut_files(self, sizes: Mapping[str, int]) -> None:
+        """Do nothing: the files are those of the main process."""
+
+    def done(self) -> None:
+        """Stop the suppression of messages."""
+        for handler in self._handlers:
+            logging.getLogger(LIBRARY).removeHandler(handler)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.done()
+
+    def _pass(self, sink: Sink, event: str, *args: Any, **kwargs: Any) -> None:
+        """Record nothing."""
 
 
 class _LogFile(logging.FileHandler):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,9 @@ from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
 from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
@@ -40,6 +42,7 @@ from rl4lms_like.training.config.settings import (
     check_fit,
     check_lengths,
     check_prompts,
+    check_ranks,
     check_settings,
     check_weights,
     load_networks,
@@ -68,6 +71,7 @@ class Run:
         env: environment of the rollouts.
         algorithm: contains the policy.
         max_prompt_length: tokens; longer prompts are truncated.
+        ranks: the processes that train together.
     """
 
     config: RunConfig
@@ -77,6 +81,7 @@ class Run:
     env: VecEnv
     algorithm: OnPolicyTextAlgorithm
     max_prompt_length: int
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def policy(self) -> Any:
@@ -84,8 +89,8 @@ class Run:
         return self.algorithm.policy
 
 
-def assemble(config: RunConfig) -> Run:
-    """Build the objects of a run.
+def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
+    """Build the objects of a run, in each of the processes that train together; default: this one alone.
 
     Raises:
         ConfigError: settings of the config are incompatible with each other.
@@ -98,9 +103,13 @@ def assemble(config: RunConfig) -> Run:
     """
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
+    ranks = ranks or Ranks()
     check_settings(config)
-    config = with_embedded_models(config)
-    set_random_seed(config.seed)  # for users' components that draw from the global generators
+    check_ranks(config, ranks.size)
+    with ranks.main_first():
+        config = with_embedded_models(config)
+    # For users' components that draw from the global generators.
+    set_random_seed(derived_seed(config.seed, "rank", ranks.rank) if ranks.rank else config.seed)
     components = build_components(config)
     networks = load_networks(config, load_model_config)
     model_config = networks["model_name"]
@@ -113,14 +122,14 @@ def assemble(config: RunConfig) -> Run:
     check_references(config, components, samples)
     check_prompts(samples, tokenizer, model_config)
     with in_part("generation"):
-        env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config)
+        env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config, ranks)
     with in_part("loading"):
-        algorithm = build_alg(config, env)
+        algorithm = build_alg(config, env, ranks)
     if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
         logger.warning("%s", notice)
     if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
         torch.set_num_threads(1)
-    return Run(config, tokenizer, samples, components.metrics, env, algorithm, max_prompt_length)
+    return Run(config, tokenizer, samples, components.metrics, env, algorithm, max_prompt_length, ranks)
 
 
 def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) -> PreTrainedTokenizerBase:
@@ -219,7 +228,12 @@ def _is_entry(entry: Any) -> bool:
 
 
 def build_env(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, reward_fn: Any, samples: Any, model_config: PretrainedConfig
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_fn: Any,
+    samples: Any,
+    model_config: PretrainedConfig,
+    ranks: Ranks | None = None,
 ) -> VecEnv:
     """Return the vectorised environment of a config's `env` block.
 
@@ -233,9 +247,10 @@ def build_env(
     arguments["max_episode_length"] = response_length(config, model_config)
     if config.env.vec_env == "text":
         arguments |= {"reward_workers": config.env.reward_workers, "reward_timeout": config.env.reward_timeout}
+        arguments |= {"ranks": ranks}
     return make_vec_env(
         config.env.vec_env,
-        config.env.n_envs,
+        config.env.n_envs // (1 if ranks is None else ranks.size),
         tokenizer=tokenizer,
         reward_function=reward_fn,
         samples=samples,
@@ -268,7 +283,7 @@ def build_sampler(config: ComponentConfig, items: Any) -> Any:
         raise DataPoolError(f"the sampler {config.id!r} could not be built: {raised(error)}") from error
 
 
-def build_alg(config: RunConfig, env: VecEnv) -> Any:
+def build_alg(config: RunConfig, env: VecEnv, ranks: Ranks) -> Any:
     """Return the algorithm of a config's `alg` block with its policy loaded."""
     arguments = {"seed": config.seed, "device": config.device}
     given = config.alg.args.items()  # null is passed on, but for seed and device it selects the run's value
@@ -276,6 +291,7 @@ def build_alg(config: RunConfig, env: VecEnv) -> Any:
     kl = asdict(config.alg.kl_div)
     norm_reward = kl.pop("norm_reward")
     algorithm = with_text_rollouts(ALGORITHMS.resolve(config.alg.id))
+    arguments |= {"ranks": ranks} if ranks.size > 1 else {}
     return algorithm(
         POLICIES.resolve(config.alg.policy.id),
         env,

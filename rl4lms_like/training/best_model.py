@@ -66,7 +66,7 @@ class BestModel(Callback):
             return
         if self.score is not None and not (score > self.score if mode == "max" else score < self.score):
             return
-        if epoch:
+        if epoch and self.run.ranks.is_main:
             self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
         self.epoch, self.score = epoch, float(score)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from rl4lms_like.core.errors import MetricError
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
@@ -58,6 +59,7 @@ class Responder:
         eos_token_ids: tokens that end a response.
         generation_kwargs: sampling, greedy or beam search; default: the model's.
         seed: of the sampling; the same seed draws the same random numbers.
+        ranks: the processes that share the prompts; each receives all responses.
     """
 
     model: TextGenerator | LMActorCriticPolicy
@@ -67,6 +69,7 @@ class Responder:
     eos_token_ids: Sequence[int]
     generation_kwargs: Mapping[str, Any] | None = None
     seed: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
 
     def respond(self, prompts: Sequence[str | Sample]) -> list[str]:
         """Return one response for each prompt, a text or a sample; those of similar length are generated together."""
@@ -74,28 +77,39 @@ class Responder:
         layout = TextLayout(self.tokenizer, self.max_prompt_length, 1, prompt_truncation_side=side)
         encoded = layout.encode_all(prompts) if prompts else []
         order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
-        responses = [""] * len(prompts)
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            width = max(max(len(encoded[i]) for i in batch), 1)
-            ids = torch.full((len(batch), width), layout.pad_token_id)
-            mask = torch.zeros(len(batch), width, dtype=torch.bool)
-            for row, i in enumerate(batch):
-                ids[row, width - len(encoded[i]) :] = torch.from_numpy(encoded[i])
-                mask[row, width - len(encoded[i]) :] = True
-            with in_part("evaluation"):
-                episodes = self.model.generate(
-                    ids,
-                    mask,
-                    eos_token_ids=self.eos_token_ids,
-                    generation_kwargs=self.generation_kwargs,
-                    seed=derived_seed(self.seed, "evaluation", start),
-                    tokenizer=self.tokenizer,
-                )
-            rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
-            for i, text in zip(batch, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
-                responses[i] = text
-        return responses
+        starts = range(0, len(order), self.batch_size)[self.ranks.rank :: self.ranks.size]
+
+        def of_this_process() -> dict[int, str]:
+            texts: dict[int, str] = {}
+            for start in starts:
+                batch = order[start : start + self.batch_size]
+                seed = derived_seed(self.seed, "evaluation", start)
+                responses = self._generated([encoded[i] for i in batch], layout.pad_token_id, seed)
+                texts |= dict(zip(batch, responses, strict=True))
+            return texts
+
+        texts = {i: text for part in self.ranks.gather_from(of_this_process) for i, text in part.items()}
+        return [texts[i] for i in range(len(prompts))]
+
+    def _generated(self, prompts: Sequence[Any], pad_token_id: int, seed: int) -> list[str]:
+        """Return the responses to a batch of encoded prompts."""
+        width = max(*map(len, prompts), 1)
+        ids = torch.full((len(prompts), width), pad_token_id)
+        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
+            mask[row, width - len(prompt) :] = True
+        with in_part("evaluation"):
+            episodes = self.model.generate(
+                ids,
+                mask,
+                eos_token_ids=self.eos_token_ids,
+                generation_kwargs=self.generation_kwargs,
+                seed=seed,
+                tokenizer=self.tokenizer,
+            )
+        rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 def evaluate_on_samples(
@@ -128,7 +142,9 @@ def evaluate_on_samples(
     references = [sample.references for sample in samples]
     meta_infos, model = [sample.meta_data for sample in samples], responder.model.model
     try:
-        results = compute_metrics(metrics, prompts, responses, references, meta_infos, model, split_name)
+        results = responder.ranks.from_main(
+            lambda: compute_metrics(metrics, prompts, responses, references, meta_infos, model, split_name)
+        )
     except MetricError as error:
         error.texts = texts_to_score(samples, responses)
         raise

@@ -15,17 +15,20 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
+from rl4lms_like.core.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config
 from rl4lms_like.training.estimates.memory import explaining
 
 if TYPE_CHECKING:
+    from filelock import FileLock
+
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.training.resuming.resume import Resumption
 
@@ -155,17 +158,19 @@ def resume(
     from rl4lms_like.training.replay import with_replay
     from rl4lms_like.training.resuming.resume import hold_run, resumption
 
-    lock = hold_run(path)
-    try:
+    with ExitStack() as stack:
+        if is_main_process():  # the others only read
+            lock = hold_run(path)
+            stack.callback(lock.release)
         found = resumption(path, overrides)
         asked = found.config.to_dict()
         refuse_unless_trusted(asked, trust_remote_code, f"the config of {found.run_folder}", tuple(asked))
         folder = found.run_folder.resolve()
         place, tracking = (folder.parent.parent, folder.parent.name, folder.name), (entity_name, log_to_wandb, quiet)
-        with deterministic_operations(found.config.deterministic):
-            return _train(with_replay(found.config), place, replace(found, lock=lock), *tracking)
-    finally:
-        lock.release()
+        ranks = stack.enter_context(process_ranks(found.config.distributed.timeout))
+        stack.enter_context(deterministic_operations(found.config.deterministic))
+        found = replace(found, lock=lock) if ranks.is_main else found
+        return _train(with_replay(found.config), place, found, *tracking, ranks=ranks)
 
 
 def train_config(
@@ -186,18 +191,27 @@ def train_config(
     config = with_replay(config)
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
     wanted = experiment_folder(base, project_name, experiment_name)
-    found, text = (None, []) if new else find_unfinished(config, wanted)
-    if found is not None:
-        experiment_name = str(Path(experiment_name).with_name(found.run_folder.name))
-        how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
-        text = [*text, f"{found.run_folder} is not finished: this run {how}; --new starts a new run"]
-    try:
+    with ExitStack() as stack:
+        ranks = stack.enter_context(process_ranks(config.distributed.timeout))
+        locks: list[FileLock] = []
+
+        def find() -> tuple[Resumption | None, list[str]]:
+            found, text = find_unfinished(config, wanted)
+            if found is None or found.lock is None:
+                return found, text
+            stack.callback(found.lock.release)
+            locks.append(found.lock)
+            return replace(found, lock=None), text  # a lock cannot be sent to other processes
+
+        found, text = (None, []) if new else ranks.from_main(find)
+        if found is not None:
+            experiment_name = str(Path(experiment_name).with_name(found.run_folder.name))
+            how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
+            text = [*text, f"{found.run_folder} is not finished: this run {how}; --new starts a new run"]
+            found = replace(found, lock=locks[0]) if locks else found
         place, tracking = (base, project_name, experiment_name), (entity_name, log_to_wandb, quiet)
-        with deterministic_operations(config.deterministic):
-            return _train(config, place, found, *tracking, text)
-    finally:
-        if found is not None and found.lock is not None:
-            found.lock.release()
+        stack.enter_context(deterministic_operations(config.deterministic))
+        return _train(config, place, found, *tracking, text, ranks=ranks)
 
 
 def _train(
@@ -208,18 +222,22 @@ def _train(
     log_to_wandb: bool,
     quiet: bool,
     text: Sequence[str] = (),
+    *,
+    ranks: Ranks,
 ) -> Path:
     """Train in the folder `base/project/experiment`, or continue the unfinished run that was found; log `text`."""
     from stable_baselines3.common.utils import get_device
 
-    from rl4lms_like.tracking.base import Tracker
+    from rl4lms_like.tracking.base import SilentTracker, Tracker
     from rl4lms_like.tracking.report import write_report
 
     silence_libraries()
     with explaining(config):
-        make_trainer, close = _assembled(config)
-    try:
-        with Tracker(
+        make_trainer, close = _assembled(config, ranks)
+    trackers: list[Tracker] = []
+
+    def open_tracker() -> Path:
+        tracker = Tracker(
             place[0],
             config.to_dict(),
             *place[1:],
@@ -229,7 +247,13 @@ def _train(
             quiet=quiet,
             resume=found is not None,
             held=None if found is None else found.lock,
-        ) as tracker:
+        )
+        trackers.append(tracker)
+        return tracker.run_path
+
+    try:
+        run_path = ranks.from_main(open_tracker)
+        with trackers[0] if trackers else SilentTracker(run_path, config.to_dict()) as tracker:
             if found is not None and found.checkpoint is None:
                 tracker.cut_files({})
             for notice in [*text, *config.notices]:
@@ -240,25 +264,29 @@ def _train(
                     make_trainer(tracker, None if found is None else found.checkpoint).train_and_eval()
             except BaseException:
                 try:
-                    tracker.log_info(f"report: {write_report(tracker.run_path)}")
+                    if ranks.is_main:
+                        tracker.log_info(f"report: {write_report(tracker.run_path)}")
                 except Exception as error:  # must not hide why the run ended
                     logger.warning("the report could not be written: %s", error)
                 raise
-            tracker.log_info(f"report: {write_report(tracker.run_path)}")
+            if ranks.is_main:
+                tracker.log_info(f"report: {write_report(tracker.run_path)}")
             tracker.finish()
     finally:
         close()
     return tracker.run_path
 
 
-def _assembled(config: AnyConfig) -> tuple[Callable[[Tracker, Path | None], Any], Callable[[], None]]:
+def _assembled(config: AnyConfig, ranks: Ranks) -> tuple[Callable[[Tracker, Path | None], Any], Callable[[], None]]:
     """Build the objects of a run; return a function that creates its trainer and one that closes the objects."""
     if isinstance(config, RunConfig):
         from rl4lms_like.training.assemble import assemble
         from rl4lms_like.training.trainer import OnPolicyTrainer
 
-        run = assemble(config)
+        run = assemble(config, ranks)
         return lambda tracker, resume_from: OnPolicyTrainer(run, tracker, resume_from=resume_from), run.env.close
+    if ranks.size > 1:
+        raise ConfigError([ConfigIssue("alg.id", "a supervised run has a single process; start it without torchrun")])
     from rl4lms_like.training.supervised.assemble import assemble_supervised
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 

@@ -52,7 +52,7 @@ class OnPolicyTrainer:
         self.current_iter = 0
         self.evaluated: set[tuple[int, str]] = set()
         self.seconds_before = self._began = 0.0
-        self.interruption = Interruption()
+        self.interruption = Interruption(run.ranks)
         self.callbacks: dict[str, Callback] = {  # by the names of their states in checkpoints
             "best_model": BestModel(run, tracker),
             "doctor": Doctor(run, tracker),
@@ -66,7 +66,8 @@ class OnPolicyTrainer:
             self.resume_point.resume(resume_from)
         is_in_update = run.algorithm.update is not None
         done = {ITERATION: self.current_iter + is_in_update, CRITIC: self._rollout_number(True) - 1}
-        delete_later_rollouts(tracker.run_path, done)
+        if run.ranks.is_main:
+            delete_later_rollouts(tracker.run_path, done)
 
     def train_and_eval(self) -> None:
         """Train and evaluate; if the run ends early, also by Ctrl-C or SIGTERM, save the state to resume from."""
@@ -86,12 +87,13 @@ class OnPolicyTrainer:
         while self.current_iter < self.schedule.n_iters:
             self._iterate(self.schedule.n_iters)
             self._evaluate_and_save()
-        if self.schedule.save_model:
+        if self.schedule.save_model and self.run.ranks.is_main:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
         self.evaluate(("val", "test"))
-        delete_interrupted(self.tracker.run_path / "checkpoints")
+        if self.run.ranks.is_main:
+            delete_interrupted(self.tracker.run_path / "checkpoints")
 
     def _keep_or_replay_rollouts(self) -> None:
         """Connect the collector to kept rollouts, if the config asks for it; the weights must be those at the start."""
@@ -104,7 +106,7 @@ class OnPolicyTrainer:
             collector.replay = replay
             if replay.plan.differences:  # of a policy with other weights, also for a replay of these rollouts
                 origin = {name: digest for name, digest in origin.items() if name != "weights"}
-        if self.schedule.save_rollouts:
+        if self.schedule.save_rollouts and self.run.ranks.is_main:
             collector.on_rollout = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
 
     def _rollout_number(self, is_critic: bool) -> int:
@@ -123,18 +125,20 @@ class OnPolicyTrainer:
             self.resume_point.mark()
             self.tracker.log_info(pretraining.progress(explained))
             self.interruption.check()
-        if self.schedule.save_model:
+        if self.schedule.save_model and self.run.ranks.is_main:
             with self.interruption.finishing("the critic"), saving(f"the critic to {folder}"):
                 write_folder(folder, self.run.policy.save_critic)
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm
-        self._began = time.perf_counter() - self.seconds_before
+        self._began, waited = time.perf_counter() - self.seconds_before, self.run.ranks.waited
         algorithm.learn_iteration(self.current_iter, n_iters)
         seconds, self.seconds_before = self.seconds, 0.0
         algorithm.logger.record("time/iteration", self.current_iter + 1)
         algorithm.logger.record("time/iteration_s", seconds)
         algorithm.logger.record("time/tokens_per_s", algorithm.rollout_buffer.n_tokens / seconds)
+        if self.run.ranks.size > 1:
+            algorithm.logger.record("time/communication_s", self.run.ranks.waited - waited)
         for callback in self.callbacks.values():
             callback.on_iteration_end(self.current_iter + 1)
         algorithm.logger.dump(step=algorithm.num_timesteps)
@@ -181,6 +185,7 @@ class OnPolicyTrainer:
             eos_token_ids=sorted(self.run.env.get_attr("eos_token_ids", [0])[0]),
             generation_kwargs=self.schedule.generation_kwargs,
             seed=self.run.config.seed,
+            ranks=self.run.ranks,
         )
         return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
 

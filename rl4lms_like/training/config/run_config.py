@@ -242,6 +242,17 @@ class TrainEvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """The `distributed` block, for runs with several processes, which `torchrun` starts.
+
+    Args:
+        timeout: seconds that a process waits for the others, for instance while the first one computes metrics.
+    """
+
+    timeout: Positive = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class _AnyRunConfig:
     """Keys of the top level that RL and supervised runs have in common.
 
@@ -251,6 +262,7 @@ class _AnyRunConfig:
         n_threads: number of CPU threads of torch. `auto`: one thread for a small actor and critic (at most 20M
             parameters together), otherwise torch's default.
         deterministic: use only operations with bitwise reproducible results. They may be slower on a GPU.
+        distributed: settings of several processes.
         notices: messages about the config; not a key of the file.
     """
 
@@ -258,13 +270,14 @@ class _AnyRunConfig:
     device: str = "auto"
     n_threads: Threads | Literal["auto"] = "auto"
     deterministic: bool = False
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as plain data, which parses to an equal config; its blocks come first."""
         data = dataclasses.asdict(self)
         del data["notices"]
-        shared = {key: data.pop(key) for key in ("seed", "device", "n_threads", "deterministic")}
+        shared = {key: data.pop(key) for key in _SHARED}
         return data | shared
 
 
@@ -371,6 +384,7 @@ class SupervisedConfig(_AnyRunConfig):
     train_evaluation: SupervisedEvaluationConfig
 
 
+_SHARED = ("seed", "device", "n_threads", "deterministic", "distributed")
 AnyConfig: TypeAlias = RunConfig | SupervisedConfig
 KINDS: dict[RunKind, type[AnyConfig]] = {"on_policy": RunConfig, "supervised": SupervisedConfig}
 """Kind of a run -> class of its config."""

@@ -141,6 +141,26 @@ def load_networks(config: RunConfig, load: Callable[[PolicyArguments], Pretraine
     return {key: load(replace(arguments, model_name=name)) for key, name in names.items() if name is not None}
 
 
+def check_ranks(config: RunConfig, n_ranks: int) -> None:
+    """Check that the environments of a run can be divided among its processes.
+
+    Raises:
+        ConfigError: they cannot, or they are not those of `vec_env: text`.
+    """
+    defaults = getattr(ALGORITHMS.resolve(config.alg.id), "arguments_class", None)
+    n_envs = config.env.n_envs
+    size: Any = config.alg.args.get("group_size") or getattr(defaults, "group_size", 1)
+    issues = []
+    if n_ranks > 1 and config.env.vec_env != "text":
+        issues.append(ConfigIssue("env.vec_env", f"{n_ranks} processes need vec_env: text"))
+    if n_envs % (n_ranks * size):
+        of_groups = f" in groups of {size}" if size > 1 else ""
+        text = f"{n_envs} environments{of_groups} cannot be divided among {n_ranks} processes"
+        issues.append(ConfigIssue("env.n_envs", text))
+    if issues:
+        raise ConfigError(issues)
+
+
 def check_fit(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks, *, local_files_only: bool = False
 ) -> None:

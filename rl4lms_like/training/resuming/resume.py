@@ -32,6 +32,7 @@ from filelock import FileLock
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import code_options, trust_option
+from rl4lms_like.core.ranks import is_distributed
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.secrets import masked
 from rl4lms_like.core.wording import shown
@@ -92,6 +93,7 @@ MAY_CHANGE = (
     "alg.training_args.save_total_limit",
     "doctor",
     "n_threads",
+    "distributed",
 )
 """Keys that affect a run's length, speed, memory and reports, but not what it computes.
 
@@ -261,8 +263,9 @@ def log_resume_hint(tracker: Tracker, error: BaseException | None = None) -> Non
     except CheckpointError:
         return
     where = "where it was interrupted" if ended_early(checkpoint) else f"after {checkpoint.name}"
+    program = "torchrun ... -m rl4lms_like" if is_distributed() else "rl4lms-like"
     tracker.log_info(
-        f"to resume {where}: rl4lms-like train --resume {shlex.quote(str(tracker.run_path))}{code_options()}"
+        f"to resume {where}: {program} train --resume {shlex.quote(str(tracker.run_path))}{code_options()}"
         f"{trust_option(tracker.run_config)}"
     )
     if isinstance(error, OutOfMemoryError):

@@ -99,7 +99,7 @@ class ResumePoint:
             "trainer": {"iteration": trainer.current_iter, "evaluated": sorted(trainer.evaluated)},
             "watchers": {name: callback.state_dict() for name, callback in trainer.callbacks.items()},
             "files": self.tracker.file_sizes(on_disk=False),
-        }
+        } | self._of_other_ranks(generators, random_numbers)
         self._state, self.is_saved = TrainingState(copy.deepcopy(numbers), generators), is_saved
 
     def mark_in_update(self) -> None:
@@ -117,9 +117,19 @@ class ResumePoint:
             "random": random_numbers,
             "update": update.state_dict(),
             "trainer": self._state.numbers["trainer"] | {"seconds": self.trainer.seconds},
-        }
+        } | self._of_other_ranks(generators, random_numbers)
         self._state, self.is_saved = TrainingState(self._state.numbers | changed, generators), False
         self.trainer.interruption.check()
+
+    def _of_other_ranks(self, generators: dict[str, Tensor], numbers: dict[str, Any]) -> dict[str, Any]:
+        """Return what may differ between processes: `ranks`, from rank 1 on; add their tensors to `generators`."""
+        if self.run.ranks.size == 1:
+            return {}
+        env: Any = self.run.env
+        _, *others = self.run.ranks.gather((dict(generators), numbers, env.state_dict()["reward"]))
+        for rank, (tensors, _, _) in enumerate(others, 1):
+            generators |= {f"rank{rank}.{name}": tensor.cpu() for name, tensor in tensors.items()}
+        return {"ranks": [{"random": found, "reward": reward} for _, found, reward in others]}
 
     def _components(self) -> dict[str, Any]:
         """Return the states of environment, reward and metrics."""
@@ -144,9 +154,10 @@ class ResumePoint:
         """
         self.mark()
         assert self._state is not None
-        folder = self._write(self._state, ITERATION)
+        if self.run.ranks.is_main:
+            self._write(self._state, ITERATION)
         self.is_saved = True
-        return folder
+        return self.tracker.checkpoint_base_path / ITERATION.format(self.trainer.current_iter)
 
     def _write(self, captured: TrainingState, name: str) -> Path:
         """Write a captured state together with the weights, which must be those at the time of its capture."""
@@ -168,6 +179,8 @@ class ResumePoint:
 
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost."""
+        if not self.run.ranks.is_main:
+            return
         trainer, update, state = self.trainer, self.run.algorithm.update, self._state
         has_state = trainer.current_iter > 0 or update is not None or self.run.algorithm.has_sampled
         is_fresh = not has_state and isinstance(error, Exception)
@@ -217,7 +230,13 @@ class ResumePoint:
                 callback.load_state_dict(state.numbers["watchers"][name])
         done = trainer.current_iter
         where = f"in iteration {done + 1}" if "update" in state.numbers else f"after {done}"
-        remove_later(self.tracker, checkpoint, state, where, keep=trainer.schedule.keep_last)
+        self.run.ranks.from_main(
+            lambda: remove_later(self.tracker, checkpoint, state, where, keep=trainer.schedule.keep_last)
+        )
+        before, now = 1 + len(state.numbers.get("ranks", [])), self.run.ranks.size
+        if before != now:
+            text = "results will differ from those of the uninterrupted run, since each samples its own texts"
+            self.tracker.log_info(f"resuming with {now} processes instead of {before}: {text}")
         self.is_saved = (self.tracker.checkpoint_base_path / ITERATION.format(done) / MANIFEST).is_file()
 
     def _restore(self, state: TrainingState) -> None:
@@ -237,14 +256,26 @@ class ResumePoint:
             run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
             run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
             if is_shared:
-                run.env.load_state_dict(saved)  # type: ignore[attr-defined]
+                own_reward = self._own(numbers).get("reward", saved["reward"])
+                run.env.load_state_dict(saved | {"reward": own_reward})  # type: ignore[attr-defined]
             for index, each in enumerate(() if is_shared else saved):
                 run.env.env_method("load_state_dict", each, indices=[index])
         for metric, metric_state in zip(run.metrics, numbers["metrics"], strict=True):
             load_state(metric, metric_state)
         if "update" in numbers:
             run.algorithm.load_update_state(numbers["update"], state.part("update."))
-        load_random(numbers["random"], state.part("random."))
+        load_random(*self._own_random(state))
+
+    def _own(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a state that is only this process's; empty in the main process, and in an added one."""
+        others = numbers.get("ranks", [])
+        return dict(others[self.run.ranks.rank - 1]) if 1 <= self.run.ranks.rank <= len(others) else {}
+
+    def _own_random(self, state: TrainingState) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the states of this process's random generators, as `load_random` needs them."""
+        own = self._own(state.numbers)
+        prefix = f"rank{self.run.ranks.rank}.random." if own else "random."
+        return own.get("random", state.numbers["random"]), state.part(prefix)
 
 
 def _why_unfit(state: Any) -> str | None:

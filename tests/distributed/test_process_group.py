@@ -1,0 +1,111 @@
+"""The interface of several processes, and what they do when one of them fails."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl4lms_like.core.errors import RankError
+from rl4lms_like.core.ranks import ProcessGroup, Ranks, process_ranks
+from rl4lms_like.training.assemble import assemble
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.yaml_file import apply_values
+from tests.config_errors import raises_at
+from tests.distributed.cells import BASE, GROUPS, POLICY
+from tests.distributed.test_several_processes import free_port
+
+
+class Two(Ranks):
+    size = 2
+
+
+def in_group(rank: int, port: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    found: dict[str, Any] = {}
+    with process_ranks(30) as ranks:
+        assert isinstance(ranks, ProcessGroup)
+        found["gathered"] = ranks.gather({"rank": rank, "tensor": torch.full((rank,), float(rank))})
+        found["main"] = ranks.from_main(lambda: f"computed by {rank}")
+        found["any"] = ranks.any(rank == 1), ranks.any(False)
+        found["share"] = ranks.share([5, 1, 1, 1, 4])
+        weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+        weights[0].grad = torch.tensor([1.0, rank])
+        weights[1].grad = torch.ones(2) if rank else None
+        ranks.sum_gradients(weights)
+        found["gradients"] = [weight.grad for weight in weights]
+        try:
+            ranks.gather_from(lambda: 1 // (1 - rank))
+        except Exception as error:
+            found["failure"] = error
+        torch.save(found, folder / f"{rank}.pt")
+        if rank:
+            raise ValueError("the disk is full")
+        try:
+            ranks.gather(rank)
+        except RankError as error:
+            (folder / "reason").write_text(str(error))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("group")
+    context, port = multiprocessing.get_context("fork"), free_port()
+    processes = [context.Process(target=in_group, args=(rank, port, folder)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    each = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    return [*each, {"reason": (folder / "reason").read_text()}]
+
+
+def test_all_receive_what_each_has(found):
+    for each in found[:2]:
+        assert [item["rank"] for item in each["gathered"]] == [0, 1]
+        assert [item["tensor"].tolist() for item in each["gathered"]] == [[], [1.0]]
+        assert each["main"] == "computed by 0"
+        assert each["any"] == (True, False)
+    assert [list(each["share"]) for each in found[:2]] == [[0, 1], [2, 3, 4]]
+
+
+def test_gradients_are_summed_and_unused_parameters_stay_without(found):
+    for each in found[:2]:
+        first, second, third = each["gradients"]
+        assert first.tolist() == [2.0, 1.0]
+        assert second.tolist() == [1.0, 1.0]
+        assert third is None
+
+
+def test_an_error_is_raised_where_it_occurred_and_reported_in_the_others(found):
+    assert isinstance(found[1]["failure"], ZeroDivisionError)
+    assert isinstance(found[0]["failure"], RankError)
+    assert "rank 1" in str(found[0]["failure"])
+    assert "ZeroDivisionError" in str(found[0]["failure"])
+
+
+def test_a_process_that_waits_for_one_that_ended_names_the_reason(found):
+    assert "rank 1" in found[2]["reason"]
+    assert "the disk is full" in found[2]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("env.n_envs", {"env.n_envs": 5}),
+        ("env.vec_env", {"env.vec_env": "dummy"}),
+        ("env.n_envs", {**GROUPS, "alg.id": "grpo", "alg.args.group_size": 6}),
+    ],
+)
+def test_environments_that_cannot_be_divided_are_refused(path, changes, tiny_gpt2_dir):
+    model = str(tiny_gpt2_dir)
+    named = {"tokenizer.model_name": model, f"{POLICY}.model_name": model}
+    blocks, issues = apply_values(copy.deepcopy(BASE), {**named, **changes}, "the test")
+    with raises_at(path):
+        assemble(parse_config(blocks, issues=issues), Two())

@@ -1,0 +1,116 @@
+"""Several processes compute what one process computes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rl4lms_like.core.ranks import Ranks
+from tests.distributed.cells import CELLS, OF_THREE, STATEFUL, run_cell, train_in_group
+
+TOLERANCE = 1e-5
+RUNS = [(2, cell) for cell in CELLS] + [(3, cell) for cell in OF_THREE]
+
+
+@pytest.fixture(scope="module")
+def models(tiny_gpt2_dir, tiny_t5_dir, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "gpt2").symlink_to(tiny_gpt2_dir)
+    (folder / "t5").symlink_to(tiny_t5_dir)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_one(models, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("one")
+    for cell in CELLS:
+        run_cell(cell, models, output, Ranks())
+    return output
+
+
+@pytest.fixture(scope="module")
+def by_several(models, tmp_path_factory) -> dict[int, Path]:
+    """The output folder of two and of three processes."""
+    outputs = {n_ranks: tmp_path_factory.mktemp(f"by_{n_ranks}") for n_ranks in (2, 3)}
+    context = multiprocessing.get_context("fork")  # a new interpreter would import torch again
+    for n_ranks, output in outputs.items():
+        group = (n_ranks, free_port(), models, output)
+        processes = [context.Process(target=train_in_group, args=(rank, *group)) for rank in range(n_ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * n_ranks
+    return outputs
+
+
+@pytest.mark.parametrize(("n_ranks", "cell"), RUNS)
+def test_weights_are_those_of_one_process(n_ranks, cell, by_one, by_several):
+    several = by_several[n_ranks]
+    first, *others = (load_file(several / f"{cell}.rank{rank}.safetensors") for rank in range(n_ranks))
+    for other in others:
+        assert all(torch.equal(other[name], tensor) for name, tensor in first.items())
+    alone = load_file(by_one / f"{cell}.rank0.safetensors")
+    assert alone.keys() == first.keys()
+    gaps = {name: float((first[name].float() - tensor.float()).abs().max()) for name, tensor in alone.items()}
+    assert max(gaps.values()) <= TOLERANCE, max(gaps, key=gaps.__getitem__)
+
+
+@pytest.mark.parametrize(("n_ranks", "cell"), RUNS)
+def test_logged_numbers_are_those_of_one_process(n_ranks, cell, by_one, by_several):
+    alone, several = (logged(folder / "cells" / cell) for folder in (by_one, by_several[n_ranks]))
+    assert alone.keys() == several.keys()
+    for key, value in alone.items():
+        is_number = isinstance(value, int | float)
+        expected = pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE, nan_ok=True) if is_number else value
+        assert several[key] == expected, key
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(by_several):
+    """Also where the processes differ: in their random numbers and in the state of their rewards."""
+    folders = [by_several[2] / name for name in ("whole", "resumed")]
+    whole, resumed = (load_file(folder / f"{STATEFUL}.rank0.safetensors") for folder in folders)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+    whole, resumed = (logged(folder / "cells" / STATEFUL) for folder in folders)
+    assert whole == resumed
+
+
+def test_a_run_of_two_processes_is_resumed_by_one(by_several, models, tmp_path):
+    shutil.copytree(by_several[2] / "whole" / "cells", tmp_path / "cells")
+    checkpoint = tmp_path / "cells" / STATEFUL / "checkpoints" / "iteration_00002"
+    run_cell(STATEFUL, models, tmp_path, Ranks(), resume_from=checkpoint)
+    log = (tmp_path / "cells" / STATEFUL / "log.txt").read_text()
+    assert "resuming with 1 processes instead of 2" in log
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def logged(run: Path) -> dict[str, object]:
+    """Return all numbers and texts of a run but clock times, by file, line and key."""
+    found: dict[str, object] = {}
+    for file in sorted(run.rglob("*.jsonl")):
+        for index, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
+            values = {key: value for key, value in json.loads(line).items() if not key.startswith("time/")}
+            found |= dict(leaves(values, f"{file.name}:{index}"))
+    assert found
+    return found
+
+
+def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, f"{path}:{key}")
+    else:
+        yield path, value
