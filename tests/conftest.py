@@ -9,11 +9,14 @@ language_data      NLTK finds punkt_tab and WordNet; the test skips, with the re
 
 from __future__ import annotations
 
+import gc
 import logging
+import multiprocessing
 import os
 from collections.abc import Iterator
 
-# Before anything imports torch or huggingface_hub: they read these once.
+# Before anything imports torch or huggingface_hub: they read these once. This file imports neither, since the process
+# that distributes the tests among others reads it too.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -23,11 +26,10 @@ os.environ["RL4LMS_LIKE_CODE"] = os.path.dirname(os.path.dirname(os.path.abspath
 from pathlib import Path
 
 import pytest
-import torch
 
-from rl4lms_like.testing import models
-
-torch.set_num_threads(1)
+# Reward workers and processes of environments are forked from one that has imported what they need.
+multiprocessing.set_forkserver_preload(["rl4lms_like.envs.stepping", "rl4lms_like.envs.workers", "rl4lms_like.envs.env",
+    "stable_baselines3.common.vec_env", "transformers.tokenization_utils_tokenizers"])  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -35,6 +37,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes go by their argument's name: packed ones may hold the time, and all workers must collect the same tests."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections do not look through imported modules; transformers' `Trainer` asks for many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -92,16 +100,22 @@ def language_data(shared_dir: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
+    from rl4lms_like.testing import models
+
     return models.make_tokenizer()
 
 
 @pytest.fixture(scope="session")
 def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    from rl4lms_like.testing import models
+
     model = models.make_causal_lm("gpt2", tiny_tokenizer)
     return models.save_model(tmp_path_factory.mktemp("tiny_gpt2"), model, tiny_tokenizer)
 
 
 @pytest.fixture(scope="session")
 def tiny_t5_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rl4lms_like.testing import models
+
     tokenizer = models.make_tokenizer(append_eos=True)
     return models.save_model(tmp_path_factory.mktemp("tiny_t5"), models.make_seq2seq_lm("t5", tokenizer), tokenizer)

@@ -21,6 +21,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
@@ -181,6 +182,7 @@ def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
         raise MissingExtraError(module.split(".")[0], extra, needed_by) from error
 
 
+@cache
 def installed_version(package: str) -> str | None:
     """Return the version of an installed package; None if it is missing or used from its source."""
     try:

@@ -183,7 +183,10 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
         return
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        if device.type == "cpu":  # `torch.manual_seed` also formats a stack trace for each kind of absent accelerator
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
         yield
 
 

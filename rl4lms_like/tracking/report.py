@@ -8,6 +8,7 @@ are left out.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,6 +74,7 @@ def write_report(run_path: str | Path) -> Path:
     return path
 
 
+@functools.cache
 def template_of(package: str) -> Template:
     """Return the template `report.html.j2` in a subpackage of this library."""
     from jinja2 import Environment, PackageLoader

@@ -70,8 +70,7 @@ def penalty(algorithm):
 # --- the loss -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+@pytest.mark.parametrize(("id", "family"), [*((id, "causal") for id in IDS), ("grpo", "seq2seq")])
 def test_micro_batches_never_change_the_gradient_and_the_first_ratio_is_one(
     id, family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer
 ):

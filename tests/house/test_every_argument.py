@@ -58,8 +58,14 @@ def places(tmp_path_factory) -> Places:
     return Places(tmp_path_factory.mktemp("places"), shared if shared.is_dir() else None)
 
 
+@pytest.fixture(scope="module")
+def seen_before():
+    """What components show with the arguments of the catalogue, each looked at twice."""
+    return {}
+
+
 @arguments(Acts)
-def test_another_value_acts(kind, id, argument, places, request):
+def test_another_value_acts(kind, id, argument, places, request, seen_before):
     registry, built_with, rows = TABLES[kind]
     row = rows[id][argument]
     assert isinstance(row, Acts)
@@ -76,9 +82,12 @@ def test_another_value_acts(kind, id, argument, places, request):
         with pytest.MonkeyPatch.context() as patch:
             return observed(Tried(registry, id, args, places, row.texts(places), patch, model), row.sees)
 
-    first, second = shown(before), shown(after)
+    same_look = repr((kind, id, before, row.sees, row.texts(places)))
+    if same_look not in seen_before:
+        seen_before[same_look] = shown(before)
+        assert shown(before) == seen_before[same_look], "it is not the argument that makes the difference"
+    first, second = seen_before[same_look], shown(after)
     assert not isinstance(first, Refused), first
-    assert shown(before) == first, "it is not the argument that makes the difference"
     if row.refused:
         assert isinstance(second, Refused) and re.search(row.refused, second.message), second
     else:

@@ -1,5 +1,7 @@
 """Each algorithm learns the toy reward, on both model families, with either critic."""
 
+import itertools
+
 import pytest
 
 from rl4lms_like.algorithms.a2c import A2C
@@ -51,9 +53,15 @@ def test_the_reward_rises_with_one_episode_in_each_minibatch(tiny_gpt2_dir, tiny
     assert rewards[0] < 0.15 and rewards[-1] > 0.35, rewards
 
 
-@pytest.mark.parametrize("critic", ["separate", "shared"])
-@pytest.mark.parametrize("family", ["causal", "seq2seq"])
-@pytest.mark.parametrize("algorithm", [PPO, NLPO, A2C, TRPO])
+@pytest.mark.parametrize(
+    ("algorithm", "family", "critic"),
+    [
+        *itertools.product([PPO], ["causal", "seq2seq"], ["separate", "shared"]),
+        *((NLPO, "causal", "shared"), (NLPO, "seq2seq", "separate")),
+        *((A2C, "causal", "separate"), (A2C, "seq2seq", "shared")),
+        *((TRPO, "causal", "shared"), (TRPO, "seq2seq", "separate")),
+    ],
+)
 def test_the_reward_rises(algorithm, family, critic, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
     model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
     built = algorithm(

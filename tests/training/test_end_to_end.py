@@ -65,10 +65,10 @@ RL = {
     "alg.args.n_steps": 8,
     "alg.args.learning_rate": 1e-3,
     "alg.policy.args.generation_kwargs.max_new_tokens": 8,
-    "train_evaluation.n_iters": 2,
+    "train_evaluation.n_iters": 1,
     "train_evaluation.eval_every": 1,
     "train_evaluation.generation_kwargs.max_new_tokens": 8,
-    "train_evaluation.save_every": 2,
+    "train_evaluation.save_every": 1,
 }
 SUPERVISED = {
     "tokenizer.max_length": 40,
@@ -210,7 +210,7 @@ def test_a_task_is_trained_from_its_file(name, places, tmp_path, monkeypatch, fr
 
 @pytest.mark.slow
 def test_the_script_is_a_program_of_its_own(places, tmp_path, from_the_repository):
-    name = "imdb_text_continuation/gpt2_ppo.yml"
+    name = "synthetic_generate_increasing_numbers/gpt2_ppo.yml"
     blocks, _ = read_yaml(REPOSITORY / "task_configs" / name)
     outcome = subprocess.run(
         [sys.executable, *command(name, overrides(places, blocks), tmp_path)], capture_output=True, text=True

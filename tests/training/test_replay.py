@@ -24,7 +24,7 @@ from rl4lms_like.training.replay import Replay
 from rl4lms_like.training.run import resume, train, train_config
 from tests.config_errors import raises_at
 from tests.training.resuming.test_interruption import After, at_call, at_minibatch
-from tests.training.resuming.test_resume import blocks
+from tests.training.resuming.test_resume import PAIRS, blocks
 
 FAMILIES = {"causal": "tiny_gpt2_dir", "seq2seq": "tiny_t5_dir"}
 N_ITERS = 3
@@ -76,10 +76,9 @@ def assert_equal(ours, theirs):
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("algorithm", ["ppo", "nlpo", "a2c", "trpo"])
+@pytest.mark.parametrize(("family", "algorithm"), PAIRS)
 def test_a_replay_under_its_own_config_equals_its_run_byte_for_byte(
-    algorithm, family, request, tmp_path, no_generation
+    family, algorithm, request, tmp_path, no_generation
 ):
     mapping = run_blocks(request, algorithm, family)
     original = trained(mapping, tmp_path)

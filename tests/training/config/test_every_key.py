@@ -388,7 +388,9 @@ POLICY: dict[str, Row | Silent] = {
     "value_head_init": Row("default"),
     "reference_model": Row(f"{FOLDERS}/gpt2_other", see.logged("rollout_info/ref_log_prob")),
     "teacher_model": Row(
-        f"{FOLDERS}/gpt2_other", see.logged("rollout_info/ref_log_prob"), also={"alg.id": "opd", "alg.args": {}}
+        f"{FOLDERS}/gpt2_other",
+        see.logged("rollout_info/ref_log_prob"),
+        also={"alg.id": "opd", "alg.args": {"n_steps": 5}},
     ),
     "dtype": Row("bfloat16", see.logged("rollout_info/log_prob")),
     "attn_implementation": Row("eager", lambda made: made.policy.policy_model.config._attn_implementation),

@@ -28,7 +28,7 @@ from rl4lms_like.training.resuming.resume import hold_run, resumption
 from rl4lms_like.training.run import resume
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
-from tests.training.resuming.test_resume import ALGORITHMS, Stateful, blocks, started
+from tests.training.resuming.test_resume import ALGORITHMS, PAIRS, Stateful, blocks, started
 
 
 @pytest.fixture(autouse=True)
@@ -127,8 +127,7 @@ def saved_in(folder):
 # --- everywhere in a run ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+@pytest.mark.parametrize(("family", "algorithm"), PAIRS)
 def test_stopped_in_an_update_it_goes_on_with_the_next_minibatch(
     family, algorithm, whole, tmp_path, tiny_gpt2_dir, tiny_t5_dir
 ):

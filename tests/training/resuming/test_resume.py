@@ -30,6 +30,7 @@ from rl4lms_like.training.run import resume, train_config
 from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
+from tests.forked import forked
 
 ALGORITHMS = {
     "ppo": {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
@@ -37,6 +38,8 @@ ALGORITHMS = {
     "a2c": {"n_steps": 10, "learning_rate": 1e-3},
     "trpo": {"n_steps": 10, "batch_size": 40, "n_critic_updates": 2, "sub_sampling_factor": 2, "target_kl": 0.01},
 }
+PAIRS = [*(("causal", name) for name in ALGORITHMS), ("seq2seq", "ppo"), ("seq2seq", "nlpo")]
+"""Families and algorithms; seq2seq models once without masks and once with them."""
 N_ITERS = 5
 
 
@@ -139,8 +142,7 @@ def whole(request, tmp_path_factory, tiny_gpt2_dir, tiny_t5_dir):
     return get
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("family", ["causal", "seq2seq"])
+@pytest.mark.parametrize(("family", "algorithm"), PAIRS)
 def test_a_stopped_run_goes_on_to_the_same_end(family, algorithm, whole, tmp_path, monkeypatch):
     mapping, expected = whole(family, algorithm)
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
@@ -223,13 +225,19 @@ def test_adapters_shared_critics_and_other_options_go_on_too(tmp_path, monkeypat
     assert files_of(resume(tmp_path / "rl4lm_exps" / "run", quiet=True)) == files_of(expected)
 
 
-@pytest.fixture
-def stopped(whole, tmp_path, monkeypatch, tiny_gpt2_dir):
-    """The folder of a run that ended in its last iteration; checkpoints after 2 and 4."""
-    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, tiny_gpt2_dir):
+    """The folder of a run that ended in its last iteration; checkpoints after 2 and 4. Only to be read or copied."""
+    base = tmp_path_factory.mktemp("ended")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
         stop_after(patch, 4, "rollout")
-        started(blocks("causal", tiny_gpt2_dir, "ppo"), tmp_path)
-    return tmp_path / "rl4lm_exps" / "run"
+        started(blocks("causal", tiny_gpt2_dir, "ppo"), base)
+    return base / "rl4lm_exps" / "run"
+
+
+@pytest.fixture
+def stopped(ended, tmp_path):
+    return shutil.copytree(ended, tmp_path / "rl4lm_exps" / "run")
 
 
 def test_an_older_checkpoint_by_name_leads_to_the_same_end(stopped, whole):
@@ -371,10 +379,10 @@ def test_two_processes_never_write_to_one_folder(stopped, capsys):
     assert files_of(resume(stopped, quiet=True))["config.json"] == before["config.json"]
 
 
-def test_a_run_that_ends_early_says_how_it_goes_on(stopped):
-    log = (stopped / "log.txt").read_text()
-    assert f"to resume after iteration_00004: rl4lms-like train --resume {stopped}" in log
-    saved = sorted(path.name for path in (stopped / "checkpoints").iterdir())
+def test_a_run_that_ends_early_says_how_it_goes_on(ended):
+    log = (ended / "log.txt").read_text()
+    assert f"to resume after iteration_00004: rl4lms-like train --resume {ended}" in log
+    saved = sorted(path.name for path in (ended / "checkpoints").iterdir())
     assert saved == ["iteration_00002", "iteration_00004"], "the last holds all of it already"
 
 
@@ -437,30 +445,26 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_end(whole, tmp_path, tiny_g
     expected = started(mapping, tmp_path, "whole")
     config = tmp_path / "config.yml"
     config.write_text(dump_yaml(mapping))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    first = [sys.executable, "-m", "rl4lms_like", "train", str(config), "--experiment_name", "killed"]
-    folder = tmp_path / "rl4lm_exps" / "killed"
+    folder, output = tmp_path / "rl4lm_exps" / "killed", tmp_path / "output.txt"
     kills = 0
     for attempt in range(12):
         found = checkpoints.checkpoints_in(folder / "checkpoints")
-        command = [*first[:4], "--resume", str(folder)] if found else first
         if not found and folder.exists():
             shutil.rmtree(folder)
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        which = ["--resume", str(folder)] if found else [str(config), "--experiment_name", "killed"]
+        process = forked(["train", *which], tmp_path, output)
         n_before = len(found)
-        while process.poll() is None and kills < 2:
+        while process.is_alive() and kills < 2:
             if len(checkpoints.checkpoints_in(folder / "checkpoints")) > n_before:
                 time.sleep(0.06 * attempt)
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 kills += 1
                 break
             time.sleep(0.01)
-        _, error = process.communicate()
-        if process.returncode == 0:
+        process.join()
+        if process.exitcode == 0:
             break
-        assert process.returncode == -signal.SIGKILL, error.decode()
+        assert process.exitcode == -signal.SIGKILL, output.read_text()
     assert kills >= 2
-    assert process.returncode == 0
+    assert process.exitcode == 0
     assert files_of(folder) == files_of(expected)

@@ -21,6 +21,7 @@ from rl4lms_like.training.resuming.resume import find_unfinished
 from rl4lms_like.training.resuming.states import ResumePoint
 from rl4lms_like.training.run import resume, train_config
 from tests.conftest import REPOSITORY
+from tests.forked import forked
 from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
 
 FEW = {"train_evaluation": {"eval_batch_size": 6, "n_iters": 3, "eval_every": 9, "save_every": 1, "metrics": []}}
@@ -82,32 +83,16 @@ def test_it_goes_on_to_the_same_end_and_says_so(mapping, stopped, whole, tmp_pat
     assert json.loads((stopped / FINISHED_FILE).read_text()) == {"iterations": 3}
 
 
-TRAINING = """
-import sys
-import rl4lms_like.training.resuming.resume, rl4lms_like.training.trainer
-from rl4lms_like.cli import main
-print("ready", flush=True); sys.stdin.readline()
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_two_at_once_are_two_runs_and_nothing_is_mixed(mapping, stopped, whole, tmp_path):
     config = tmp_path / "config.yml"
     config.write_text(dump_yaml(mapping))
-    command = [sys.executable, "-c", TRAINING, "train", str(config), "--experiment_name", "run"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    both = [
-        subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
+    command = ["train", str(config), "--experiment_name", "run"]
+    outputs = [tmp_path / "first.txt", tmp_path / "second.txt"]
+    both = [forked(command, tmp_path, output) for output in outputs]
     for process in both:
-        assert process.stdout.readline() == "ready\n"
-    for process in both:
-        print(file=process.stdin, flush=True)
-    message = ["".join(process.communicate(timeout=600)[0].split()) for process in both]  # wherever lines were broken
-    assert [process.returncode for process in both] == [0, 0], message
+        process.join(600)
+    message = ["".join(output.read_text().split()) for output in outputs]  # wherever lines were broken
+    assert [process.exitcode for process in both] == [0, 0], message
     late = "itisfinished"  # where the other one has had the machine for itself
     assert sum("anotherprocessiswritingtoit" in text or late in text for text in message) == 1, message
     assert files_of(stopped) == files_of(whole) == files_of(stopped.with_name("run_2"))

@@ -1,7 +1,6 @@
 """A supervised run learns the references and nothing else, and leaves the files of any other run behind."""
 
 import copy
-import gc
 import json
 from contextlib import ExitStack
 from typing import ClassVar
@@ -79,15 +78,6 @@ class Scripted(BaseMetric):
     def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
         score = Scripted.message.pop(0) if split_name == "val" and Scripted.message else 0.0
         return {"test/scripted": (None, score)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def little_garbage_to_look_through():
-    """The Trainer collects garbage before it trains; what stands in memory now need not be searched each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(params=["causal", "seq2seq"])
