@@ -1,7 +1,7 @@
-"""Event loop in a background thread, for rewards that wait for servers or for async functions.
+"""Event loop in a background thread, for components that wait for servers or for async functions.
 
     caller's thread                 background thread
-    run(work)  ── coroutine ──>     awaits it; the loop exists as long as the reward
+    run(work)  ── coroutine ──>     awaits it; the loop exists as long as the component
                <── result ─────     an interrupt in the caller cancels the work
 
 Objects kept between calls (a client, a semaphore) stay usable, and the caller may itself run inside an event loop.
