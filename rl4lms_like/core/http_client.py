@@ -63,7 +63,7 @@ class HttpClient:
     max_connections: int = 4
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
+        check_url(self.url)
         self._client: httpx2.AsyncClient | None = None
         self._client_loop: asyncio.AbstractEventLoop | None = None
         secret_headers(self.headers_from_env)
@@ -207,7 +207,8 @@ def secret_headers(headers_from_env: Mapping[str, str] | None) -> dict[str, str]
     return headers
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
+    """Raise a `ValueError` if a URL is not one of an HTTP server, or contains a password."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"url: expected http://... or https://..., got {_without_query(url)!r}")

@@ -189,6 +189,10 @@ class RolloutCollector:
         info = rollout_info(generated, parts, kl_rewards if self.policy.has_reference else None)
         if not self.policy.has_critic:
             del info["rollout_info/values"], info["rollout_info/values_std"]
+        if self.replay is None:
+            assert buffer.episodes is not None
+            gaps = self.policy.engine.gaps(buffer.episodes, buffer.log_probs)
+            info |= {f"rollout_info/engine/{name}": value for name, value in gaps.items()}
         coeff = self.kl.coeff
         if adapt_kl:
             kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
@@ -256,7 +260,8 @@ class RolloutCollector:
         """Return further arguments of `generate`; none if the policy's own distribution is sampled to its end."""
         stopping = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         first = self.first_token_temperature
-        if first is None and not self.record_log_prob and not self.policy.samples_other_distribution:
+        records = self.record_log_prob or self.policy.samples_other_distribution or self.policy.engine.is_external
+        if first is None and not records:
             return stopping
         return {"record_log_prob": True, "first_token_temperature": first, **stopping}
 
