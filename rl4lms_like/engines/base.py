@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -20,13 +20,7 @@ from rl4lms_like.core.episodes import EpisodeBatch
 
 
 class GenerationEngine(ABC):
-    """Generator of responses with a policy's weights.
-
-    Attributes:
-        is_external: True if it has its own copy of the weights and its own log-probs.
-    """
-
-    is_external: ClassVar[bool] = True
+    """Generator of responses with a policy's weights."""
 
     @abstractmethod
     def generate(

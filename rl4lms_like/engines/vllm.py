@@ -232,8 +232,8 @@ class VllmEngine(GenerationEngine):
             raise self._error(f"serves another model: it has more than the {policy.vocab_size} tokens of the policy")
         gap = _mean_gap(self._own_log_prob(policy, probe), self.score(probe))
         if gap > self.arguments.max_gap:
-            message = "had other weights than the policy (log-probs differ by %.3g nats); they are replaced now"
-            logger.warning(f"the engine %s {message}", self.arguments.url, gap)
+            message = "the engine %s had other weights than the policy: their log-probs differ by %.3g nats per token"
+            logger.warning(message, self.arguments.url, gap)
         return probe
 
     def _check_weights(self, policy: Any) -> None:

@@ -70,6 +70,8 @@ class LMActorCriticPolicy(BasePolicy):
     """
 
     _updates_reference = False
+    external_engine: GenerationEngine | None = None
+    """Engine with its own copy of the weights; None if the policy's own model generates."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments
@@ -117,7 +119,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _load(self, use_reference: bool) -> None:
         options = self.arguments
-        self._external_engine = self._build_engine()
+        self.external_engine = self._build_engine()
         networks = load_networks(self.auto_class, options, use_reference=use_reference)
         self.policy_model: PreTrainedModel = networks.policy
         self.value_model: PreTrainedModel | None = networks.critic
@@ -148,7 +150,7 @@ class LMActorCriticPolicy(BasePolicy):
     @property
     def engine(self) -> GenerationEngine:
         """The engine that generates the responses of rollouts and evaluations."""
-        return self.generator if self._external_engine is None else self._external_engine
+        return self.generator if self.external_engine is None else self.external_engine
 
     def _check_vocabulary(self) -> None:
         assert isinstance(self.action_space, spaces.Discrete)

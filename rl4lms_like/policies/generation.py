@@ -263,8 +263,6 @@ class TextGenerator(GenerationEngine):
         bfloat16: compute under bfloat16 autocast.
     """
 
-    is_external = False
-
     def __init__(
         self,
         model: PreTrainedModel,

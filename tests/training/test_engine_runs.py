@@ -97,6 +97,7 @@ def test_arguments_without_effect_are_accepted():
 @pytest.mark.parametrize("id", ["ppo", "grpo", "a2c", "trpo"])
 def test_a_run_trains_and_evaluates_with_the_weights_of_each_iteration(id, config, server, tmp_path):
     config["alg"]["id"], config["reward_fn"] = id, {"id": "tests.builders:LowTokens"}
+    config["env"]["n_envs"] = 16
     args = {"n_steps": 8, "learning_rate": 1e-3}
     args |= {"group_size": 4} if id == "grpo" else {}
     args |= {"importance_correction": "tis"} if id != "trpo" else {}
@@ -141,8 +142,11 @@ def test_a_run_whose_server_dies_is_saved_and_resumed_with_another(config, serve
     (folder,) = (tmp_path / "dead" / "rl4lm_exps").iterdir()
     (saved,) = sorted((folder / "checkpoints").glob("interrupted_*"))
     assert read_checkpoint(saved).numbers
-    server.answers.clear()
-    resume(folder, quiet=True)
+    other = VllmServer(tiny_gpt2_dir)
+    try:
+        resume(folder, overrides=[f"{ENGINE}.args.url={other.url}"], quiet=True)
+    finally:
+        other.close()
     ends = [json.loads((each / "epoch_3_test_split_predictions.json").read_text()) for each in (whole, folder)]
     assert ends[0] == ends[1]
 
