@@ -40,7 +40,7 @@ N_SCORED = 8
 """Number of episodes of a rollout that are compared if they were sampled from another distribution."""
 MOVED = 1e-3
 """Change of the policy's log-probs, in nats, from which those of the engine must have changed too."""
-SAME = 1e-6
+SAME = 1e-5
 """Difference between log-probs, in nats, up to which they are those of the same distribution."""
 LARGEST_ANSWER = 2**30
 
@@ -201,7 +201,7 @@ class VllmEngine(GenerationEngine):
             return
         start = time.perf_counter()
         self._generation_kwargs = policy.arguments.generation_kwargs
-        self._samples_other = policy.samples_other_distribution
+        self._samples_other = _samples_other(self._generation_kwargs)
         if self._probe is None:
             self._probe = self._first_probe(policy)
         save_weights(policy.whole_model(), self._folder)
@@ -223,6 +223,19 @@ class VllmEngine(GenerationEngine):
         if gap > self.arguments.max_gap:
             message = "the engine %s had other weights than the policy: their log-probs differ by %.3g nats per token"
             logger.warning(message, self.arguments.url, gap)
+        if self._samples_other:
+            cold = self.generate(
+                *(prompts, torch.ones_like(prompts)),
+                eos_token_ids=(),
+                generation_kwargs={**kwargs, "temperature": 0.5},
+                seed=0,
+                record_log_prob=True,
+            )
+            sampled, own = cold.behavior_log_prob, self.score(cold)
+            assert sampled is not None
+            if float(own.min()) < -SAME and float((sampled - own).abs().max()) <= SAME:
+                detail = "returns the log-probs of the model, not of the distribution that it samples from"
+                raise self._error(f"{detail} (generation_kwargs): start it with --logprobs-mode processed_logprobs")
         return probe
 
     def _check_weights(self, policy: Any) -> None:
@@ -255,17 +268,14 @@ class VllmEngine(GenerationEngine):
         of its episodes again.
 
         Raises:
-            EngineError: the mean gap exceeds `max_gap`, or the server returns log-probs of the wrong distribution.
+            EngineError: the mean gap exceeds `max_gap`.
         """
         theirs, ours = episodes.behavior_log_prob, log_prob
         assert theirs is not None
         if self._samples_other:
             chosen = torch.arange(min(N_SCORED, episodes.n_episodes), device=log_prob.device)
             tokens = episodes.token_index(chosen)
-            sampled, theirs, ours = theirs[tokens].cpu(), self.score(episodes.select(chosen)), ours[tokens]
-            if float((sampled - theirs).abs().max()) <= SAME:
-                detail = "returns the log-probs of the model, not of the distribution that it samples from"
-                raise self._error(f"{detail} (generation_kwargs): start it with --logprobs-mode processed_logprobs")
+            theirs, ours = self.score(episodes.select(chosen)), ours[tokens]
         theirs, ours = theirs.cpu(), ours.cpu()
         gap, limit = _mean_gap(ours, theirs), self.arguments.max_gap
         if not gap <= limit:
@@ -340,6 +350,16 @@ def _sampling(given: Mapping[str, Any], eos_token_ids: Sequence[int], max_new_to
         "ignore_eos": True,
         "stop": list(stop_strings_of(given)),
     }
+
+
+def _samples_other(given: Mapping[str, Any]) -> bool:
+    """Return whether arguments sample from another distribution than the model's own, for instance with a temperature.
+
+    Log-probs of greedy responses are those of the model.
+    """
+    request = _sampling(given, (0,), None)
+    own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "min_tokens": 0}
+    return bool(given.get("do_sample")) and any(request[key] != value for key, value in own.items())
 
 
 def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:

@@ -187,7 +187,7 @@ def test_stop_strings_end_responses_as_in_the_environment(serve, policy_of, tiny
     policy = policy_of(serve(), policy={"generation_kwargs": {**SAMPLING, "stop_strings": [letter]}})
     cut = generate(policy, n=20, eos_token_ids=(), tokenizer=tiny_tokenizer)
     rule = StopStrings((letter,), tiny_tokenizer)
-    assert cut.terminated.any()
+    assert cut.terminated.any() and gaps(policy, cut)["max_gap"] < 1e-5
     for row in range(20):
         expected = rule.n_tokens(free.response_ids[row].tolist())
         assert int(cut.lengths[row]) == (expected or 8) and bool(cut.terminated[row]) == (expected is not None)
