@@ -2,8 +2,9 @@
 
     benchmarks/.envs/trl-ppo     TRL 1.12
     benchmarks/.envs/trl-grpo    TRL 1.16
+    benchmarks/.envs/vllm        vLLM for processors, with its own torch
 
-Each gets the torch and transformers of the environment that runs the benchmark, so that libraries are compared, not
+TRL gets the torch and transformers of the environment that runs the benchmark, so that libraries are compared, not
 versions of torch.
 """
 
@@ -25,19 +26,23 @@ def same_version(package: str) -> str:
     return f"{package}=={version(package).split('+')[0]}"
 
 
-def python_of(name: str, requirements: tuple[str, ...]) -> str:
+def python_of(
+    name: str, requirements: tuple[str, ...], *, own_torch: bool = False, without: tuple[str, ...] = ()
+) -> str:
     """The interpreter of an environment that holds `requirements`, which is made if it is not there.
 
     Args:
         name: of its folder.
         requirements: for pip; torch and transformers are added. Without any, this very interpreter is returned.
+        own_torch: install the torch and transformers that the requirements ask for.
+        without: packages to remove afterwards.
 
     Raises:
         subprocess.CalledProcessError: venv or pip failed; what they said is on the screen.
     """
     if not requirements:
         return sys.executable
-    wanted = [*requirements, same_version("torch"), same_version("transformers")]
+    wanted = [*requirements, *(() if own_torch else map(same_version, ("torch", "transformers")))]
     folder = ENVIRONMENTS / name
     python = folder / "bin" / "python"
     receipt = folder / RECEIPT
@@ -47,5 +52,7 @@ def python_of(name: str, requirements: tuple[str, ...]) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
+    if without:
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *without], check=True)
     receipt.write_text(json.dumps(wanted))
     return str(python)

@@ -128,8 +128,52 @@ class OnPolicyArguments:
         return []
 
 
+CORRECTION_RANGES = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
+"""Default limits of the importance weights."""
+PROBABILITIES = "needs the probabilities of single samples: set do_sample: true and no beams"
+
+
+def is_greedy(policy_arguments: Mapping[str, Any]) -> bool:
+    """Return whether rollouts are not sampled token by token."""
+    generation_kwargs = policy_arguments.get("generation_kwargs") or {}
+    return not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
-class PPOArguments(OnPolicyArguments):
+class CorrectedArguments(OnPolicyArguments):
+    """Arguments of algorithms that can correct for tokens of another distribution.
+
+    Args:
+        importance_correction: weights for tokens that were sampled from another distribution than the trained one
+            (temperature, top-p, top-k, first token, an engine with other precision): `tis` limits them, `icepop` leaves
+            out tokens with a weight outside `correction_range`, `sequence_mask` responses whose geometric mean of the
+            weights is outside.
+        correction_range: lower and upper limit of the weights; default: 0 and 2 for `tis`, 0.5 and 5 for `icepop`, 0.5
+            and 2 for `sequence_mask`.
+    """
+
+    importance_correction: Literal["none", "tis", "icepop", "sequence_mask"] = "none"
+    correction_range: tuple[NonNegative, Positive] | None = None
+
+    @classmethod
+    def conflicts(
+        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
+    ) -> list[ConfigIssue]:
+        """Return errors for limits without a correction or without 1, and for a correction without probabilities."""
+        limits, corrects = values["correction_range"], values["importance_correction"] != "none"
+        issues = super().conflicts(values, given, policy_arguments)
+        if limits is not None and not corrects:
+            issues.append(ConfigIssue("correction_range", "has no effect without importance_correction"))
+        if limits is not None and not limits[0] <= 1 <= limits[1]:
+            message = f"must contain 1, the weight of tokens of the same policy; got {limits}"
+            issues.append(ConfigIssue("correction_range", message))
+        if corrects and is_greedy(policy_arguments):
+            issues.append(ConfigIssue("importance_correction", PROBABILITIES))
+        return issues
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArguments(CorrectedArguments):
     """Arguments of `ppo` (arXiv 1707.06347).
 
     Args:
@@ -216,7 +260,7 @@ class SAOArguments(PPOArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class A2CArguments(OnPolicyArguments):
+class A2CArguments(CorrectedArguments):
     """Arguments of `a2c` (arXiv 1602.01783).
 
     Args:

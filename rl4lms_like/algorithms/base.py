@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import (
+    CORRECTION_RANGES,
     CriticPretraining,
     OnPolicyArguments,
     combination_issues,
@@ -47,10 +48,6 @@ from rl4lms_like.rollouts.progress import UpdateProgress
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Distance from 1 above which the first probability ratio of an update causes a warning."""
-
-
-OFF_POLICY_LIMIT = 2.0
-"""Largest importance weight of an action of another policy."""
 
 
 class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
@@ -233,12 +230,19 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if self.loss_aggregation != "token_mean":
             lengths = minibatch.observations.lengths
             minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self._loss_norm))
-        behavior = minibatch.observations.behavior_log_prob
-        if self.is_off_policy and behavior is not None:
-            log_ratio, lengths = minibatch.old_log_prob - behavior, minibatch.observations.lengths
-            weights = correction_weights(log_ratio, lengths, "tis", 0.0, OFF_POLICY_LIMIT)
-            minibatch = minibatch._replace(weights=minibatch.weights * weights)
-        return minibatch
+        return self._corrected(minibatch)
+
+    def _corrected(self, minibatch: Minibatch) -> Minibatch:
+        """Return a minibatch with weights that correct for actions that were sampled from another distribution."""
+        behavior, lengths = minibatch.observations.behavior_log_prob, minibatch.observations.lengths
+        kind: Any = getattr(self.arguments, "importance_correction", "none")
+        if behavior is None or (kind == "none" and not self.is_off_policy):
+            return minibatch
+        kind = "tis" if kind == "none" else kind
+        limits = getattr(self.arguments, "correction_range", None) or CORRECTION_RANGES[kind]
+        correction = correction_weights(minibatch.old_log_prob - behavior, lengths, kind, *limits)
+        weights = action_weights(lengths, self.loss_aggregation, self._loss_norm, kept=correction > 0)
+        return minibatch._replace(weights=weights * correction)
 
     @property
     def _loss_norm(self) -> float:

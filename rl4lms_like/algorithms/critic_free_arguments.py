@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Interval
 
-from rl4lms_like.algorithms.arguments import OnPolicyArguments
+from rl4lms_like.algorithms.arguments import PROBABILITIES, CorrectedArguments, is_greedy
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.rollouts.kl import Placement
@@ -27,14 +27,12 @@ AboveZero = Annotated[float, Interval(gt=0, le=1)]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 EPS = 1e-4
 """Added to standard deviations of rewards."""
-CORRECTION_RANGES = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
-"""Default limits of the importance weights."""
 _OF_REWARDS = ("dynamic_sampling", "overlong_buffer")
 """Arguments that use the rewards, if they are not null."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticFreeArguments(OnPolicyArguments):
+class CriticFreeArguments(CorrectedArguments):
     """Arguments of the algorithms without a critic; each id has other defaults.
 
     Args:
@@ -68,11 +66,6 @@ class CriticFreeArguments(OnPolicyArguments):
             full, at most this many times its tokens (DAPO, arXiv 2503.14476, uses 10). null keeps all groups.
         overlong_buffer: fraction of the longest possible response over which a penalty for long responses grows from 0
             to 1; null has no penalty. Groups are left out by their rewards without it.
-        importance_correction: weights for tokens that were sampled from another distribution than the trained one
-            (temperature, top-p, top-k, first token): `tis` limits them, `icepop` leaves out tokens with a weight
-            outside `correction_range`, `sequence_mask` responses whose geometric mean of the weights is outside.
-        correction_range: lower and upper limit of the weights; default: 0 and 2 for `tis`, 0.5 and 5 for `icepop`, 0.5
-            and 2 for `sequence_mask`.
         first_token_temperature: temperature of the first token of a response, for more different responses (FIRE
             sampling, arXiv 2410.21236, uses 10); default: that of `generation_kwargs`.
         reference_update_iterations: number of iterations between two updates of the reference model of the KL penalty
@@ -108,8 +101,6 @@ class CriticFreeArguments(OnPolicyArguments):
     loss_aggregation: Aggregation = "seq_mean_token_mean"
     dynamic_sampling: Count | None = None
     overlong_buffer: AboveZero | None = None
-    importance_correction: Literal["none", "tis", "icepop", "sequence_mask"] = "none"
-    correction_range: tuple[NonNegative, Positive] | None = None
     first_token_temperature: Positive | None = None
     reference_update_iterations: Count | None = None
     reference_mixing: AboveZero = 1.0
@@ -186,14 +177,10 @@ class CriticFreeArguments(OnPolicyArguments):
             policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
         """
         size, baseline, scale, surrogate = (values[key] for key in ("group_size", "baseline", "scale", "surrogate"))
-        limits, corrects = values["correction_range"], values["importance_correction"] != "none"
-        generation_kwargs = policy_arguments.get("generation_kwargs") or {}
         updates_reference = values["reference_update_iterations"] is not None
-        is_greedy = not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1)
         learns_reward = values["task_reward"]
         unused = "has no effect with task_reward: false, where rewards are only logged"
         other = f"has no effect with surrogate: {surrogate}"
-        probabilities = "needs the probabilities of single samples: set do_sample: true and no beams"
         wrong = (
             (
                 "group_size",
@@ -236,12 +223,6 @@ class CriticFreeArguments(OnPolicyArguments):
                 surrogate == "cpgd" and values["clip_range"] >= 1,
                 "must be below 1 with surrogate: cpgd, which takes the log of 1 - clip_range",
             ),
-            ("correction_range", limits is not None and not corrects, "has no effect without importance_correction"),
-            (
-                "correction_range",
-                limits is not None and not limits[0] <= 1 <= limits[1],
-                f"must contain 1, the weight of tokens of the same policy; got {limits}",
-            ),
             (
                 "reference_update_iterations",
                 updates_reference and policy_arguments.get("peft") is not None,
@@ -257,10 +238,14 @@ class CriticFreeArguments(OnPolicyArguments):
                 given.get("reference_mixing") is not None and not updates_reference,
                 "has no effect without reference_update_iterations",
             ),
-            ("importance_correction", corrects and is_greedy, probabilities),
-            ("first_token_temperature", values["first_token_temperature"] is not None and is_greedy, probabilities),
+            (
+                "first_token_temperature",
+                values["first_token_temperature"] is not None and is_greedy(policy_arguments),
+                PROBABILITIES,
+            ),
         )
-        return [ConfigIssue(key, message) for key, is_wrong, message in wrong if is_wrong]
+        issues = [ConfigIssue(key, message) for key, is_wrong, message in wrong if is_wrong]
+        return issues + super().conflicts(values, given, policy_arguments)
 
 
 @dataclass(frozen=True, kw_only=True)

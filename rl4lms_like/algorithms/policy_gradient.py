@@ -18,7 +18,7 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core import losses
 from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, whitened
 from rl4lms_like.core.errors import RewardError
-from rl4lms_like.core.objective import Objective, action_weights
+from rl4lms_like.core.objective import Objective
 from rl4lms_like.policies.teacher_forcing import ActionScores
 from rl4lms_like.rollouts.buffer import Minibatch
 from rl4lms_like.rollouts.kl import EXACT
@@ -142,17 +142,6 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
             estimator: Any = controller.estimator
             kl = losses.kl_estimate(scores.log_prob, minibatch.ref_log_prob, estimator)
         return controller.coeff * kl
-
-    def _prepared(self, minibatch: Minibatch) -> Minibatch:
-        minibatch = super()._prepared(minibatch)
-        kind, behavior = self.arguments.importance_correction, minibatch.observations.behavior_log_prob
-        if kind == "none" or behavior is None:
-            return minibatch
-        lengths = minibatch.observations.lengths
-        limits = self.arguments.correction_range or arguments_of.CORRECTION_RANGES[kind]
-        correction = losses.correction_weights(minibatch.old_log_prob - behavior, lengths, kind, *limits)
-        weights = action_weights(lengths, self.loss_aggregation, self._loss_norm, kept=correction > 0)
-        return minibatch._replace(weights=weights * correction)
 
 
 def _check_binary(rewards: Tensor) -> None:

@@ -9,6 +9,7 @@ RL4LMsLikeError
 ├── ModelError              a model or tokenizer cannot be loaded or used
 │   ├── OutOfMemoryError    names the part of the run that ran out of memory
 │   └── ParityError         teacher-forced log-probs differ from the ones `generate` samples with
+├── EngineError             an external generation engine failed, or has other weights than the policy; names its URL
 └── ComponentError          a user's component failed; names it, chained from the original exception
     ├── DataPoolError
     ├── RewardError
@@ -134,6 +135,10 @@ class OutOfMemoryError(ModelError):
 
 class ParityError(ModelError):
     """The policy's teacher-forced log-probs differ from the ones that its `generate` samples with."""
+
+
+class EngineError(RL4LMsLikeError):
+    """An external generation engine failed, or has other weights than the policy. The message names its URL."""
 
 
 class ComponentError(RL4LMsLikeError):

@@ -14,12 +14,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Whole
 from rl4lms_like.core.schema import check_arguments, check_value, join
 from rl4lms_like.core.wording import shown
+from rl4lms_like.engines import ENGINES
 
 Arguments = TypeVar("Arguments", bound="PolicyArguments")
+
+OWN_ENGINE = "transformers"
+"""Id of the engine that is the policy's own model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,8 @@ class PolicyArguments:
         apply_model_parallel: key of RL4LMs' configs without an effect.
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
             transformers uses 50. `top_k: 0` samples from the distribution that is trained.
+        engine: id and args of what generates the responses of rollouts and evaluations: `transformers`, the policy's
+            own model; `vllm`, a server with the policy's weights; or a user's engine.
         prompt_truncation_side: side on which long prompts are truncated in evaluations. Rollouts use the key of this
             name in `env.args`.
         critic: `separate`: a second network that starts from the same weights. `shared`: a value head on the policy's
@@ -68,6 +74,7 @@ class PolicyArguments:
     weight_decay: NonNegative = 1e-6
     apply_model_parallel: bool = True
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=lambda: {"id": "transformers"})
     prompt_truncation_side: Literal["left", "right"] = "left"
     critic: Literal["separate", "shared", "none"] = "separate"
     critic_model: str | None = None
@@ -153,6 +160,44 @@ def mask_issues(arguments: Mapping[str, Any], path: str = "") -> list[ConfigIssu
             message = "generates several tokens per step, but masks are computed token by token: remove it"
             issues.append(ConfigIssue(join(path, f"generation_kwargs.{key}"), message))
     return issues
+
+
+def engine_issues(arguments: Mapping[str, Any], *, is_causal: bool, path: str = "") -> list[ConfigIssue]:
+    """Return the errors in the combination of an engine with a policy and its `generation_kwargs`.
+
+    Args:
+        arguments: fields of `PolicyArguments` or `MaskablePolicyArguments`, each of the right type.
+        is_causal: True for policies of decoder-only models.
+        path: their path in the config.
+    """
+    engine, path_of_id = arguments.get("engine", {"id": OWN_ENGINE}), join(path, "engine.id")
+    if not isinstance(engine, Mapping) or not isinstance(engine.get("id"), str) or set(engine) - {"id", "args"}:
+        return [ConfigIssue(join(path, "engine"), f"expected a mapping with id and args; got {shown(engine)}")]
+    if engine["id"] == OWN_ENGINE:
+        return []
+    issues = []
+    if not is_causal:
+        message = f"{engine['id']} generates with decoder-only models only; use {OWN_ENGINE}"
+        issues.append(ConfigIssue(path_of_id, message))
+    if "top_mask" in arguments:
+        message = f"{engine['id']} cannot restrict tokens to those of a mask model; use {OWN_ENGINE}"
+        issues.append(ConfigIssue(path_of_id, message))
+    if arguments.get("model_name") == (engine.get("args") or {}).get("weights_dir"):
+        message = "is the folder of the model, which would be overwritten; give another one"
+        issues.append(ConfigIssue(join(path, "engine.args.weights_dir"), message))
+    kwargs = arguments.get("generation_kwargs") or {}
+    return issues + unsupported_generation(engine["id"], kwargs, join(path, "generation_kwargs"))
+
+
+def unsupported_generation(engine: str, generation_kwargs: Mapping[str, Any], path: str) -> list[ConfigIssue]:
+    """Return an error for each argument of `generate` at a path of the config that an engine does not support."""
+    try:
+        target: Any = ENGINES.signature(engine)
+    except (ConfigError, MissingExtraError):  # reported where its `args` are bound, or where it is built
+        return []
+    unsupported = getattr(getattr(target, "arguments_class", target), "unsupported", None)
+    message = f"is not supported by the engine {engine}; remove it, or use engine: {{id: {OWN_ENGINE}}}"
+    return [ConfigIssue(join(path, key), message) for key in (unsupported(generation_kwargs) if unsupported else ())]
 
 
 GENERATION_TYPES: dict[str, Any] = {

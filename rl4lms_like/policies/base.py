@@ -26,9 +26,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.core.token_scores import vocabulary_kl
-from rl4lms_like.policies.arguments import PolicyArguments, samples_other_distribution
+from rl4lms_like.engines import ENGINES
+from rl4lms_like.engines.base import GenerationEngine
+from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments, engine_issues, samples_other_distribution
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import (
     freeze,
@@ -37,6 +39,7 @@ from rl4lms_like.policies.loading import (
     save_language_model,
     save_value_head,
 )
+from rl4lms_like.policies.lora import has_lora, merged
 from rl4lms_like.policies.parity import (
     check_parity,
     check_sharing,
@@ -67,6 +70,8 @@ class LMActorCriticPolicy(BasePolicy):
     """
 
     _updates_reference = False
+    external_engine: GenerationEngine | None = None
+    """Engine with its own copy of the weights; None if the policy's own model generates."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments
@@ -114,6 +119,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _load(self, use_reference: bool) -> None:
         options = self.arguments
+        self.external_engine = self._build_engine()
         networks = load_networks(self.auto_class, options, use_reference=use_reference)
         self.policy_model: PreTrainedModel = networks.policy
         self.value_model: PreTrainedModel | None = networks.critic
@@ -130,6 +136,21 @@ class LMActorCriticPolicy(BasePolicy):
             prompt_truncation_side=options.prompt_truncation_side,
             bfloat16=options.dtype == "bfloat16",
         )
+
+    def _build_engine(self) -> GenerationEngine | None:
+        """Return the external engine of the arguments, before a model is loaded; None for the policy's own model."""
+        issues = engine_issues(asdict(self.arguments), is_causal=self.auto_class is AutoModelForCausalLM)
+        if issues:
+            raise ConfigError(issues, "the policy's arguments")
+        if self.arguments.engine["id"] == OWN_ENGINE:
+            return None
+        engine: GenerationEngine = ENGINES.get(self.arguments.engine["id"], self.arguments.engine.get("args"))
+        return engine
+
+    @property
+    def engine(self) -> GenerationEngine:
+        """The engine that generates the responses of rollouts and evaluations."""
+        return self.generator if self.external_engine is None else self.external_engine
 
     def _check_vocabulary(self) -> None:
         assert isinstance(self.action_space, spaces.Discrete)
@@ -239,6 +260,8 @@ class LMActorCriticPolicy(BasePolicy):
         self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
         if self.ref_model is not None:
             self.ref_model.eval()
+        if mode:
+            self.engine.rest()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         bfloat16 = self.arguments.dtype == "bfloat16"
@@ -258,8 +281,13 @@ class LMActorCriticPolicy(BasePolicy):
         seed: int | None = None,
         **sampling: Any,
     ) -> EpisodeBatch:
-        """Generate one response per prompt; see `TextGenerator.generate`."""
-        return self.generator.generate(
+        """Generate one response per prompt with the policy's engine; see `GenerationEngine.generate`.
+
+        Returns:
+            The finished episodes, on the policy's device.
+        """
+        self.engine.update(self)
+        episodes = self.engine.generate(
             prompt_ids,
             prompt_mask,
             eos_token_ids=eos_token_ids,
@@ -268,6 +296,7 @@ class LMActorCriticPolicy(BasePolicy):
             seed=seed,
             **sampling,
         )
+        return episodes.to(self.device)
 
     @property
     def samples_other_distribution(self) -> bool:
@@ -436,6 +465,10 @@ class LMActorCriticPolicy(BasePolicy):
             mine.copy_(theirs) if fraction == 1.0 else mine.lerp_(theirs, fraction)
 
     # --- saving -------------------------------------------------------------------------------------------------
+
+    def whole_model(self) -> PreTrainedModel:
+        """Return the language model with merged adapters; without adapters, the model itself."""
+        return merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
 
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """Save the language model and the tokenizer so that `AutoModel*.from_pretrained(folder)` loads them.

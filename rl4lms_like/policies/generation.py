@@ -40,11 +40,10 @@ from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
+from rl4lms_like.engines.arguments import generate_arguments
+from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
-
-DEFAULT_LENGTH = 20
-"""transformers' default length; for seq2seq models it includes the decoder's start token."""
 
 
 @contextmanager
@@ -71,43 +70,6 @@ def pad_token_id(model_config: PretrainedConfig) -> int:
         if token is not None:
             return int(token)
     return 0
-
-
-def generate_arguments(
-    generation_kwargs: Mapping[str, Any],
-    *,
-    max_new_tokens: int | None,
-    eos_token_ids: Sequence[int],
-    is_encoder_decoder: bool,
-) -> dict[str, Any]:
-    """Return the keyword arguments of one `generate` call.
-
-    `min_length` has RL4LMs' meaning: new tokens for a causal model, decoder tokens including the start token for a
-    seq2seq model.
-
-    Args:
-        generation_kwargs: arguments from the config.
-        max_new_tokens: the environment's limit; the smaller of the two limits applies.
-        eos_token_ids: tokens that end a response; may be empty.
-        is_encoder_decoder: True for seq2seq models.
-    """
-    arguments = {key: value for key, value in generation_kwargs.items() if key != "post_processing_fn"}
-    asked = arguments.pop("max_new_tokens", None)
-    max_length = arguments.pop("max_length", None)
-    if asked is None:
-        length = DEFAULT_LENGTH if max_length is None else max_length
-        asked = length - 1 if is_encoder_decoder else length
-    arguments["max_new_tokens"] = asked if max_new_tokens is None else min(asked, max_new_tokens)
-    min_length = arguments.pop("min_length", None)
-    if min_length is not None:
-        arguments["min_new_tokens"] = min_length - 1 if is_encoder_decoder else min_length
-    if arguments.get("min_new_tokens", 0) > arguments["max_new_tokens"]:
-        arguments["min_new_tokens"] = arguments["max_new_tokens"]
-    if not arguments.get("min_new_tokens") or not eos_token_ids:
-        arguments.pop("min_new_tokens", None)
-    arguments["eos_token_id"] = list(eos_token_ids) or None
-    arguments.pop(STOP_STRINGS, None)
-    return arguments
 
 
 class StopCriterion(StoppingCriteria):
@@ -294,7 +256,7 @@ def separate_warpers(
     return {**given, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eta_cutoff": 0.0}, processors
 
 
-class TextGenerator:
+class TextGenerator(GenerationEngine):
     """Text generator of a language model; dropout is off during generation.
 
     Args:

@@ -3,50 +3,25 @@
     POST url   {"prompts": [n], "responses": [n], "references": [n][], "meta_infos": [n]}
     200        {"rewards": [n]}
 
-    connection error, timeout, cut off, 429, 5xx     retried after 1, 2, 4 ... back-offs, or as `Retry-After` says
-    anything else                                    an error with URL, status and the first characters of the answer
-
-Headers with secrets are read from the environment. They never appear in a config, an error or a pickle.
+`core.http_client` describes retries, errors and headers with secrets.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import re
 import sys
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from typing import Any
 
+from rl4lms_like.core.event_loop import EventLoop, gathered
+from rl4lms_like.core.http_client import HttpClient, RemoteError
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
-from rl4lms_like.rewards.event_loop import EventLoop, gathered
 from rl4lms_like.rewards.text import TextReward
 from rl4lms_like.scoring.score import Texts
 
-if TYPE_CHECKING:
-    import httpx2
-
-_EXCERPT = 200
 _LARGEST = sys.float_info.max
-_MAX_REDIRECTS = 3
-
-
-class RemoteError(ValueError):
-    """Error of a server that did not return usable rewards."""
-
-
-class _Passing(Exception):  # noqa: N818  (internal: leads to a retry)
-    """Temporary failure: the server is busy, unreachable or slow."""
-
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
 
 
 @dataclass(eq=False, repr=False)
@@ -79,11 +54,11 @@ class HttpReward(TextReward):
     max_connections: Count = 4
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
         self._loop = EventLoop("http reward")
-        self._client: httpx2.AsyncClient | None = None
-        self._client_loop: asyncio.AbstractEventLoop | None = None
-        secret_headers(self.headers_from_env)
+        own = ("batch_size",)
+        self._client = HttpClient(
+            **{field.name: getattr(self, field.name) for field in fields(self) if field.name not in own}
+        )
 
     def scores(self, texts: Texts) -> list[float]:
         """Return the server's rewards, in the order of the texts."""
@@ -99,166 +74,17 @@ class HttpReward(TextReward):
             body = json.dumps(batch, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise RemoteError(f"the samples' meta_data cannot be sent as JSON: {error}") from error
-        content = await self._answer(body)
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise self._error("answered 200 with invalid JSON", content) from error
+        content = await self._client.answer(body)
+        answer = self._client.decoded(content)
         rewards = answer.get("rewards") if isinstance(answer, dict) else None
         if not isinstance(rewards, list):
-            raise self._error('answered 200 without a list under "rewards"', content)
+            raise self._client.error('answered 200 without a list under "rewards"', content)
         if len(rewards) != len(batch["responses"]):
-            raise self._error(f"answered 200 with {len(rewards)} rewards for {len(batch['responses'])} texts", content)
+            raise self._client.error(
+                f"answered 200 with {len(rewards)} rewards for {len(batch['responses'])} texts", content
+            )
         for place, reward in enumerate(rewards):
             if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:
-                detail = self._without_secrets(repr(reward))[:60]
-                raise self._error(f"answered 200 with {detail} as reward {place}; expected a number", content)
+                detail = self._client.without_secrets(repr(reward))[:60]
+                raise self._client.error(f"answered 200 with {detail} as reward {place}; expected a number", content)
         return [float(reward) for reward in rewards]
-
-    async def _answer(self, body: bytes) -> bytes:
-        """Send a request, with retries after temporary failures, and return the body of the answer."""
-        for attempt in range(self.retries + 1):
-            try:
-                return await asyncio.wait_for(self._request(body), self.timeout_s)
-            except asyncio.TimeoutError:
-                passing, asked = f"did not answer within {self.timeout_s:g} s", None
-            except _Passing as error:
-                passing, asked = str(error), error.wait_s
-            if asked is not None and asked > self.max_wait_s:
-                raise self._error(f"{passing}; it asks to wait {asked:g} s (max_wait_s)")
-            if attempt == self.retries:
-                raise self._error(f"{passing}; attempts: {attempt + 1}")
-            await _pause(min(self.backoff_s * 2**attempt, self.max_wait_s) if asked is None else asked)
-        raise AssertionError("unreachable")
-
-    async def _request(self, body: bytes) -> bytes:
-        import httpx2
-
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
-        headers |= secret_headers(self.headers_from_env)
-        url = self.url
-        try:
-            for _ in range(_MAX_REDIRECTS + 1):
-                async with self._connected().stream("POST", url, content=body, headers=headers) as response:
-                    content = await self._content(response)
-                    if response.status_code in (307, 308) and "location" in response.headers:
-                        url = self._redirected(url, response.headers["location"], response.status_code)
-                        continue
-                    return self._checked(response, content)
-        except httpx2.TransportError as error:
-            raise _Passing(f"could not be reached: {type(error).__name__}: {error}") from error
-        except httpx2.RequestError as error:
-            raise self._error(f"did not return a valid answer: {type(error).__name__}: {error}") from None
-        raise self._error(f"redirects more than {_MAX_REDIRECTS} times")
-
-    async def _content(self, response: httpx2.Response) -> bytes:
-        """Return the raw body up to `max_response_bytes`; a compressed body could expand without limit."""
-        content = bytearray()
-        async for piece in response.aiter_raw():
-            content += piece
-            if len(content) > self.max_response_bytes:
-                detail = f"answered {response.status_code} with more than {self.max_response_bytes} bytes"
-                raise self._error(f"{detail} (max_response_bytes)", bytes(content))
-        return bytes(content)
-
-    def _checked(self, response: httpx2.Response, content: bytes) -> bytes:
-        status, headers = response.status_code, response.headers
-        if status == 429 or status >= 500:
-            raise _Passing(f"answered {status}: {self._excerpt(content)}", _retry_after(headers.get("retry-after")))
-        if 300 <= status < 400:
-            where = _without_query(headers.get("location", "nowhere"))
-            raise self._error(f"answered {status}, a redirect to {where}, which is not followed", content)
-        if status != 200:
-            raise self._error(f"answered {status}", content)
-        if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
-            raise self._error(f"answered 200 in the encoding {encoding!r}, which was not asked for")
-        return content
-
-    def _redirected(self, url: str, location: str, status: int) -> str:
-        """Return the target of a redirect to the same server; any other target is an error."""
-        target = urljoin(url, location)
-        if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
-            where = _without_query(target)
-            raise self._error(f"answered {status}, a redirect to {where}; other servers are not followed")
-        return target
-
-    def _connected(self) -> httpx2.AsyncClient:
-        """Return the client of the running loop, without its own timeout: `timeout_s` limits the whole request."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._client_loop is not loop:
-            import httpx2
-
-            limits = httpx2.Limits(max_connections=self.max_connections)
-            self._client = httpx2.AsyncClient(timeout=None, limits=limits, follow_redirects=False)
-            self._client_loop = loop
-        return self._client
-
-    def _error(self, what: str, content: bytes | None = None) -> RemoteError:
-        """Return an error that names the server; secrets are masked, also in text quoted from the server."""
-        detail = self._without_secrets(f"{_without_query(self.url)} {what}")
-        return RemoteError(detail if content is None else f"{detail}: {self._excerpt(content)}")
-
-    def _excerpt(self, content: bytes) -> str:
-        text = self._without_secrets(content.decode(errors="replace"))
-        return repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...")
-
-    def _without_secrets(self, text: str) -> str:
-        """Mask secrets that the server may echo; case is ignored because `httpx2` lower-cases host names."""
-        for value in secret_headers(self.headers_from_env).values():
-            for secret in sorted({value, *value.split()}, key=len, reverse=True):
-                text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE) if len(secret) > 3 else text
-        return text
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the connections, which cannot be pickled."""
-        return self.__dict__ | {"_client": None, "_client_loop": None}
-
-
-async def _pause(seconds: float) -> None:
-    await asyncio.sleep(seconds)
-
-
-def secret_headers(headers_from_env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the headers with their values from the environment.
-
-    Raises:
-        ValueError: a variable is not set, or its value is not valid in a header. The message does not show the value.
-    """
-    headers = {}
-    for header, variable in (headers_from_env or {}).items():
-        value = os.environ.get(variable, "").strip()
-        if not value:
-            raise ValueError(f"headers_from_env: {variable}, for the header {header}, is not set in the environment")
-        if not (value.isascii() and value.isprintable()):
-            raise ValueError(f"headers_from_env: the value of {variable} cannot be a header: it is not printable ASCII")
-        headers[header] = value
-    return headers
-
-
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"url: expected http://... or https://..., got {_without_query(url)!r}")
-    _ = parts.port  # raises a ValueError if the port is invalid
-    if parts.username or parts.password:
-        raise ValueError(
-            "url: contains a name or password; use a header instead, headers_from_env: {Authorization: MY_VARIABLE}"
-        )
-
-
-def _without_query(url: str) -> str:
-    """Return the URL without the parts that may be secret: user name, password, query and fragment."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _retry_after(header: str | None) -> float | None:
-    """Return the seconds given by a `Retry-After` header (seconds or a date), or None if it is neither."""
-    if header is None:
-        return None
-    if header.strip().isdecimal():
-        return float(header)
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None

@@ -209,6 +209,10 @@ class RolloutCollector:
         info = rollout_info(generated, parts, kl_rewards if self.policy.has_reference else None)
         if not self.policy.has_critic:
             del info["rollout_info/values"], info["rollout_info/values_std"]
+        if self.policy.external_engine is not None and self.replay is None:
+            assert buffer.episodes is not None
+            gaps = self.policy.external_engine.gaps(buffer.episodes, buffer.log_probs)
+            info |= {f"rollout_info/engine/{name}": value for name, value in gaps.items()}
         coeff = self.kl.coeff
         if adapt_kl:
             kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
@@ -286,7 +290,8 @@ class RolloutCollector:
         """Return further arguments of `generate`; none if the policy's own distribution is sampled to its end."""
         stopping = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         first = self.first_token_temperature
-        if first is None and not self.record_log_prob and not self.policy.samples_other_distribution:
+        is_own = self.policy.external_engine is None and not self.policy.samples_other_distribution
+        if first is None and not self.record_log_prob and is_own:
             return stopping
         return {"record_log_prob": True, "first_token_temperature": first, **stopping}
 

@@ -116,8 +116,9 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
 @pytest.mark.parametrize(
     ("log_ratio", "weight"), [(-math.log(2), 0.5), (math.log(8), 2.0)], ids=["within", "at the limit"]
 )
+@pytest.mark.parametrize("correction", [{}, {"importance_correction": "tis"}], ids=["replayed", "by argument"])
 def test_actions_of_another_policy_are_weighted_in_its_loss(
-    algorithm, log_ratio, weight, tiny_gpt2_dir, tiny_tokenizer
+    algorithm, log_ratio, weight, correction, tiny_gpt2_dir, tiny_tokenizer
 ):
     """`log_ratio` is the log of pi / mu; with such a constant, the whole gradient is scaled."""
     changes, parts = [], []
@@ -125,7 +126,7 @@ def test_actions_of_another_policy_are_weighted_in_its_loss(
         built = build(
             algorithm, tiny_gpt2_dir, tiny_tokenizer, micro_batch_size=30, vf_coef=0.0, max_grad_norm=None,
             policy_kwargs={"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}, "value_head_init": "default"},
-            **({"n_epochs": 1, "batch_size": 4000} if algorithm is PPO else {}),
+            **({"n_epochs": 1, "batch_size": 4000} if algorithm is PPO else {}), **correction,
         )  # fmt: skip
         if expected == 1:
             built.collector.on_rollout = lambda generated, is_critic: parts.extend(generated)
@@ -137,7 +138,7 @@ def test_actions_of_another_policy_are_weighted_in_its_loss(
                 for part in parts
             ]
             built.collector.replay = lambda is_critic, stored=weighted: stored
-            built.is_off_policy = True
+            built.is_off_policy = not correction
         before = parameters(built)
         built.learn_iteration(0, 1)
         changes.append(parameters(built) - before)

@@ -227,7 +227,9 @@ def test_the_commands_exist_and_take_these_options(page, monkeypatch):
             else:
                 assert rest == [], words
         else:
-            assert words[0] in {"pip", "docker", "tensorboard", "wandb"}, f"{page}: nothing checks {words}"
+            assert words[0] in {"pip", "docker", "tensorboard", "wandb", "export", "vllm"}, (
+                f"{page}: nothing checks {words}"
+            )
 
 
 def test_files_and_ids_that_commands_name_are_there():

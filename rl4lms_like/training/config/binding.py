@@ -5,6 +5,7 @@
     datapool.sampler           SAMPLERS, in RL runs
     train_evaluation.metrics   METRICS
     alg, alg.policy            ALGORITHMS, POLICIES
+    alg.policy.args.engine     ENGINES
     post_processing_fn         POST_PROCESSORS, in supervised runs
 
 Arguments with the type of a reward are components too and are bound in the same way, at any depth. So is the
@@ -53,6 +54,7 @@ from rl4lms_like.core.schema import (
 )
 from rl4lms_like.core.wording import raised
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
+from rl4lms_like.engines import ENGINES
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES
@@ -73,12 +75,16 @@ REGISTRIES: dict[str, Registry] = {
     "metrics": METRICS,
     "post_processors": POST_PROCESSORS,
     "policies": POLICIES,
+    "engines": ENGINES,
     "algorithms": ALGORITHMS,
 }
 """Registries by their name on the command line."""
 
 POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
 """Config path of the post-processor of a supervised run's texts."""
+
+ENGINE = "alg.policy.args.engine"
+"""Config path of the generation engine."""
 
 GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs")
 """Config paths of arguments for transformers' `generate`; the last is for supervised runs."""
@@ -151,6 +157,9 @@ def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
     for path, block, registry in places:
         if isinstance(block, dict):
             yield Slot(path, block, registry)
+    engine = at(blocks, ENGINE)  # after the arguments of the policy, which contain it, have been replaced
+    if run_kind(blocks) == "on_policy" and isinstance(engine, dict):
+        yield Slot(ENGINE, engine, ENGINES)
 
 
 def targets(blocks: dict[str, Any]) -> dict[str, Any]:

@@ -41,11 +41,19 @@ from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.arguments import MaskablePolicyArguments, lora_issues, mask_issues
+from rl4lms_like.policies.arguments import (
+    OWN_ENGINE,
+    MaskablePolicyArguments,
+    engine_issues,
+    lora_issues,
+    mask_issues,
+    unsupported_generation,
+)
 from rl4lms_like.training.config.binding import GENERATION, POST_PROCESSING, targets
 from rl4lms_like.training.small_models.embedded import NAMES, TINY_MODEL, is_embedded, unknown_embedded_model
 
 PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"
+EVALUATION = "train_evaluation.generation_kwargs"
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
 
@@ -301,6 +309,31 @@ def _second_derivatives(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
         yield from (issue.below(POLICY) for issue in without_second_derivatives(args))
 
 
+def _engine(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check that the generation engine supports the policy and the sampling of rollouts and evaluations."""
+    args = at(blocks, POLICY)
+    if not isinstance(args, Mapping) or "alg.policy" not in targets(blocks):
+        return
+    found = engine_issues(args, is_causal="seq2seq" not in str(at(blocks, "alg.policy.id")), path=POLICY)
+    yield from found
+    id = at(blocks, f"{POLICY}.engine.id")
+    if id in (None, OWN_ENGINE) or any(issue.path == f"{POLICY}.engine" for issue in found):
+        return
+    if isinstance(kwargs := at(blocks, EVALUATION), Mapping):
+        yield from unsupported_generation(id, kwargs, EVALUATION)
+    if at(blocks, "alg.args.first_token_temperature") is not None:
+        text = f"is not supported by the engine {id}; remove it, or use engine: {{id: {OWN_ENGINE}}}"
+        yield ConfigIssue("alg.args.first_token_temperature", text)
+    target = targets(blocks).get(f"{POLICY}.engine")
+    try:
+        if isinstance(target, type) and not any(issue.path.startswith(f"{POLICY}.engine.args") for issue in found):
+            target(**(at(blocks, f"{POLICY}.engine.args") or {}))
+    except ValueError as error:
+        yield ConfigIssue(f"{POLICY}.engine.args", str(error))
+    except TypeError:  # a missing or unknown argument, reported where `args` are bound
+        return
+
+
 def _is_kind(target: Any, kind: type) -> bool:
     """Return whether the target of a component's `args` is a class of this kind."""
     return isinstance(target, type) and issubclass(target, kind)
@@ -366,6 +399,7 @@ CROSS_CHECKS = (
     _groups,
     _masks,
     _second_derivatives,
+    _engine,
 )
 """Checks of a bound mapping, in the order in which they run."""
 

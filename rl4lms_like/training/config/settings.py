@@ -23,12 +23,13 @@ from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import stop_strings_of
+from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.base import make_optimizer
-from rl4lms_like.policies.generation import NO_PROMPT, generate_arguments, unknown_generation_arguments
+from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.rollouts.supported import unsupported_with

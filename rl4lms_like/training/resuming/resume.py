@@ -86,6 +86,8 @@ MAY_CHANGE = (
     "train_evaluation.save_rollouts",
     "env.reward_workers",
     "env.reward_timeout",
+    *(f"alg.policy.args.engine.args.{key}" for key in ("url", "weights_dir", "timeout", "retries", "backoff")),
+    *(f"alg.policy.args.engine.args.{key}" for key in ("max_gap", "sleep", "max_connections", "headers_from_env")),
     "alg.args.verbose",
     "alg.args.tensorboard_log",
     "alg.training_args.max_steps",

@@ -17,8 +17,9 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.policies.generation import TextGenerator, generate_arguments, seeded, unknown_generation_arguments
+from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
 from rl4lms_like.training.assemble import (

@@ -381,6 +381,7 @@ POLICY: dict[str, Row | Silent] = {
     "weight_decay": Row(0.5),
     "apply_model_parallel": Silent("without an effect"),
     "generation_kwargs": Row({"do_sample": True, "top_k": 1, "max_new_tokens": 6}, see.texts),
+    "engine": Row({"id": "tests.engines.constant:Constant", "args": {"token": 7}}, see.texts),
     "prompt_truncation_side": Row("right", see.cut_prompts, {"env.args.max_prompt_length": 3}),
     "critic": Row("shared", lambda made: made.policy.value_model is None),
     "critic_model": Row(f"{FOLDERS}/gpt2_other"),
@@ -475,6 +476,10 @@ _LONG = {
 _EPOCHS = {"alg.args.n_epochs": 2}
 _SMALL_CLIP = {**_EPOCHS, "alg.args.clip_range": 1e-4}
 _COOL = {"alg.policy.args.generation_kwargs.temperature": 0.5}
+_CORRECTION = {
+    "importance_correction": Row("icepop", others=_COOL),
+    "correction_range": Row([0.99, 1.01], others={**_COOL, "alg.args.importance_correction": "tis"}),
+}
 _MIXED = {"reward_fn": {"id": "regex", "args": {"pattern": "[a-e]"}}}
 _LONG_STEP = {"alg.args.target_kl": 100.0, "alg.args.cg_max_steps": 15, **_HEAD}
 
@@ -498,6 +503,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "target_kl": Row(1e-9),
             "length_sorted_minibatches": Row(True, lambda made: made.algorithm.rollout_buffer.sort_by_length),
             "loss_aggregation": Row("seq_mean_token_mean", see.weights, _LONG),
+            **_CORRECTION,
         },
     ),
     "grpo": (
@@ -520,8 +526,6 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "loss_aggregation": Row("token_mean", see.weights, _LONG),
             "dynamic_sampling": Row(2, see.logged("rollout_info/groups_kept_share"), _MIXED),
             "overlong_buffer": Row(1.0),
-            "importance_correction": Row("icepop", others=_COOL),
-            "correction_range": Row([0.99, 1.01], others={**_COOL, "alg.args.importance_correction": "tis"}),
             "first_token_temperature": Row(10.0, see.texts),
             "reference_update_iterations": Row(1, see.weights_of_two),
             "reference_mixing": Row(0.1, see.weights_of_two, {"alg.args.reference_update_iterations": 1}),

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from rl4lms_like.rewards.event_loop import EventLoop, gathered
+from rl4lms_like.core.event_loop import EventLoop, gathered
 
 
 async def work_that_forgets_to_be_cancelled() -> None:

@@ -1,7 +1,7 @@
-"""Event loop in a background thread, for rewards that wait for servers or for async functions.
+"""Event loop in a background thread, for components that wait for servers or for async functions.
 
     caller's thread                 background thread
-    run(work)  ── coroutine ──>     awaits it; the loop exists as long as the reward
+    run(work)  ── coroutine ──>     awaits it; the loop exists as long as the component
                <── result ─────     an interrupt in the caller cancels the work
 
 Objects kept between calls (a client, a semaphore) stay usable, and the caller may itself run inside an event loop.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -50,7 +51,9 @@ class EventLoop:
         return self.__dict__ | {"_loop": None}
 
     def __del__(self) -> None:
-        if self._loop is not None and self._process == os.getpid() and not self._loop.is_closed():
+        if self._loop is None or sys.is_finalizing():  # at the end of the process asyncio no longer works
+            return
+        if self._process == os.getpid() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 

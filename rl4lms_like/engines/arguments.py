@@ -1,0 +1,107 @@
+"""The `alg.policy.args.engine.args` block of each engine, and the lengths of responses. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rl4lms_like.core.http_client import check_url, secret_headers
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
+from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
+
+DEFAULT_LENGTH = 20
+"""transformers' default length; for seq2seq models it includes the decoder's start token."""
+
+NO_EFFECT = {"num_beams": 1, "num_beam_groups": 1, "repetition_penalty": 1, "no_repeat_ngram_size": 0, "typical_p": 1}
+"""Arguments of transformers' `generate` -> value without effect, where it is neither null, false nor 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersArguments:
+    """Arguments of the engine `transformers`: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmArguments:
+    """Arguments of the engine `vllm`.
+
+    Args:
+        url: address of the server, `http://127.0.0.1:8000`.
+        weights_dir: folder that this process and the server see under the same path. The weights are passed on through
+            it. It is created; a folder with other files is refused.
+        timeout: time limit of a request in seconds.
+        retries: maximum number of retries of a request after a timeout, a lost connection or a status of 500 and above.
+        backoff: seconds before the first retry; doubled with each retry.
+        max_gap: largest accepted mean absolute difference between the engine's log-probs and those of the policy, in
+            nats per token. Precisions below float32 give about 0.01, outdated weights 0.1 and more.
+        sleep: release the server's memory during updates. On GPUs the server needs `--enable-sleep-mode`.
+        max_connections: maximum number of concurrent requests, one for each response.
+        headers_from_env: header -> name of the environment variable that holds its value.
+    """
+
+    SUPPORTED: ClassVar[tuple[str, ...]] = (
+        *("do_sample", "temperature", "top_k", "top_p", "min_p", "stop_strings"),
+        *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "use_cache", "post_processing_fn"),
+    )
+
+    url: str
+    weights_dir: str
+    timeout: Positive = 600.0
+    retries: Whole = 3
+    backoff: NonNegative = 1.0
+    max_gap: Positive = 0.05
+    sleep: bool = False
+    max_connections: Count = 256
+    headers_from_env: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Validate the address and the variables."""
+        check_url(self.url)
+        secret_headers(self.headers_from_env)
+
+    @classmethod
+    def unsupported(cls, generation_kwargs: Mapping[str, Any]) -> list[str]:
+        """Return the arguments of transformers' `generate` that have an effect which the engine does not have."""
+        return [
+            key
+            for key, value in generation_kwargs.items()
+            if key not in cls.SUPPORTED and value and value != NO_EFFECT.get(key)
+        ]
+
+
+def generate_arguments(
+    generation_kwargs: Mapping[str, Any],
+    *,
+    max_new_tokens: int | None,
+    eos_token_ids: Sequence[int],
+    is_encoder_decoder: bool,
+) -> dict[str, Any]:
+    """Return the keyword arguments of one `generate` call.
+
+    `min_length` has RL4LMs' meaning: new tokens for a causal model, decoder tokens including the start token for a
+    seq2seq model.
+
+    Args:
+        generation_kwargs: arguments from the config.
+        max_new_tokens: the environment's limit; the smaller of the two limits applies.
+        eos_token_ids: tokens that end a response; may be empty.
+        is_encoder_decoder: True for seq2seq models.
+    """
+    arguments = {key: value for key, value in generation_kwargs.items() if key != "post_processing_fn"}
+    asked = arguments.pop("max_new_tokens", None)
+    max_length = arguments.pop("max_length", None)
+    if asked is None:
+        length = DEFAULT_LENGTH if max_length is None else max_length
+        asked = length - 1 if is_encoder_decoder else length
+    arguments["max_new_tokens"] = asked if max_new_tokens is None else min(asked, max_new_tokens)
+    min_length = arguments.pop("min_length", None)
+    if min_length is not None:
+        arguments["min_new_tokens"] = min_length - 1 if is_encoder_decoder else min_length
+    if arguments.get("min_new_tokens", 0) > arguments["max_new_tokens"]:
+        arguments["min_new_tokens"] = arguments["max_new_tokens"]
+    if not arguments.get("min_new_tokens") or not eos_token_ids:
+        arguments.pop("min_new_tokens", None)
+    arguments["eos_token_id"] = list(eos_token_ids) or None
+    arguments.pop(STOP_STRINGS, None)
+    return arguments

@@ -1,0 +1,74 @@
+"""Base class of generation engines.
+
+    rollout, evaluation ─ policy.generate ─ engine.update(policy) ─ engine.generate ─> EpisodeBatch
+    policy.score ─ engine.gaps ─> difference of the engine's log-probs from those that are trained
+    update of the policy ─ engine.rest
+
+The log-probs that are trained are always the policy's own. Those of an external engine are the `behavior_log_prob` of
+the episodes, which algorithms can use to correct for the difference (`importance_correction`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rl4lms_like.core.episodes import EpisodeBatch
+
+
+class GenerationEngine(ABC):
+    """Generator of responses with a policy's weights."""
+
+    @abstractmethod
+    def generate(
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        *,
+        eos_token_ids: Sequence[int],
+        max_new_tokens: int | None = None,
+        generation_kwargs: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        record_log_prob: bool = False,
+        first_token_temperature: float | None = None,
+        tokenizer: Any = None,
+    ) -> EpisodeBatch:
+        """Generate one response per prompt.
+
+        Args:
+            prompt_ids: `[n, prompt_len]`, padded on either side.
+            prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
+            eos_token_ids: tokens that end a response; if empty, all responses reach the length limit.
+            max_new_tokens: the environment's limit.
+            generation_kwargs: arguments of transformers' `generate`; default: those of the policy.
+            seed: seed of the sampling.
+            record_log_prob: store the log-probs of the distribution that is sampled from as the episodes'
+                `behavior_log_prob`.
+            first_token_temperature: temperature of the first token; default: that of all tokens.
+            tokenizer: decodes responses; required if the arguments have `stop_strings`.
+
+        Returns:
+            The finished episodes.
+        """
+
+    def update(self, policy: Any) -> None:  # noqa: B027  (an engine with the policy's own model has nothing to do)
+        """Pass on the policy's weights if they changed; called before every `generate`.
+
+        Args:
+            policy: an `LMActorCriticPolicy`.
+        """
+
+    def gaps(self, episodes: EpisodeBatch, log_prob: Tensor) -> dict[str, float]:
+        """Return logged numbers about the difference of the engine's log-probs from the policy's.
+
+        Args:
+            episodes: of a rollout of this engine.
+            log_prob: `[n_tokens]`, of the policy that generated them.
+        """
+        return {}
+
+    def rest(self) -> None:  # noqa: B027
+        """Release resources until the next `update`; called before an update of the policy."""

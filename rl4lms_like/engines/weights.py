@@ -1,0 +1,60 @@
+"""Weights of a policy in a folder, as an engine loads them: a whole model in safetensors, adapters merged.
+
+Tied weights are written under each of their names. Engines that load weights into a running model may not tie them
+again, and their embedding and output layer would then differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl4lms_like.core.disk import saving, with_home
+from rl4lms_like.core.errors import EngineError
+
+MARKER = "engine_weights.txt"
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def prepare_folder(weights_dir: str) -> Path:
+    """Create the folder of the weights, and return its absolute path.
+
+    Raises:
+        EngineError: it has files of another origin, which would be overwritten.
+        RL4LMsLikeError: it cannot be written.
+    """
+    folder = with_home(weights_dir).resolve()
+    with saving(f"the weights of the engine to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / MARKER).is_file():
+            raise EngineError(f"engine.args.weights_dir: {folder} has other files, which would be overwritten")
+        (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")
+    return folder
+
+
+def save_weights(model: Any, folder: Path) -> None:
+    """Save a model without adapters.
+
+    Raises:
+        RL4LMsLikeError: the folder cannot be written.
+    """
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, weight in model.state_dict().items():
+        weights[name] = weight.clone() if weight.data_ptr() in seen else weight
+        seen.add(weight.data_ptr())
+    with saving(f"the weights of the engine to {folder}"):
+        model.save_pretrained(folder, state_dict=weights, max_shard_size="1TB")
+
+
+@torch.no_grad()
+def fingerprint(model: Any) -> Tensor:
+    """Return one number for each weight of a model; it changes if one of the weight's bits changes."""
+    sums = [
+        weight.detach().contiguous().view(_BITS[weight.element_size()]).sum(dtype=torch.int64).cpu()
+        for weight in model.parameters()
+    ]
+    return torch.stack(sums)

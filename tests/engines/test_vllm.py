@@ -1,0 +1,332 @@
+"""The client of a vLLM server: log-probs, synchronisation, sampling, and servers that fail or have other weights."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from rl4lms_like.core.errors import ConfigError, EngineError, ModelError
+from rl4lms_like.core.stop_strings import StopStrings
+from rl4lms_like.testing import models
+from tests.builders import SAMPLING, make_policy
+from tests.engines.vllm_server import VllmServer, send
+
+COMPLETIONS, RELOAD = "/v1/completions", "/collective_rpc"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_tokenizer):
+    """Models with tied and with untied weights, and one with another vocabulary."""
+    made = tmp_path_factory.mktemp("models")
+    for family in ("gpt2", "llama"):
+        model = models.make_causal_lm(family, tiny_tokenizer, scale=3.0)
+        models.save_model(made / family, model, tiny_tokenizer)
+    smaller = models.make_tokenizer(vocab_size=270)
+    models.save_model(made / "smaller", models.make_causal_lm("gpt2", smaller, scale=3.0), smaller)
+    return made
+
+
+@pytest.fixture
+def serve(folders):
+    """Start a server of a model."""
+    started = []
+
+    def start(family="gpt2"):
+        started.append(VllmServer(folders / family))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def policy_of(folders, tmp_path):
+    """Build a policy with a server as its engine."""
+
+    def build(server, family="gpt2", *, url=None, policy=None, **arguments):
+        args = {"url": url or server.url, "weights_dir": str(tmp_path / "weights"), "max_gap": 1e-4, "backoff": 0.0}
+        engine = {"id": "vllm", "args": args | arguments}
+        return make_policy("causal", folders / family, engine=engine, **(policy or {}))
+
+    return build
+
+
+def generate(policy, n=6, seed=3, **arguments):
+    ids = torch.randint(2, 250, (1, 5), generator=torch.Generator().manual_seed(0)).repeat(n, 1)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    arguments = {"eos_token_ids": [1], "max_new_tokens": 8, "record_log_prob": True, **arguments}
+    return policy.generate(ids, mask, seed=seed, **arguments)
+
+
+def gaps(policy, episodes):
+    return policy.engine.gaps(episodes, policy.score(episodes).log_prob)
+
+
+@torch.no_grad()
+def move(policy, by=0.05):
+    """Change the weights, as an update does."""
+    generator = torch.Generator().manual_seed(1)
+    for weight in policy.policy_model.parameters():
+        if weight.requires_grad:
+            weight += by * torch.randn(weight.shape, generator=generator)
+
+
+# --- log-probs and weights ---
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_log_probs_are_those_of_the_policy_before_and_after_its_weights_change(serve, policy_of, family):
+    policy = policy_of(serve(family), family)
+    before = generate(policy)
+    assert gaps(policy, before)["max_gap"] < 1e-5
+    move(policy)
+    assert float((policy.score(before).log_prob - before.behavior_log_prob).abs().mean()) > 0.1
+    found = gaps(policy, generate(policy))
+    assert found["max_gap"] < 1e-5 and found["k3"] < 1e-5 and found["effective_sample_size"] > 0.999
+
+
+def test_weights_are_passed_on_only_if_they_changed(serve, policy_of):
+    server = serve()
+    policy = policy_of(server)
+    for _ in range(3):
+        generate(policy)
+    assert server.paths().count(RELOAD) == 1
+    move(policy, by=1e-7)
+    assert [generate(policy), generate(policy)] and server.paths().count(RELOAD) == 2
+
+
+def test_adapters_are_merged(serve, policy_of):
+    pytest.importorskip("peft")
+    policy = policy_of(serve("llama"), "llama", policy={"peft": {"r": 4}})
+    move(policy, by=0.3)
+    episodes = generate(policy)
+    assert gaps(policy, episodes)["max_gap"] < 1e-5
+    assert float((policy.score(episodes).ref_log_prob - episodes.behavior_log_prob).abs().mean()) > 0.01
+
+
+@pytest.mark.parametrize(("by", "max_gap"), [(0.05, 1e-4), (0.05, 100.0)])
+def test_a_skipped_synchronisation_is_an_error(serve, policy_of, by, max_gap):
+    server = serve()
+    policy = policy_of(server, max_gap=max_gap)
+    generate(policy)
+    server.answers[RELOAD] = lambda handler, body: send(handler, {"results": [None]})
+    move(policy, by=by)
+    with pytest.raises(EngineError, match=server.url):
+        generate(policy)
+
+
+def test_weights_that_change_behind_the_engines_back_are_found_in_the_rollout(serve, policy_of):
+    server = serve()
+    policy = policy_of(server)
+    generate(policy)
+    with torch.no_grad():
+        server.model.get_output_embeddings().weight.mul_(0.5)
+    with pytest.raises(EngineError, match=server.url):
+        gaps(policy, generate(policy))
+
+
+@pytest.mark.parametrize(("family", "served"), [("gpt2", "llama"), ("llama", "gpt2"), ("smaller", "gpt2")])
+def test_a_server_with_another_model_is_an_error(serve, policy_of, family, served):
+    server = serve(served)
+    server.answers[RELOAD] = lambda handler, body: send(handler, {"results": [None]})
+    with pytest.raises(EngineError, match=server.url):
+        generate(policy_of(server, family))
+
+
+def test_weights_of_another_run_are_replaced_with_a_warning(serve, policy_of, caplog):
+    server = serve()
+    with torch.no_grad():
+        server.model.get_output_embeddings().weight.mul_(0.5)
+    policy = policy_of(server)
+    assert gaps(policy, generate(policy))["max_gap"] < 1e-5
+    assert server.url in caplog.text
+
+
+def test_a_folder_with_other_files_is_not_overwritten(serve, policy_of, tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.safetensors").write_text("mine")
+    with pytest.raises(EngineError, match="weights"):
+        policy_of(serve())
+    assert (tmp_path / "weights" / "model.safetensors").read_text() == "mine"
+
+
+# --- sampling ---
+
+
+def test_a_seed_repeats_a_rollout_in_which_all_responses_differ(serve, policy_of):
+    policy = policy_of(serve())
+    first, again, other = generate(policy), generate(policy), generate(policy, seed=4)
+    assert torch.equal(first.response_ids, again.response_ids)
+    rows = {tuple(row) for row in first.response_ids[1:].tolist()}
+    assert len(rows) == 5, "the same prompt"
+    assert not torch.equal(first.response_ids[:, :1], other.response_ids[:, :1])
+
+
+def test_responses_end_with_their_first_end_token_and_at_the_limit(serve, policy_of):
+    policy = policy_of(serve())
+    free = generate(policy, n=40, eos_token_ids=())
+    assert set(free.lengths.tolist()) == {8} and not free.terminated.any()
+    ends = free.response_ids[:, 3].unique().tolist()
+    cut = generate(policy, n=40, eos_token_ids=ends)
+    for row in range(40):
+        ids = free.response_ids[row].tolist()
+        length = next((i + 1 for i, token in enumerate(ids) if token in ends), 8)
+        assert cut.response_ids[row][cut.response_mask[row]].tolist() == ids[:length]
+        assert bool(cut.terminated[row]) == (ids[length - 1] in ends)
+    assert gaps(policy, cut)["max_gap"] < 1e-5
+
+
+def test_stop_strings_end_responses_as_in_the_environment(serve, policy_of, tiny_tokenizer):
+    policy = policy_of(serve())
+    free = generate(policy, n=20, eos_token_ids=())
+    letter = tiny_tokenizer.decode(free.response_ids[0, 2:4].tolist(), skip_special_tokens=True)
+    policy = policy_of(serve(), policy={"generation_kwargs": {**SAMPLING, "stop_strings": [letter]}})
+    cut = generate(policy, n=20, eos_token_ids=(), tokenizer=tiny_tokenizer)
+    rule = StopStrings((letter,), tiny_tokenizer)
+    assert cut.terminated.any() and gaps(policy, cut)["max_gap"] < 1e-5
+    for row in range(20):
+        expected = rule.n_tokens(free.response_ids[row].tolist())
+        assert int(cut.lengths[row]) == (expected or 8) and bool(cut.terminated[row]) == (expected is not None)
+    with pytest.raises(ModelError):
+        generate(policy)
+
+
+def test_an_end_that_is_not_one_of_the_run_is_an_error(serve, policy_of):
+    server = serve()
+    policy = policy_of(server)
+    server.own_end = int(generate(policy, eos_token_ids=()).response_ids[0, 2])
+    with pytest.raises(EngineError, match="generation-config"):
+        generate(policy, eos_token_ids=())
+
+
+COLD = {"do_sample": True, "top_k": 20, "temperature": 0.7, "top_p": 0.9, "min_new_tokens": 2}
+
+
+def test_log_probs_of_a_rollout_are_those_of_the_distribution_that_is_sampled(serve, policy_of, folders):
+    own = make_policy("causal", folders / "gpt2", generation_kwargs=COLD)
+    policy = policy_of(serve(), policy={"generation_kwargs": COLD})
+    episodes = generate(policy, n=30)
+    found = gaps(policy, episodes)
+    assert found["max_gap"] < 1e-5, "of the model's own distribution"
+    behavior = episodes.pad(episodes.behavior_log_prob)[:, 0]
+    ids, mask = episodes.prompt_ids, episodes.prompt_mask
+    logits = own.policy_model(input_ids=ids[1:2], attention_mask=mask[1:2]).logits[0, -1] / 0.7
+    logits[1] = -torch.inf  # too early
+    kept = logits >= logits.topk(20).values[-1]
+    ranked, order = logits.masked_fill(~kept, -torch.inf).softmax(-1).sort(descending=True)
+    nucleus = order[: int((ranked.cumsum(0) < 0.9).sum()) + 1]
+    expected = torch.full_like(logits, -torch.inf).index_copy(0, nucleus, logits[nucleus]).log_softmax(-1)
+    assert torch.allclose(behavior[1:], expected[episodes.response_ids[1:, 0]], atol=1e-5)
+
+
+def test_a_server_that_returns_log_probs_of_the_wrong_distribution_is_an_error(serve, policy_of):
+    server = serve()
+    server.processed = False
+    policy = policy_of(server, policy={"generation_kwargs": COLD})
+    with pytest.raises(EngineError, match="processed_logprobs"):
+        gaps(policy, generate(policy))
+
+
+def test_evaluations_are_greedy_if_asked_for(serve, policy_of, folders):
+    arguments = {"generation_kwargs": {"do_sample": False, "max_new_tokens": 6}, "record_log_prob": False}
+    own = make_policy("causal", folders / "gpt2")
+    found, expected = (generate(each, **arguments) for each in (policy_of(serve()), own))
+    assert torch.equal(found.response_ids, expected.response_ids) and found.behavior_log_prob is None
+
+
+@pytest.mark.parametrize("kwargs", [{"num_beams": 2}, {"repetition_penalty": 1.3}, {"suppress_tokens": [3]}])
+def test_options_that_the_engine_does_not_have_are_refused(serve, policy_of, kwargs):
+    with pytest.raises(ConfigError) as caught:
+        policy_of(serve(), policy={"generation_kwargs": {**SAMPLING, **kwargs}})
+    assert [issue.path for issue in caught.value.issues] == [f"generation_kwargs.{key}" for key in kwargs]
+
+
+def test_the_server_sleeps_during_updates(serve, policy_of):
+    server = serve()
+    policy = policy_of(server, sleep=True)
+    generate(policy)
+    policy.set_training_mode(True)
+    policy.set_training_mode(True)
+    move(policy)
+    policy.set_training_mode(False)
+    assert gaps(policy, generate(policy))["max_gap"] < 1e-5
+    paths = [path for path in server.paths() if path != COMPLETIONS]
+    assert paths == [RELOAD, "/reset_prefix_cache", "/sleep?level=1", "/wake_up", RELOAD, "/reset_prefix_cache"]
+
+
+# --- servers that fail ---
+
+
+def changed(change):
+    """Answer with a changed completion."""
+
+    def of(server):
+        def answer(handler, body):
+            completion = server.completion(body)
+            change(completion)
+            send(handler, completion)
+
+        return answer
+
+    return of
+
+
+def choice(**fields):
+    return changed(lambda completion: completion["choices"][0].update(fields))
+
+
+FAILURES = {
+    "status 500": lambda server: lambda handler, body: send(handler, b"worker died", 500),
+    "status 400": lambda server: lambda handler, body: send(handler, b"too long", 400),
+    "too slow": lambda server: lambda handler, body: time.sleep(2),
+    "not JSON": lambda server: lambda handler, body: send(handler, b"<html>"),
+    "no choice": changed(lambda completion: completion.update(choices=[])),
+    "two choices": changed(lambda completion: completion["choices"].append(completion["choices"][0])),
+    "no tokens": choice(token_ids=[]),
+    "too many tokens": choice(token_ids=[5] * 9, logprobs={"token_logprobs": [-1.0] * 9}),
+    "tokens are text": choice(token_ids=["a"]),
+    "too few log-probs": choice(logprobs={"token_logprobs": [-1.0]}),
+    "no log-probs": choice(logprobs=None),
+    "log-prob is null": choice(logprobs={"token_logprobs": [None] * 8}),
+    "aborted": choice(finish_reason="abort"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_server_that_fails_is_an_error_with_its_address(serve, policy_of, failure):
+    server = serve()
+    policy = policy_of(server, timeout=0.5, retries=1)
+    generate(policy)
+    server.answers[COMPLETIONS] = FAILURES[failure](server)
+    with pytest.raises(EngineError, match=server.url):
+        generate(policy, n=1, eos_token_ids=())
+
+
+def test_a_passing_failure_is_retried(serve, policy_of):
+    server = serve()
+    policy = policy_of(server, retries=2)
+    left = [lambda handler, body: send(handler, b"busy", 503)] * 2
+
+    def answer(handler, body):
+        (left.pop() if left else server.answer)(handler, body)
+
+    server.answers[COMPLETIONS] = answer
+    assert generate(policy).n_episodes == 6 and not left
+
+
+@pytest.mark.parametrize("path", [RELOAD, "/reset_prefix_cache"])
+def test_a_server_that_cannot_load_weights_is_an_error(serve, policy_of, path):
+    server = serve()
+    server.answers[path] = lambda handler, body: send(handler, b"Not Found", 404)
+    with pytest.raises(EngineError, match=server.url):
+        generate(policy_of(server))
+
+
+def test_a_server_that_is_not_there_is_an_error_with_its_address(policy_of):
+    url = "http://127.0.0.1:9"
+    with pytest.raises(EngineError, match=url):
+        generate(policy_of(None, url=url, retries=1))
