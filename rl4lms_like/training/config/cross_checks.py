@@ -113,8 +113,8 @@ def _own_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
 
 def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the function that prepares the run's data pool, if it is one of the library's that read a user's file."""
-    prepare = _own_pool(blocks)
-    if prepare is None or not isinstance(at(blocks, "datapool.args"), Mapping):
+    prepare, args = _own_pool(blocks), at(blocks, "datapool.args")
+    if prepare is None or not isinstance(args, Mapping) or args.get("dataset") is not None:
         return None
     # `hf_dataset` is excluded: its `path` is required and not a file
     return prepare if {"path", "data_files"} <= signature_of(prepare).defaults.keys() else None
