@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import DataPoolError, require_extra
-from rl4lms_like.core.sample import Preference
+from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
@@ -76,20 +76,19 @@ class PreferenceColumns:
                 raise DataPoolError(f"{where}: a response with a label needs a prompt; set prompt_column")
             prompt = common_beginning(*texts)
             texts = [text[len(prompt) :] for text in texts]
-        if self.label_column is None:
-            references, rejected = texts[:1], texts[1]
-        else:
-            is_good = _label(row, self.label_column, where)
-            references, rejected = (texts, None) if is_good else ([], texts[0])
-        others = {
-            "rejected": rejected,
-            "margin": _number(row, self.margin_column, where) if self.margin_column else 0.0,
-            "is_implicit": given is None,
-        }
-        if isinstance(prompt, str):
-            return Preference(id, prompt, references, **others)
-        contents = "\n\n".join(message["content"] for message in prompt)
-        return Preference(id, contents, references, messages=prompt, **others)
+        is_good = self.label_column is None or _label(row, self.label_column, where)
+        references = texts[:1] if is_good else []
+        rejected = None if self.label_column and is_good else texts[-1]
+        sample = Sample(id, prompt) if isinstance(prompt, str) else Sample.of_messages(id, prompt)
+        return Preference(
+            id,
+            sample.prompt_or_input_text,
+            references,
+            messages=sample.messages,
+            rejected=rejected,
+            margin=_number(row, self.margin_column, where) if self.margin_column else 0.0,
+            is_implicit=given is None,
+        )
 
     def _prompt(self, row: Mapping[str, Any], where: str) -> str | Messages | None:
         if self.prompt_column is None and PROMPT not in row:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from stable_baselines3.common.utils import set_random_seed
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -35,7 +35,7 @@ from rl4lms_like.training.assemble import (
     n_parameters,
     render_prompts,
 )
-from rl4lms_like.training.components import build_components, check_references, prompt_lengths
+from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
 from rl4lms_like.training.config.run_config import OfflineConfig, SupervisedConfig
 from rl4lms_like.training.config.settings import check_vocabulary, device_issues
 from rl4lms_like.training.small_models.embedded import with_embedded_models
@@ -65,7 +65,7 @@ class SupervisedRun:
     eos_token_ids: list[int]  # tokens that end a response
     post_processor: Callable[[str], str] | None = None  # applied to each response before it is scored and saved
     dropout_rates: Mapping[str, float] = field(default_factory=dict)  # saved in the model's config
-    head: nn.Linear | None = None  # output layer of a reward model
+    head: tuple[str, ...] = ()  # modules of a reward model that are not part of adapters
 
 
 def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
@@ -79,20 +79,11 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         ModelError: a model or tokenizer cannot be loaded, or they do not match.
         ComponentError: a metric or the post-processor could not be built.
     """
-    if config.n_threads != "auto":
-        torch.set_num_threads(int(config.n_threads))
-    check_settings(config)
-    config = with_embedded_models(config)
-    set_random_seed(config.seed)  # user components may use the global generators
-    components = build_components(config)
-    model_config, ends, encoder = load_encoder(config)
-    check_model_weights(auto_class_of(model_config), config.alg.model_name)
-    pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
-    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
-    check_references(config, components, samples)
+    found = prepare(config)
+    config, encoder, samples = found.config, found.encoder, found.samples
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     check_best_metric(config, examples, samples)
-    model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
+    model = load_model(auto_class_of(found.model_config), config.alg.model_name, dropout=True)[0]
     add_adapters(model, config, dropout=True)
     use_one_thread_if_small(model, config)
     start = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
@@ -110,12 +101,44 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         examples,
         model,
         objective,
-        components.metrics,
+        found.components.metrics,
         make_generator(model, config),
         encoder.max_prompt_length,
-        ends,
-        components.post_processor,
+        found.ends,
+        found.components.post_processor,
     )
+
+
+class Prepared(NamedTuple):
+    """What a supervised or preference run needs before its model is loaded."""
+
+    config: Any  # with a folder in place of each embedded model
+    components: Components
+    model_config: PretrainedConfig
+    ends: list[int]  # tokens that end a response
+    encoder: ExampleEncoder
+    samples: dict[str, list[Sample]]  # of all splits
+
+
+def prepare(config: OfflineConfig, unused: Unused | None = None) -> Prepared:
+    """Check the settings, and load tokenizer, components and data; raises the errors of `assemble_supervised`.
+
+    Args:
+        config: config of the run.
+        unused: modules of the language model that the run does not use.
+    """
+    if config.n_threads != "auto":
+        torch.set_num_threads(int(config.n_threads))
+    check_settings(config)
+    config = with_embedded_models(config)
+    set_random_seed(config.seed)  # user components may use the global generators
+    components = build_components(config)
+    model_config, ends, encoder = load_encoder(config)
+    check_model_weights(auto_class_of(model_config), config.alg.model_name, unused=unused)
+    pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
+    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
+    check_references(config, components, samples)
+    return Prepared(config, components, model_config, ends, encoder, samples)
 
 
 def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool) -> None:
@@ -235,9 +258,7 @@ def max_prompt_length(config: OfflineConfig, limit: int) -> int:
     return int(min(asked, limit - response))
 
 
-def check_best_metric(
-    config: OfflineConfig, examples: Mapping[str, Any], samples: Mapping[str, list[Sample]]
-) -> None:
+def check_best_metric(config: OfflineConfig, examples: Mapping[str, Any], samples: Mapping[str, list[Sample]]) -> None:
     """Check that the metric that selects the best checkpoint can be computed."""
     wanted, text = make_training_arguments(config, "checkpoints").metric_for_best_model, None
     if wanted is not None and not samples["val"]:

@@ -1,8 +1,8 @@
 """Objectives of training on given texts: what a batch is, its loss, and what it is a mean over.
 
-                    batch                    loss
-    CrossEntropy    references with labels   mean over the learned tokens of an optimizer step
-    preferences     pairs of responses       mean over the pairs of an optimizer step (`training.preferences.objectives`)
+                batch                    loss
+CrossEntropy    references with labels   mean over the learned tokens of an optimizer step
+preferences     pairs of responses       mean over the pairs of an optimizer step
 """
 
 from __future__ import annotations

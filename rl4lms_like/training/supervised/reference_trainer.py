@@ -46,12 +46,15 @@ from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming import checkpoints, states
 from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
+from rl4lms_like.training.supervised.objective import TrainingObjective
 from rl4lms_like.training.supervised.training_arguments import PATH
 
 if TYPE_CHECKING:
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
 TRAINER_STATE = "trainer_state.json"
+HEAD = "head.safetensors"
+"""File in checkpoints of a reward model with adapters: the weights of its output layer."""
 LOGGED = {
     "loss": "{}/loss",
     "eval_loss": "{}/val_loss",
@@ -85,7 +88,7 @@ class ReferenceTrainer(Trainer):
         super().__init__(**arguments)
         owner.run.model.config.use_cache = use_cache  # the Trainer sets its own; it must not be saved with the model
         self.owner = owner
-        self.objective = owner.run.objective
+        self.objective: TrainingObjective = owner.run.objective
         self.resume_state = resume_state
         self.output_dir = Path(str(self.args.output_dir))
         self.save_total_limit = self.args.save_total_limit
@@ -335,6 +338,8 @@ class ReferenceTrainer(Trainer):
         folder = Path(str(self.state.best_model_checkpoint))  # the Trainer supports only PEFT's own model class
         saved = load_file(folder / "adapter_model.safetensors")
         saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
+        if self.owner.run.head:
+            model.load_state_dict(load_file(folder / HEAD), strict=False)
         result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
         if result.unexpected_keys:
             raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")
@@ -444,7 +449,7 @@ class ResumeState:
                 raise CheckpointError(f"{TRAINER_STATE} belongs to another step than the other files")
             self.is_within_epoch = bool(math.fmod(done["passes"], 1))
             self.n_learned = int(done["n_learned"])
-            self.objective = done.get("objective", {})
+            self.objective: dict[str, Any] = done.get("objective", {})
             self.evaluated = [(int(step), str(split)) for step, split in done["evaluated"]]
             best = owner.tracker.checkpoint_base_path / STEP.format(self.trainer_state.best_global_step)
             self.best = best if done["best"] else None

@@ -13,6 +13,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from rl4lms_like.core.disk import saving
@@ -22,7 +24,7 @@ from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
-from rl4lms_like.policies.loading import save_language_model, save_value_head
+from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
@@ -32,7 +34,7 @@ from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interr
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
 from rl4lms_like.training.resuming.states import frozen_digests
 from rl4lms_like.training.supervised.assemble import SupervisedRun
-from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer, Reporter, ResumeState, trained
+from rl4lms_like.training.supervised.reference_trainer import HEAD, ReferenceTrainer, Reporter, ResumeState, trained
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
 
 logger = logging.getLogger(__name__)
@@ -153,9 +155,14 @@ class SupervisedTrainer:
         with saving(f"the model to {folder}"):
             rates = self.run.dropout_rates
             save_language_model(self.run.model, folder, self.run.tokenizer, checkpoint_dropout=rates, merge=merge)
-            if self.run.head is not None and is_checkpoint and has_lora(self.run.model):
-                save_value_head(self.run.head, folder)  # not part of the adapters
+            if self.run.head and is_checkpoint and has_lora(self.run.model):
+                save_file(self.head_weights(), folder / HEAD)
             return folder
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """Return the weights of a reward model's output layer by name; they are not part of the adapters."""
+        prefixes = tuple(f"{name}." for name in self.run.head)
+        return {name: each for name, each in self.run.model.state_dict().items() if name.startswith(prefixes)}
 
     def may_stop(self) -> None:
         """Save a checkpoint and stop, if requested. Called between two steps.
