@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from rl4lms_like.core.disk import with_home
@@ -103,7 +104,8 @@ def common_beginning(chosen: str, rejected: str) -> str:
         >>> common_beginning("User: Is it so? Bot: Yes.", "User: Is it so? Bot: Yesterday it was.")
         'User: Is it so? Bot:'
     """
-    beginning = os.path.commonprefix([chosen, rejected])
+    n = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+    beginning = chosen[:n]
     if beginning and not beginning[-1].isspace():
         beginning = beginning[: len(beginning) - len(beginning.split()[-1])]
     return beginning.rstrip()

@@ -18,6 +18,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -300,10 +301,8 @@ def _objective(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     if run_kind(blocks) != "preference" or target is None:
         return
     id = blocks["alg"]["id"]
-    try:
+    with suppress(TypeError):  # unknown arguments, which are reported where they are bound
         yield from (issue.below("alg.args") for issue in target(**at(blocks, "alg.args") or {}).conflicts())
-    except TypeError:  # unknown or missing arguments, reported where they are bound
-        pass
     if at(blocks, "alg.training_args.label_smoothing_factor"):
         text = "smooths labels of tokens, and this objective has none; dpo has alg.args.label_smoothing"
         yield ConfigIssue("alg.training_args.label_smoothing_factor", text)

@@ -146,13 +146,9 @@ def _objective(
     dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
     recomputes = getattr(arguments, "activation_checkpointing", False) or arguments.gradient_checkpointing
     objective_class = OBJECTIVES.resolve(config.alg.id)
-    if given.has_language_model:
-        reader = checked_reader(model, config.alg.model_name)
-    else:
-        reader = CausalReader(model)
     objective: PreferenceObjective = objective_class(
         given,
-        reader,
+        checked_reader(model, config.alg.model_name) if given.has_language_model else CausalReader(model),
         pad_token_id=TextLayout(encoder.tokenizer, 1, 1).pad_token_id,
         eval_batch_size=arguments.per_device_eval_batch_size,
         dtype=dtype,

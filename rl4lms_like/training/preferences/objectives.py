@@ -222,7 +222,7 @@ def add_to(sums: dict[str, list[float]], numbers: Mapping[str, Tensor]) -> None:
 
 
 def means_of(sums: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return means of the keys that have values; the margin of rewards of good and bad responses is their difference."""
+    """Return the mean of each key; the margin of good and bad responses is the difference of their mean rewards."""
     means = {key: total / n for key, (total, n) in sums.items() if n}
     if "rewards/margins" not in means and {"rewards/chosen", "rewards/rejected"} <= means.keys():
         means["rewards/margins"] = means["rewards/chosen"] - means["rewards/rejected"]

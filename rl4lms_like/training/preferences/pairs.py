@@ -5,8 +5,8 @@
     kto        prompt            response end    mismatched end     good, bad         mismatched: of another prompt
     reward     common beginning  rest end        rest end                      0.5    prompt and response are one text
 
-Prompts and responses are encoded as in rollouts and evaluations, separately, so that no token spans their boundary. Both
-responses of a pair have the same prompt: if the longer one does not fit after it, the prompt is truncated for both.
+Prompts and responses are encoded as in rollouts and evaluations, separately, so that no token spans their boundary.
+Both responses of a pair have the same prompt: if the longer one does not fit after it, it is truncated for both.
 Texts for a reward model are encoded as the reward `reward_model` reads them: prompt and response as one text.
 """
 
@@ -181,7 +181,7 @@ def encode_labels(
 
 def _mismatched(rows: Sequence[Row]) -> list[int]:
     """Return for each row the next one with the same label and another prompt, else the next one in all."""
-    found = list(range(1, len(rows))) + [0]
+    found = [*range(1, len(rows)), 0]
     for label in (True, False):
         alike = [index for index, row in enumerate(rows) if row["is_desirable"] is label]
         for place, index in enumerate(alike):
