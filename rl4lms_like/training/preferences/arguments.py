@@ -21,6 +21,7 @@ MEANS = ("mean_logps/chosen", "mean_logps/rejected", "mean_logps/margins", "mean
 rewards, because they have no reference."""
 LENGTH_CORRELATION = "rewards/length_correlation"
 REFERENCE_POINT = "kto/z0"
+LOG_ODDS_RATIO = "orpo/log_odds_ratio"
 
 Swapped = Annotated[float, Ge(0), Lt(0.5)]
 
@@ -195,7 +196,7 @@ class ORPOArguments(ResponseArguments):
         odds_ratio_weight: weight of the odds ratio, lambda of the paper.
     """
 
-    keys: ClassVar[tuple[str, ...]] = (LOSS, *MEANS, *LOG_PROBS)
+    keys: ClassVar[tuple[str, ...]] = (LOSS, *MEANS, *LOG_PROBS, LOG_ODDS_RATIO)
 
     odds_ratio_weight: NonNegative = 0.1
 

@@ -42,7 +42,7 @@ from rl4lms_like.core.preference_losses import (
 )
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.training.preferences import arguments
-from rl4lms_like.training.preferences.arguments import LENGTH_CORRELATION, LOSS, REFERENCE_POINT
+from rl4lms_like.training.preferences.arguments import LENGTH_CORRELATION, LOG_ODDS_RATIO, LOSS, REFERENCE_POINT
 from rl4lms_like.training.preferences.pairs import Pairs, Row, token_ids
 from rl4lms_like.training.resuming.states import weights_digest
 from rl4lms_like.training.supervised.examples import padded
@@ -412,7 +412,7 @@ class ORPO(ResponseObjective):
         chosen, rejected = (scores / self.lengths(batch)).unbind(dim=1)
         loss = orpo_loss(chosen, rejected, -chosen, self.arguments.odds_ratio_weight)
         logged = compared(chosen.detach(), rejected.detach(), "mean_logps") | log_probs_of(scores)
-        return loss, logged | {"orpo/log_odds_ratio": log_odds_ratio(chosen, rejected).detach()}
+        return loss, logged | {LOG_ODDS_RATIO: log_odds_ratio(chosen, rejected).detach()}
 
 
 class SimPO(ResponseObjective):

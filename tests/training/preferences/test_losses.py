@@ -26,22 +26,38 @@ def other_gpt2(tmp_path_factory, tiny_tokenizer):
     return models.save_model(tmp_path_factory.mktemp("other"), model, tiny_tokenizer)
 
 
+def with_other_reference(id, mapping, other_gpt2):
+    if id in ("dpo", "ipo", "kto"):
+        mapping["alg"]["args"]["reference_model"] = str(other_gpt2)
+    return mapping
+
+
 @pytest.mark.parametrize("id", OBJECTIVES)
-def test_micro_batches_change_no_step(id, tmp_path, tiny_gpt2_dir, other_gpt2):
+def test_micro_batches_change_no_gradient(id, tmp_path, tiny_gpt2_dir, other_gpt2):
+    mapping = with_other_reference(id, blocks(id, tiny_gpt2_dir, written(tmp_path)), other_gpt2)
+    assembled = assemble_preferences(parse_config(mapping))
+    assembled.objective.prepare(tmp_path, assembled.examples)
+    rows = assembled.examples["train"].rows
+    whole = gradient(assembled.objective, [rows])
+    for size in (1, 4, 5):
+        parts = gradient(assembled.objective, [rows[i : i + size] for i in range(0, len(rows), size)])
+        for name, expected in whole.items():
+            torch.testing.assert_close(parts[name], expected, atol=2e-6, rtol=1e-4)
+
+
+def test_accumulation_changes_no_step(tmp_path, tiny_gpt2_dir, other_gpt2):
+    """z0 of `kto` is that of the whole step, and its loss a mean over the whole step, in the Trainer too."""
     weights = []
-    for size, n in ((8, 1), (4, 2), (1, 8)):
-        mapping = blocks(id, tiny_gpt2_dir, written(tmp_path), **TWO_STEPS)
+    for size, n in ((8, 1), (2, 4)):
+        mapping = blocks("kto", tiny_gpt2_dir, written(tmp_path), **TWO_STEPS)
         mapping["alg"]["training_args"] |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": n}
-        if id in ("dpo", "ipo", "kto"):
-            mapping["alg"]["args"]["reference_model"] = str(other_gpt2)
-        folder = run(mapping, tmp_path, f"{id}_{size}")
+        folder = run(with_other_reference("kto", mapping, other_gpt2), tmp_path, f"run_{size}")
         weights.append(load_file(folder / "model" / "model.safetensors"))
+        assert lines(folder / "training_info.jsonl")[-1]["kto/z0"] > 0.1
     initial = load_file(tiny_gpt2_dir / "model.safetensors")
-    shared = [name for name in weights[0] if name in initial]
-    assert max(float((weights[0][name] - initial[name]).abs().max()) for name in shared) > 1e-3
-    for others in weights[1:]:
-        for name, weight in weights[0].items():
-            torch.testing.assert_close(others[name], weight, atol=2e-6, rtol=1e-5)
+    assert max(float((weight - initial[name]).abs().max()) for name, weight in weights[0].items()) > 1e-3
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("id", "kind"), [("dpo", "causal"), ("dpo", "seq2seq"), ("kto", "causal")])
@@ -98,14 +114,15 @@ def objective_of(mapping):
     return assembled.objective, assembled.examples["train"].rows
 
 
-def gradient(objective, rows):
-    objective.reader.model.zero_grad()
-    batch = objective.collate(rows)
-    objective.begin_step([batch], None)
-    objective.loss(objective.reader.model, batch).backward()
-    return {
-        name: each.grad.clone() for name, each in objective.reader.model.named_parameters() if each.grad is not None
-    }
+def gradient(objective, parts):
+    """The gradient of a step of several micro-batches."""
+    model = objective.reader.model
+    model.zero_grad()
+    batches = [objective.collate(rows) for rows in parts]
+    n_items = objective.begin_step(batches, None)
+    for batch in batches:
+        objective.loss(model, batch, n_items).backward()
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
 @pytest.mark.parametrize("id", ["reward_model", "dpo", "simpo"])
@@ -114,9 +131,9 @@ def test_a_shared_prompt_changes_no_gradient(id, tmp_path, tiny_gpt2_dir):
     for row in rows:
         row["ref_log_prob"] = [-20.0, -30.0]
     assert objective.reader.shares_prompts
-    together = gradient(objective, rows)
+    together = gradient(objective, [rows])
     objective.reader.shares_prompts = False
-    for name, expected in gradient(objective, rows).items():
+    for name, expected in gradient(objective, [rows]).items():
         torch.testing.assert_close(together[name], expected, atol=1e-6, rtol=1e-4)
 
 
