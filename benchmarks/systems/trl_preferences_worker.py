@@ -1,7 +1,7 @@
 """Loss and gradients of a preference trainer of TRL on given rows; run in TRL's environment by `trl_preferences`.
 
-The first argument is a folder with a model and `batch.json` (trainer, its arguments, rows). `result.safetensors` gets the
-loss and the gradient of every parameter.
+The first argument is a folder with a model and `batch.json` (trainer, its arguments, rows). `result.safetensors` gets
+the loss and the gradient of every parameter.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.training.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
-from rl4lms_like.training.preferences import OBJECTIVES
 from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import MinLen
 from pydantic import PlainValidator
 
-from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.core.errors import ComponentError, ConfigError, ConfigIssue, MissingExtraError, RL4LMsLikeError
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.registry import Registry
@@ -63,7 +63,6 @@ from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward, shaped
 from rl4lms_like.rollouts.kl import EXACT
-from rl4lms_like.training.preferences import OBJECTIVES
 
 if TYPE_CHECKING:
     from rl4lms_like.training.config.run_config import ComponentConfig

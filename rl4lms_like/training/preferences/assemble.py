@@ -15,6 +15,7 @@ from stable_baselines3.common.utils import get_device
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
+from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import TextLayout
@@ -28,7 +29,6 @@ from rl4lms_like.scoring.classifier import RECORDED
 from rl4lms_like.training.components import prompt_lengths
 from rl4lms_like.training.config.run_config import PreferenceConfig
 from rl4lms_like.training.config.settings import check_vocabulary
-from rl4lms_like.training.preferences import OBJECTIVES
 from rl4lms_like.training.preferences.objectives import PreferenceObjective, ReferenceObjective, RewardModel
 from rl4lms_like.training.preferences.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
 from rl4lms_like.training.small_models.embedded import with_embedded_models

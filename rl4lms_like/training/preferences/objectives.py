@@ -24,6 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rl4lms_like.algorithms import preference_arguments as arguments
+from rl4lms_like.algorithms.preference_arguments import LENGTH_CORRELATION, LOG_ODDS_RATIO, LOSS, REFERENCE_POINT
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import CheckpointError
@@ -41,8 +43,8 @@ from rl4lms_like.core.preference_losses import (
     simpo_loss,
 )
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
-from rl4lms_like.training.preferences import arguments
-from rl4lms_like.training.preferences.arguments import LENGTH_CORRELATION, LOG_ODDS_RATIO, LOSS, REFERENCE_POINT
+from rl4lms_like.training.doctor.alerts import Alert
+from rl4lms_like.training.preferences.alerts import History
 from rl4lms_like.training.preferences.pairs import Pairs, Row, token_ids
 from rl4lms_like.training.resuming.states import weights_digest
 from rl4lms_like.training.supervised.examples import padded
@@ -51,6 +53,7 @@ from rl4lms_like.training.supervised.objective import Batch, TrainingObjective
 REFERENCE_FILE = "reference_log_probs.safetensors"
 """File in the run folder with the log-probs of all responses under the reference model."""
 _DIGESTS = "digests"
+TINY = 1e-9
 
 Terms = tuple[Tensor, dict[str, Tensor]]
 """Loss of each row `[n]`, and numbers by the key under which their mean is logged."""
@@ -87,6 +90,7 @@ class PreferenceObjective(TrainingObjective):
         self.eval_batch_size = eval_batch_size
         self.dtype = dtype
         self.needs_training_mode = needs_training_mode
+        self.history = History()
         self._sums: dict[str, list[float]] = {}
 
     @abstractmethod
@@ -193,10 +197,15 @@ class PreferenceObjective(TrainingObjective):
         sums, self._sums = self._sums, {}
         return means_of(sums)
 
+    def alerts(self, split: str, step: int, n_steps: int, numbers: Mapping[str, Any]) -> Mapping[str, Alert]:
+        self.history.n_steps = n_steps
+        return self.history.add(split, step, numbers)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self._sums}
+        return {"sums": self._sums, "history": self.history.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = History(**state["history"])
         self._sums = {key: list(each) for key, each in state["sums"].items()}
 
 
@@ -372,6 +381,12 @@ class KTO(ReferenceObjective):
 
     arguments: arguments.KTOArguments
     z0: Tensor | float = 0.0
+
+    def prepare(self, folder: Path, examples: Mapping[str, Pairs]) -> None:
+        super().prepare(folder, examples)
+        train, given = examples["train"], self.arguments
+        good, bad = given.desirable_weight * (train.n_labels - train.n_bad), given.undesirable_weight * train.n_bad
+        self.history.balance = good / max(bad, TINY)
 
     def scores(self, batch: Batch) -> Tensor:
         return self.log_probs(self.reader, self.episodes(batch, 0))[:, None]

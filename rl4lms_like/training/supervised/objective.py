@@ -69,8 +69,19 @@ class TrainingObjective(ABC):
         """Return the means of what was computed since the last call, by key."""
         return {}
 
+    def alerts(self, split: str, step: int, n_steps: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return new alerts by name, after numbers of `train` or `val` were logged.
+
+        Args:
+            split: `train` or `val`.
+            step: number of optimizer steps so far.
+            n_steps: number of optimizer steps of the whole run.
+            numbers: what was logged.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that `averages` needs, as JSON."""
+        """Return the state that `averages` and `alerts` need, as JSON."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (optional)

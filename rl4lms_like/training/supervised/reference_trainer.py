@@ -398,7 +398,9 @@ class Reporter(TrainerCallback):
         logs = logs or {}
         self._values |= {ours: logs[theirs] for theirs, ours in self._keys.items() if theirs in logs}
         if "loss" in logs:
-            self._values |= self.owner.run.objective.averages()
+            averages = self.owner.run.objective.averages()
+            self._values |= averages
+            self.owner.report_alerts("train", averages)
         if "loss" not in logs or not control.should_evaluate:
             self.flush()
 

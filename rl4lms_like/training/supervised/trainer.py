@@ -10,8 +10,10 @@ The Trainer receives the scores on `val` under their own keys, to select the bes
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -26,7 +28,8 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
-from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.base import IN_SHORT, Tracker
+from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.config.cross_checks import SUPERVISED, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
@@ -116,6 +119,8 @@ class SupervisedTrainer:
                 evaluation = self.evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
                 self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
+                if split == "val":
+                    self.report_alerts(split, evaluation.scores)
             if (found := self.evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
                 evaluations[split] = found
         return evaluations
@@ -140,6 +145,14 @@ class SupervisedTrainer:
                 responder, samples, self.run.metrics, split_name=split, post_processor=post_processor
             )
         return replace(evaluation, scores=measured | evaluation.scores)
+
+    def report_alerts(self, split: str, numbers: Mapping[str, Any]) -> None:
+        """Report new alerts of the objective, as the run doctor of RL runs does."""
+        n_steps = self.trainer.state.max_steps
+        for name, alert in self.run.objective.alerts(split, self.step, n_steps, numbers).items():
+            logger.warning("step %d, %s: %s. %s", self.step, name, alert.message, alert.advice, extra=IN_SHORT)
+            line = {"alarm": name, "iteration": self.step, "said": alert.message, "advice": alert.advice}
+            self.tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": []})
 
     def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:
         """Save the language model and the tokenizer for `from_pretrained`.
