@@ -110,7 +110,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
 
 
 class Prepared(NamedTuple):
-    """What a supervised or preference run needs before its model is loaded."""
+    """Parts of a supervised or preference run that exist before its model is loaded."""
 
     config: Any  # with a folder in place of each embedded model
     components: Components

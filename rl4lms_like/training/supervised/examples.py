@@ -174,7 +174,7 @@ class ExampleEncoder:
 
     @cached_property
     def _adds_spaces(self) -> bool:
-        """Whether the tokenizer adds a space before a text by itself, as SentencePiece does."""
+        """True if the tokenizer adds a space before a text by itself, as SentencePiece does."""
         repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
         return " " in str(self.tokenizer.decode(repeated)).strip()
 

@@ -22,7 +22,7 @@ Batch = Mapping[str, Tensor]
 
 
 class TrainingObjective(ABC):
-    """What a run on given texts learns.
+    """Objective of a run on given texts.
 
     Attributes:
         name: prefix of the logged loss.
