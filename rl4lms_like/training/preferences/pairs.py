@@ -135,7 +135,9 @@ def encode_pairs(
     pairs = _counted(preferences)
     given = [(sample, text) for sample in preferences for text in _texts(sample)]
     responses = iter(encoder.responses(given))
-    full = encoder.prompts(preferences, NO_LIMIT)
+    full, ends = encoder.prompts(preferences, NO_LIMIT), {encoder.end_token_id}
+    if any(sample.rendered_prompt is not None for sample in preferences):
+        ends.add(ChatTemplate(encoder.tokenizer).end_of_turn)
     for sample, prompt, whole in zip(preferences, encoder.prompts(preferences), full, strict=True):
         found = [next(responses) for _ in _texts(sample)]
         _count_boundary(pairs, encoder, sample, whole, found)
@@ -145,7 +147,7 @@ def encode_pairs(
         for before, after in zip(found, kept, strict=True):
             pairs.n_cut_responses += len(after) < len(before)
             # some models append a language token after the end token
-            pairs.n_without_end += encoder.end_token_id not in after[-2:]
+            pairs.n_without_end += not ends & set(after[-2:])
         pairs.n_identical_when_cut += len(kept) == 2 and kept[0] == kept[1] and sample.chosen != sample.rejected
         if len(kept) == 2:
             pairs.lengths.append((len(kept[0]), len(kept[1])))

@@ -10,11 +10,13 @@ from transformers import AutoModelForCausalLM
 from rl4lms_like.core.errors import DataPoolError, RL4LMsLikeError
 from rl4lms_like.scoring.classifier import RewardModelScore
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.testing import models
 from rl4lms_like.training.catalogue import description
 from rl4lms_like.training.config.run_config import load_config, parse_config
 from rl4lms_like.training.inference import evaluate_run
 from rl4lms_like.training.preferences.assemble import assemble_preferences
 from rl4lms_like.training.preview import preview
+from tests.chat_models import BOS, END, START, chat_tokenizer
 from tests.config_errors import raises_at
 from tests.training.preferences.preference_runs import OBJECTIVES, PAIRS, blocks, lines, run, written
 
@@ -94,8 +96,6 @@ def test_the_best_reward_model_with_adapters_is_the_final_one(tmp_path, tiny_gpt
 
 
 def test_a_reference_that_differs_is_compared_with(tmp_path, tiny_gpt2_dir, tiny_tokenizer):
-    from rl4lms_like.testing import models
-
     other = models.save_model(tmp_path / "other", models.make_causal_lm("gpt2", tiny_tokenizer, seed=3), tiny_tokenizer)
     mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path), max_steps=1)
     mapping["alg"]["args"]["reference_model"] = str(other)
@@ -128,6 +128,25 @@ def test_a_run_of_labels(tmp_path, tiny_gpt2_dir):
     mapping["alg"]["id"] = "dpo"
     with pytest.raises(DataPoolError, match="train_0"):
         assemble_preferences(parse_config(mapping))
+
+
+def test_conversations_are_rendered_by_the_chat_template(tmp_path):
+    tokenizer = chat_tokenizer()
+    model = models.save_model(tmp_path / "chat", models.make_causal_lm("gpt2", tokenizer), tokenizer)
+    turns = [[{"role": "user", "content": f"is it {n}"}, {"role": "assistant", "content": "{}"}] for n in range(4)]
+    rows = [
+        {column: [turn, {**answer, "content": column}] for column in ("chosen", "rejected")} for turn, answer in turns
+    ]
+    for id in ("dpo", "reward_model"):
+        mapping = blocks(id, model, written(tmp_path, rows))
+        mapping["tokenizer"]["chat_template"] = True
+        pairs = assemble_preferences(parse_config(mapping)).examples["train"]
+        row = pairs.rows[0]
+        prompt = f"{BOS}{START}user\nis it 0{END}\n{START}assistant\n"
+        assert tokenizer.decode(row["prompt"]) == prompt
+        end = END if id == "dpo" else f"{END}\n{tokenizer.eos_token}"
+        assert [tokenizer.decode(ids) for ids in row["responses"]] == [f"chosen{end}", f"rejected{end}"]
+        assert (pairs.n_without_end, pairs.n_implicit) == (0, 4)
 
 
 def test_a_pool_without_preferences_is_refused(tmp_path, tiny_gpt2_dir):
