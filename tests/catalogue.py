@@ -288,6 +288,7 @@ POOLS: dict[str, Row] = {
     "csv": Row(lambda places: {"path": places.file("ten.csv", _CSV), "reference_column": "answer"} | _FILE),
     "text": Row(lambda places: {"path": places.file("ten.txt", _LINES), "prompt_words": 3}),
     "hf_dataset": Row(lambda places: {"path": places.data_set()} | _FILE),
+    "preferences": Row(lambda places: {"path": places.file("pairs.jsonl", _PAIRS), "seed": 3}),
     "imdb": _local("imdb", seed=1),
     "imdb_seq2seq": _local("imdb_seq2seq", positive_ratio=0.5),
     "commongen": _local("commongen", prefix="generate a sentence with: ", concept_end_token="."),
@@ -312,6 +313,11 @@ ALGORITHMS: dict[str, Row] = {
 POST_PROCESSORS: dict[str, Row] = {"three_sentence_summary": Row()}
 
 _JSON_LINES = "".join(f'{{"text": "one and {number}", "answer": "{number + 1}"}}\n' for number in range(10))
+_PAIRS = "".join(
+    json.dumps({"prompt": f"one and {n}", "chosen": f"{n + 1}", "rejected": f"{n}", "other": "x", "is_good": n > 4})
+    + "\n"
+    for n in range(10)
+)
 _PROBLEMS = "".join(f'{{"question": "{n} and 1?", "answer": "Add. #### {n + 1}"}}\n' for n in range(10))
 _CSV = "text,answer\n" + "".join(f"one and {number},{number + 1}\n" for number in range(10))
 _LINES = "".join(f"a line of text with the number {number}\n" for number in range(10))

@@ -124,13 +124,17 @@ def _names_of(key: str) -> tuple[str, str]:
     return (metric, f"mean over the split {split!r}") if colon else (key, key)
 
 
+PASSES = ("supervised/epoch", "preference/epoch")
+"""Keys of the number of passes over the examples, by kind of run."""
+
+
 def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float, float]]:
     """Return iteration (in supervised runs: optimizer step) -> (position on the axis, value) of finite values."""
     split, colon, metric = key.partition(":")
     values: Mapping[float, Any]
     if colon:
-        logged = [line for line in record.iterations if line.get("supervised/epoch")]
-        per_epoch = logged[-1]["iteration"] / logged[-1]["supervised/epoch"] if logged else 1.0  # RL: 1 iteration
+        passes = ((line["iteration"], line.get(key)) for line in record.iterations for key in PASSES)
+        per_epoch = next((step / done for step, done in reversed(list(passes)) if done), 1.0)  # RL: 1 iteration
         evaluations = record.evaluations.get(split, {})
         values = {round(float(epoch) * per_epoch): scores.get(metric) for epoch, scores in evaluations.items()}
     else:

@@ -1,4 +1,4 @@
-"""One item of a data pool."""
+"""Items of data pools: prompts with references, and prompts with preferences."""
 
 from __future__ import annotations
 
@@ -41,3 +41,25 @@ class Sample:
         """Return a sample whose prompt is a list of messages with `role` and `content`."""
         text = "\n\n".join(message["content"] for message in messages)
         return cls(id, text, list(references), meta_data, list(messages))
+
+
+@dataclass(frozen=True)
+class Preference(Sample):
+    """Prompt with a preferred and a rejected response, or with one response that is labelled as good or bad.
+
+    `references` has the preferred (or good) response, so that other runs can learn from it.
+
+    Args:
+        rejected: the response that is not preferred (or bad); None if the only response is a good one.
+        margin: how much better the preferred response is, in the units of a reward model.
+        is_implicit: the prompt is the common beginning of both responses.
+    """
+
+    rejected: str | None = None
+    margin: float = 0.0
+    is_implicit: bool = False
+
+    @property
+    def chosen(self) -> str | None:
+        """The preferred (or good) response; None if the only response is a bad one."""
+        return self.references[0] if self.references else None

@@ -39,6 +39,9 @@ DATA_POOLS = Registry(
         "hf_dataset": _pool(
             "hf_dataset:HfDatasetPool", "columns of a `datasets` dataset, local or from the hub", "extra 'data'"
         ),
+        "preferences": _pool(
+            "preferences:PreferencePool", "pairs of a better and a worse response, or labelled responses, of any table"
+        ),
         "imdb": _published("imdb:IMDB", "film reviews to continue (IMDb)"),
         "imdb_seq2seq": _published("imdb:IMDBForSeq2Seq", "positive film reviews for supervised training (IMDb)"),
         "commongen": _published("common_gen:CommonGen", "sentences that use a set of concepts (CommonGen)"),

@@ -8,7 +8,7 @@ path: parquet, data_files: {train: a.parquet}    a file format and its files
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import Columns
 from rl4lms_like.data_pools.published import as_tables, fetching, saved_tables
 from rl4lms_like.data_pools.splits import SPLITS, Splitting, names_of
-from rl4lms_like.data_pools.tables import refuse_devices
+from rl4lms_like.data_pools.tables import LocatedRow, refuse_devices
 
 _NEEDED_BY = "the data pool 'hf_dataset'"
 
@@ -63,13 +63,31 @@ class HfDatasetPool(TextGenPool):
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
             split_ratios: fractions of train, val and test if the dataset has only one split.
         """
-        tables = _load(path, name, data_files)
-        own_name, owned = _split_of(split, tables, split_names, path)
-        table = tables[own_name]
-        rows = range(len(table))[: splitting.max_size] if owned else splitting.of_all(len(table), split)
-        where = f"{path}[{own_name}]"
-        records = ((row, (f"{where}, row {row}", each)) for row, each in zip(rows, table.select(rows), strict=True))
-        return cls.of(columns.samples(records, prompt_column, split), split, where)
+        rows, where = dataset_rows(split, path, name, data_files, split_names, splitting)
+        return cls.of(columns.samples(rows, prompt_column, split), split, where)
+
+
+def dataset_rows(
+    split: str,
+    path: str,
+    name: str | None,
+    data_files: Mapping[str, str] | None,
+    split_names: Mapping[str, str] | None,
+    splitting: Splitting,
+) -> tuple[Iterator[tuple[int, LocatedRow]], str]:
+    """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`.
+
+    Raises:
+        DataPoolError: the dataset cannot be loaded, or has no such split.
+        MissingExtraError: the package `datasets` is not installed.
+    """
+    tables = _load(path, name, data_files)
+    own_name, owned = _split_of(split, tables, split_names, path)
+    table = tables[own_name]
+    rows = range(len(table))[: splitting.max_size] if owned else splitting.of_all(len(table), split)
+    where = f"{path}[{own_name}]"
+    found = ((row, (f"{where}, row {row}", each)) for row, each in zip(rows, table.select(rows), strict=True))
+    return found, where
 
 
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:

@@ -87,10 +87,12 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
     """Return the rows of a file; the format is determined by the end of its name.
 
     Raises:
-        DataPoolError: it cannot be read; the message names file and line.
+        DataPoolError: it has another format, or cannot be read; the message names file and line.
         MissingExtraError: it is a parquet file and pyarrow is not installed.
     """
-    return READERS[_ending(file)](file)
+    if (ending := _ending(file)) not in READERS:
+        raise DataPoolError(f"{file}: expected a file that ends with {', '.join('.' + known for known in READERS)}")
+    return READERS[ending](file)
 
 
 def _ending(file: Path) -> str:

@@ -100,8 +100,9 @@ def load_model(
     dropout: bool = False,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    n_labels: int | None = None,
 ) -> tuple[PreTrainedModel, dict[str, float]]:
-    """Load a language model in float32; return it and the dropout rates of its checkpoint.
+    """Load a model in float32; return it and the dropout rates of its checkpoint.
 
     Args:
         auto_class: transformers' `AutoModelFor...`.
@@ -111,6 +112,7 @@ def load_model(
         dropout: keep the rates of the model's config; otherwise all of them are set to 0.
         attn_implementation: transformers' argument; None means transformers' default.
         trust_remote_code: run code that is part of the model.
+        n_labels: number of outputs of a classifier; default: that of the model's config.
 
     Raises:
         ModelError: it cannot be loaded, or weights are missing.
@@ -128,6 +130,8 @@ def load_model(
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(cannot_load(role, model_name, error)) from error
+    if n_labels is not None:
+        config.num_labels = n_labels
     rates = dropout_rates(config)
     if not dropout:
         set_dropout_rates(config, dict.fromkeys(rates, 0.0))

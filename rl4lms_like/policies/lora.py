@@ -163,7 +163,8 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
         if isinstance(names := getattr(config, name), set):  # a set's order differs from process to process
             setattr(config, name, sorted(names))
     config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:

@@ -63,10 +63,10 @@ ENTROPY = Column("entropy", ("rollout_info/entropy",), ".3f")
 VALUE_LOSS = Column("value loss", ("ppo/value_loss", "train/value_loss"), ".4f")
 SPEED = Column("tokens/s", ("time/tokens_per_s", "time/fps"), ",.0f")
 COLUMNS = (REWARD, KL, COEFF, ENTROPY, VALUE_LOSS, SPEED)
-LOSS = Column("loss", ("supervised/loss",), ".4f")
+LOSS = Column("loss", ("supervised/loss", "preference/loss"), ".4f")
 SUPERVISED = (
     LOSS,
-    Column("val loss", ("supervised/val_loss",), ".4f"),
+    Column("val loss", ("supervised/val_loss", "preference/val_loss"), ".4f"),
     Column("lr", ("train/learning_rate",), ".2e"),
     Column("steps/s", ("time/steps_per_s",), ".2f"),
 )

@@ -125,6 +125,9 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         ("reward per episode", "rollout_info/ep_rew", ""),
         ("loss per token", "supervised/loss", ""),
         ("loss on val", "supervised/val_loss", ""),
+        ("loss per pair", "preference/loss", ""),
+        ("loss on val", "preference/val_loss", ""),
+        ("accuracy", "rewards/accuracies", ""),
         ("KL per token", "rollout_info/kl_div_mean", against),
         ("entropy", "rollout_info/entropy", ""),
     ):

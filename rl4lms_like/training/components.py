@@ -34,7 +34,13 @@ from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
-from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig
+from rl4lms_like.training.config.run_config import (
+    AnyConfig,
+    ComponentConfig,
+    MetricConfig,
+    RunConfig,
+    SupervisedConfig,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,7 +106,7 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
         ConfigError: the reward would fail, or metrics would be NaN.
         DataPoolError: a supervised run has no references to train on.
     """
-    if not isinstance(config, RunConfig) and not any(sample.references for sample in samples["train"]):
+    if isinstance(config, SupervisedConfig) and not any(sample.references for sample in samples["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
     issues = []
     without = [sample.id for sample in samples["train"] if not sample.references]

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config, parse_config
+from rl4lms_like.training.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 
@@ -221,6 +222,9 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
     own, own_model = _run_of(Path(run_or_model))
     model = own_model or _model_name(run_or_model)
     config = load_config(config_path, data=False) if config_path else own
+    if isinstance(own, PreferenceConfig) and not getattr(OBJECTIVES.signature(own.alg.id), "has_language_model", True):
+        hint = "use it as `model_name` of the reward or the metric 'reward_model'"
+        raise RL4LMsLikeError(f"{run_or_model} is a run of {own.alg.id!r}, whose model writes no text: {hint}")
     if config is None:
         raise RL4LMsLikeError(
             f"{run_or_model} is not the folder of a finished run (config.json and model/): set --config_path to a file "

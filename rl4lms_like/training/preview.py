@@ -15,7 +15,7 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.training.components import Components, build_components, chat_lines, check_references, data_lines
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import learning_rate_notice
-from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig
+from rl4lms_like.training.config.run_config import AnyConfig, OfflineConfig, RunConfig, SupervisedConfig
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.run import silence_libraries
@@ -147,12 +147,15 @@ def _models(config: RunConfig) -> tuple[str, _Models | None]:
     return message, _Models(networks["model_name"], tokenizer, prompt)
 
 
-def _plan(config: SupervisedConfig, samples: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
-    """Return the plan of a supervised run, or the reason why there is none; errors in the config are raised."""
-    from rl4lms_like.training.supervised.assemble import plan
+def _plan(config: OfflineConfig, samples: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
+    """Return the plan of a supervised or preference run, or the reason why there is none; config errors are raised."""
+    from rl4lms_like.training.preferences import assemble as preferences
+    from rl4lms_like.training.supervised import assemble as supervised
 
     try:
-        return plan(config, samples)
+        if isinstance(config, SupervisedConfig):
+            return supervised.plan(config, samples)
+        return preferences.plan(config, samples)
     except ConfigError:
         raise
     except RL4LMsLikeError as error:

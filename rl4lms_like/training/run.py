@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
 from rl4lms_like.core.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
-from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, load_config
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig, load_config
 from rl4lms_like.training.estimates.memory import explaining
 
 if TYPE_CHECKING:
@@ -286,12 +286,13 @@ def _assembled(config: AnyConfig, ranks: Ranks) -> tuple[Callable[[Tracker, Path
         run = assemble(config, ranks)
         return lambda tracker, resume_from: OnPolicyTrainer(run, tracker, resume_from=resume_from), run.env.close
     if ranks.size > 1:
-        raise ConfigError([ConfigIssue("alg.id", "a supervised run has a single process; start it without torchrun")])
+        raise ConfigError([ConfigIssue("alg.id", "this run has a single process; start it without torchrun")])
+    from rl4lms_like.training.preferences.assemble import assemble_preferences
     from rl4lms_like.training.supervised.assemble import assemble_supervised
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
-    supervised = assemble_supervised(config)
-    return lambda tracker, resume_from: SupervisedTrainer(supervised, tracker, resume_from=resume_from), lambda: None
+    offline = assemble_supervised(config) if isinstance(config, SupervisedConfig) else assemble_preferences(config)
+    return lambda tracker, resume_from: SupervisedTrainer(offline, tracker, resume_from=resume_from), lambda: None
 
 
 def silence_libraries() -> None:

@@ -57,7 +57,8 @@ def name_asked_for(tried: Tried) -> Any:
     import datasets
 
     def load_dataset(path: str, name: str | None = None, **settings: Any) -> Any:
-        return datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": [f"of {name}"] * 10}))
+        columns = ("text", "prompt", "chosen", "rejected")
+        return datasets.DatasetDict(train=datasets.Dataset.from_dict({each: [f"of {name}"] * 10 for each in columns}))
 
     tried.patch.setattr(datasets, "load_dataset", load_dataset)
     return samples(tried)
@@ -111,6 +112,30 @@ _TWO_SPLITS = saved("two_splits", "train", "validation")
 _TWO_COLUMNS = {"path": saved("two_columns", "train")}
 _JSON = {"path": "json", "data_files": of_train(written("first.jsonl", table("jsonl", ("first", "1"), ("one", "2"))))}
 
+
+def _pairs(name: str) -> str:
+    """Ten preferences."""
+    rows = ({"prompt": name, "chosen": f"{n}", "rejected": "x"} for n in range(10))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def saved_pairs(name: str, *splits: str) -> Place:
+    """A folder in which `datasets` saved ten preferences of every split, named in their prompts."""
+
+    def place(places: Places) -> str:
+        from datasets import Dataset, DatasetDict
+
+        folder = places.root / name
+        if not folder.is_dir():
+            rows = {split: [json.loads(line) for line in _pairs(split).splitlines()] for split in splits}
+            DatasetDict({split: Dataset.from_list(each) for split, each in rows.items()}).save_to_disk(str(folder))
+        return str(folder)
+
+    return place
+
+
+_SAVED_PAIRS = saved_pairs("saved_pairs", "train", "validation")
+
 ROWS: dict[str, dict[str, Acts | Silent]] = {
     "dummy_pool": {
         "prompt": Acts("Say:", samples),
@@ -134,6 +159,19 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     "csv": {
         **_tables("csv"),
         "delimiter": Acts(";", samples, others={"path": _TWO_DELIMITERS}, without=["reference_column"]),
+    },
+    "preferences": {
+        **{name: _ANY_FILE[name] for name in ("max_size", "split_ratios", "seed")},
+        **_files("jsonl", _pairs("first"), _pairs("second")),
+        "dataset": Acts(saved_pairs("one_split", "train"), samples, others={"dataset": _SAVED_PAIRS}, without=["path"]),
+        "name": Acts("small", name_asked_for, others={"dataset": "owner/set"}, without=["path"]),
+        "split_names": Acts({"train": "validation"}, samples, others={"dataset": _SAVED_PAIRS}, without=["path"]),
+        "prompt_column": Acts("other", samples),
+        "chosen_column": Acts("other", samples),
+        "rejected_column": Acts("other", samples),
+        "label_column": Acts("is_good", samples, others={"response_column": "chosen"}),
+        "response_column": Acts("rejected", samples, others={"label_column": "is_good", "response_column": "chosen"}),
+        "margin_column": Acts("chosen", samples),
     },
     "text": {
         **_ANY_FILE,

@@ -20,7 +20,7 @@ import pytest
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.testing.models import make_tokenizer
@@ -144,7 +144,10 @@ def scores(tried: Tried) -> Any:
 def samples(tried: Tried) -> list[tuple[Any, ...]]:
     """Those of a pool, with the weights that they are drawn with."""
     return [
-        (sample.id, sample.prompt_or_input_text, list(sample.references), dict(sample.meta_data or {}), weight)
+        (
+            *(sample.id, sample.prompt_or_input_text, list(sample.references), dict(sample.meta_data or {}), weight),
+            *((sample.rejected, sample.margin) if isinstance(sample, Preference) else ()),
+        )
         for sample, weight in tried.component
     ]
 

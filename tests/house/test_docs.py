@@ -112,9 +112,9 @@ def check_benchmark(text: str, folder: Path) -> None:
 def with_fragment(run: dict, fragment: dict) -> dict:
     """A run with a fragment's keys; a component with another id comes with its own arguments (and KL, if given).
 
-    A supervised run has other blocks, and stands by itself.
+    A supervised or preference run has other blocks, and stands by itself.
     """
-    if run_kind(fragment) == "supervised":
+    if run_kind(fragment) != "on_policy":
         return fragment
     merged = copy.deepcopy(run)
     for key, value in fragment.items():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from rl4lms_like.core import losses
+from rl4lms_like.core import losses, preference_losses
 from rl4lms_like.core.advantages import (
     generalized_advantages,
     group_advantages,
@@ -412,3 +412,72 @@ def test_masked_and_raw_log_probs(golden):
     ):
         close(scores.log_prob, case["expected"]["masked_log_prob"])
         close(scores.raw_log_prob, case["expected"]["raw_log_prob"])
+
+
+def pairs_of(case):
+    chosen, rejected, ref_chosen, ref_rejected = tensors(
+        case, "policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected"
+    )
+    chosen.requires_grad_()
+    return chosen, chosen - ref_chosen, rejected - ref_rejected
+
+
+def test_dpo_and_its_variants(golden):
+    case = golden["dpo_loss"]
+    beta, smoothing = case["params"]["beta"], case["params"]["label_smoothing"]
+    policy, chosen, rejected = pairs_of(case)
+    loss = preference_losses.dpo_loss(chosen, rejected, beta)
+    close(loss.detach(), case["expected"]["per_sample"])
+    (gradient,) = torch.autograd.grad(loss.mean(), policy, retain_graph=True)
+    close(gradient, case["expected"]["grad_policy_chosen"])
+    close(preference_losses.dpo_loss(chosen, rejected, beta, smoothing).mean(), case["expected"]["cdpo_loss"])
+    close(preference_losses.robust_dpo_loss(chosen, rejected, beta, smoothing).mean(), case["expected"]["robust_loss"])
+    close(preference_losses.hinge_loss(chosen, rejected, beta).mean(), case["expected"]["hinge_loss"])
+
+
+def test_ipo_with_sums_and_means(golden):
+    case = golden["ipo_loss"]
+    _, chosen, rejected = pairs_of(case)
+    beta, (n_chosen, n_rejected) = case["params"]["beta"], tensors(case, "len_chosen", "len_rejected")
+    close(preference_losses.ipo_loss(chosen, rejected, beta).mean(), case["expected"]["loss_sum"])
+    means = chosen / n_chosen, rejected / n_rejected
+    close(preference_losses.ipo_loss(*means, beta).mean(), case["expected"]["loss_length_avg"])
+
+
+def test_kto(golden):
+    case = golden["kto_loss"]
+    chosen, rejected, policy, reference = tensors(case, "chosen_logratios", "rejected_logratios", "kl_policy", "kl_ref")
+    z0 = preference_losses.kto_reference_point(policy - reference)
+    close(z0, case["expected"]["z0"])
+    is_desirable = torch.arange(len(chosen) + len(rejected)) < len(chosen)
+    loss = preference_losses.kto_loss(torch.cat([chosen, rejected]), is_desirable, z0, case["params"]["beta"])
+    close(loss[is_desirable], case["expected"]["chosen_losses"])
+    close(loss[~is_desirable], case["expected"]["rejected_losses"])
+    weights = torch.where(is_desirable, case["params"]["desirable_weight"], case["params"]["undesirable_weight"])
+    close((weights * loss).mean(), case["expected"]["loss"])
+
+
+def test_orpo(golden):
+    case = golden["orpo_loss"]
+    chosen, rejected = tensors(case, "chosen_avg_logp", "rejected_avg_logp")
+    close(preference_losses.log_odds_ratio(chosen, rejected), case["expected"]["log_odds"])
+    nll = torch.tensor(case["inputs"]["chosen_nll"], dtype=torch.float64)
+    loss = preference_losses.orpo_loss(chosen, rejected, nll, case["params"]["beta"])
+    close(loss.mean(), case["expected"]["loss"])
+
+
+def test_simpo(golden):
+    case = golden["simpo_loss"]
+    beta = case["params"]["beta"]
+    gamma = beta * case["params"]["gamma_beta_ratio"]
+    scores = tensors(case, "chosen_avg_logp", "rejected_avg_logp")
+    close(preference_losses.simpo_loss(*scores, beta, gamma).mean(), case["expected"]["loss"])
+
+
+def test_reward_model(golden):
+    case = golden["reward_model_loss"]
+    chosen, rejected, margin = tensors(case, "chosen", "rejected", "margin")
+    expected = case["expected"]
+    close(preference_losses.bradley_terry_loss(chosen, rejected).mean(), expected["loss"])
+    close(preference_losses.bradley_terry_loss(chosen, rejected, margin).mean(), expected["loss_margin"])
+    close(preference_losses.bradley_terry_loss(chosen, rejected, 0.0, 0.01).mean(), expected["loss_center_0p01"])

@@ -6,7 +6,8 @@
     train_evaluation.metrics   METRICS
     alg, alg.policy            ALGORITHMS, POLICIES
     alg.policy.args.engine     ENGINES
-    post_processing_fn         POST_PROCESSORS, in supervised runs
+    alg                        OBJECTIVES, in preference runs
+    post_processing_fn         POST_PROCESSORS, in supervised and preference runs
 
 Arguments with the type of a reward are components too and are bound in the same way, at any depth. So is the
 `shaping_fn` that every reward accepts.
@@ -38,7 +39,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import MinLen
 from pydantic import PlainValidator
 
-from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.core.errors import ComponentError, ConfigError, ConfigIssue, MissingExtraError, RL4LMsLikeError
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.registry import Registry
@@ -77,17 +78,18 @@ REGISTRIES: dict[str, Registry] = {
     "policies": POLICIES,
     "engines": ENGINES,
     "algorithms": ALGORITHMS,
+    "objectives": OBJECTIVES,
 }
 """Registries by their name on the command line."""
 
 POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
-"""Config path of the post-processor of a supervised run's texts."""
+"""Config path of the post-processor of a supervised or preference run's texts."""
 
 ENGINE = "alg.policy.args.engine"
 """Config path of the generation engine."""
 
 GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs")
-"""Config paths of arguments for transformers' `generate`; the last is for supervised runs."""
+"""Config paths of arguments for transformers' `generate`; the last is for supervised and preference runs."""
 
 FILLED_IN: dict[str, tuple[str, ...]] = {
     "data pool": ("split",),
@@ -131,25 +133,30 @@ class Slot:
         return getattr(target, "arguments_class", target)
 
 
-RunKind = Literal["on_policy", "supervised"]
+RunKind = Literal["on_policy", "supervised", "preference"]
 
 
 def run_kind(blocks: Mapping[str, Any]) -> RunKind:
-    """Return the kind of run of a raw mapping: supervised if `alg.id` is `supervised`, otherwise on-policy."""
-    alg = blocks.get("alg")
-    return "supervised" if isinstance(alg, Mapping) and alg.get("id") == "supervised" else "on_policy"
+    """Return the kind of run of a raw mapping by its `alg.id`: `supervised`, an objective, or else on-policy."""
+    id = at(blocks, "alg.id")
+    if isinstance(id, str) and id in OBJECTIVES:
+        return "preference"
+    return "supervised" if id == "supervised" else "on_policy"
 
 
 def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
     """Yield the components of a raw mapping, except the environment, which is always `TextGenEnv`."""
     alg = blocks.get("alg")
     places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
-    if run_kind(blocks) == "supervised":
-        places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
-    else:
+    kind = run_kind(blocks)
+    if kind == "on_policy":
         places.append(("datapool.sampler", at(blocks, "datapool.sampler"), SAMPLERS))
-    if run_kind(blocks) == "on_policy" and isinstance(alg, dict):
+    else:
+        places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
+    if kind == "on_policy" and isinstance(alg, dict):
         places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
+    elif kind == "preference":
+        places.append(("alg", alg, OBJECTIVES))
     evaluation = blocks.get("train_evaluation")
     metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None
     for index, metric in enumerate(metrics if isinstance(metrics, list) else []):

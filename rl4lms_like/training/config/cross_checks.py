@@ -18,6 +18,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from rl4lms_like.policies.arguments import (
     mask_issues,
     unsupported_generation,
 )
-from rl4lms_like.training.config.binding import GENERATION, POST_PROCESSING, targets
+from rl4lms_like.training.config.binding import GENERATION, POST_PROCESSING, run_kind, targets
 from rl4lms_like.training.small_models.embedded import NAMES, TINY_MODEL, is_embedded, unknown_embedded_model
 
 PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"
@@ -86,7 +87,7 @@ def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _missing_folders(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Find model names that can only be local folders, and do not exist."""
     policy = (f"{POLICY}.{key}" for key in ("model_name", "reference_model", "critic_model", "teacher_model"))
-    for path in ("tokenizer.model_name", "alg.model_name", *policy):
+    for path in ("tokenizer.model_name", "alg.model_name", "alg.args.reference_model", *policy):
         name = at(blocks, path)
         if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir():
             yield ConfigIssue(path, f"there is no folder {name!r}" + _where_from(name))
@@ -121,8 +122,8 @@ def _own_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
 
 def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the function that prepares the run's data pool, if it is one of the library's that read a user's file."""
-    prepare = _own_pool(blocks)
-    if prepare is None or not isinstance(at(blocks, "datapool.args"), Mapping):
+    prepare, args = _own_pool(blocks), at(blocks, "datapool.args")
+    if prepare is None or not isinstance(args, Mapping) or args.get("dataset") is not None:
         return None
     # `hf_dataset` is excluded: its `path` is required and not a file
     return prepare if {"path", "data_files"} <= signature_of(prepare).defaults.keys() else None
@@ -302,6 +303,31 @@ def _masks(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
         yield from mask_issues(args, POLICY)
 
 
+def _objective(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check a preference run: its arguments, and keys of supervised runs that its objective does not read."""
+    target: Any = targets(blocks).get("alg")
+    if run_kind(blocks) != "preference" or target is None:
+        return
+    id = blocks["alg"]["id"]
+    with suppress(TypeError):  # unknown arguments, which are reported where they are bound
+        yield from (issue.below("alg.args") for issue in target(**at(blocks, "alg.args") or {}).conflicts())
+    if at(blocks, "alg.training_args.label_smoothing_factor"):
+        text = "smooths labels of tokens, and this objective has none; dpo has alg.args.label_smoothing"
+        yield ConfigIssue("alg.training_args.label_smoothing_factor", text)
+    if at(blocks, "alg.training_args.train_sampling_strategy") == "group_by_length":
+        yield ConfigIssue("alg.training_args.train_sampling_strategy", "pairs are not grouped by length; use random")
+    if target.has_language_model:
+        return
+    for path in ("train_evaluation.metrics", "alg.generation_kwargs"):
+        if at(blocks, path):
+            yield ConfigIssue(path, f"{id} writes no text; it is evaluated on the preferences of val and test")
+    if at(blocks, "tokenizer.max_length") is not None:
+        yield ConfigIssue("tokenizer.max_length", f"{id} reads prompt and response as one text; it cuts no prompts")
+    if at(blocks, "alg.peft") is not None and at(blocks, "alg.merge_on_save") is not True:
+        text = f"must be true with peft: the output layer of {id} is not part of the adapters"
+        yield ConfigIssue("alg.merge_on_save", text)
+
+
 def _second_derivatives(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that the networks of `trpo` can be differentiated twice."""
     args = at(blocks, POLICY)
@@ -344,6 +370,7 @@ def chosen_metric_issues(blocks: Mapping[str, Any]) -> Iterator[ConfigIssue]:
     known = _reported(at(blocks, "train_evaluation.metrics"))
     if known is None:
         return
+    known += getattr(targets(dict(blocks)).get("alg"), "keys", ())
     held_out, best = at(blocks, HELD_OUT), at(blocks, SUPERVISED)
     chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
     for index, each in enumerate(held_out if isinstance(held_out, list) else []):
@@ -400,6 +427,7 @@ CROSS_CHECKS = (
     _masks,
     _second_derivatives,
     _engine,
+    _objective,
 )
 """Checks of a bound mapping, in the order in which they run."""
 

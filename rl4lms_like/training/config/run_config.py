@@ -2,6 +2,7 @@
 
     RunConfig             tokenizer  reward_fn  datapool  env  alg (args, kl_div, policy)  train_evaluation
     SupervisedConfig      tokenizer             datapool       alg (model, training_args)  train_evaluation
+    PreferenceConfig      tokenizer             datapool       alg (args, model, training_args)  train_evaluation
 
 `load_config` reads a file, applies overrides, checks everything including the `args` of components, and raises one
 `ConfigError` with all errors. It loads no model and does not import torch.
@@ -307,11 +308,10 @@ class RunConfig(_AnyRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedAlgConfig:
-    """The `alg` block of a supervised run.
+class _OfflineAlgConfig:
+    """Keys of `alg` that supervised runs and preference runs have in common.
 
     Args:
-        id: selects a supervised run.
         model_type: family of the model.
         model_name: model of this hub id or local folder.
         generation_kwargs: generation arguments of evaluations.
@@ -319,7 +319,6 @@ class SupervisedAlgConfig:
             metrics.
         separator: text inserted between prompt and reference of a causal model; default: a space if neither has white
             space there.
-        loss_on_prompt: for causal models: train on the prompts too, not only on the references.
         early_stopping_patience: stop training after this many evaluations on `val` without improvement; null never
             stops early.
         early_stopping_threshold: smallest improvement that counts, in units of `metric_for_best_model`.
@@ -328,25 +327,56 @@ class SupervisedAlgConfig:
         merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise only the adapters.
     """
 
-    id: Literal["supervised"]
     model_type: Literal["causal", "seq2seq"]
     model_name: str
     generation_kwargs: Arguments = field(default_factory=dict)
     training_args: Arguments = field(default_factory=dict)
     separator: str | None = None
-    loss_on_prompt: bool = False
     early_stopping_patience: Count | None = None
     early_stopping_threshold: NonNegative = 0.0
     peft: Arguments | None = None
     merge_on_save: bool = False
 
     def __post_init__(self) -> None:
-        if self.model_type == "seq2seq" and self.loss_on_prompt:
-            raise ValueError("loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it")
         if self.model_type == "seq2seq" and self.separator is not None:
             raise ValueError("separator: a seq2seq model does not join prompt and reference to one text; remove it")
         if self.early_stopping_patience is None and self.early_stopping_threshold:
             raise ValueError("early_stopping_threshold has no effect without early_stopping_patience")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedAlgConfig(_OfflineAlgConfig):
+    """The `alg` block of a supervised run.
+
+    Args:
+        id: selects a supervised run.
+        loss_on_prompt: for causal models: train on the prompts too, not only on the references.
+    """
+
+    id: Literal["supervised"]
+    loss_on_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model_type == "seq2seq" and self.loss_on_prompt:
+            raise ValueError("loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it")
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceAlgConfig(_OfflineAlgConfig):
+    """The `alg` block of a preference run.
+
+    Args:
+        id: id of the objective.
+        args: arguments of the objective.
+        training_args: arguments of transformers' `TrainingArguments`. Batch sizes count pairs (for `kto`, responses).
+            `metric_for_best_model` is `loss`, a key of the metrics, or one that the objective reports on `val`.
+        separator: text inserted between prompt and response of a causal model; default: a space if neither has white
+            space there.
+    """
+
+    id: str
+    args: Arguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,8 +415,32 @@ class SupervisedConfig(_AnyRunConfig):
 
 
 _SHARED = ("seed", "device", "n_threads", "deterministic", "distributed")
-AnyConfig: TypeAlias = RunConfig | SupervisedConfig
-KINDS: dict[RunKind, type[AnyConfig]] = {"on_policy": RunConfig, "supervised": SupervisedConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceConfig(_AnyRunConfig):
+    """Config of a preference run.
+
+    Args:
+        tokenizer: the tokenizer.
+        datapool: the data pool of preferences, `id` and `args`.
+        alg: objective, model and training arguments.
+        train_evaluation: batch size and metrics.
+    """
+
+    tokenizer: TokenizerConfig
+    datapool: ComponentConfig
+    alg: PreferenceAlgConfig
+    train_evaluation: SupervisedEvaluationConfig
+
+
+OfflineConfig: TypeAlias = SupervisedConfig | PreferenceConfig
+AnyConfig: TypeAlias = RunConfig | OfflineConfig
+KINDS: dict[RunKind, type[AnyConfig]] = {
+    "on_policy": RunConfig,
+    "supervised": SupervisedConfig,
+    "preference": PreferenceConfig,
+}
 """Kind of a run -> class of its config."""
 
 
@@ -417,7 +471,7 @@ def parse_config(
     """Check a mapping without changing it, and return its config.
 
     Args:
-        mapping: the six blocks of an RL run, or the four of a supervised one.
+        mapping: the six blocks of an RL run, or the four of a supervised or preference run.
         source: name of the mapping in error messages.
         components: look up ids and check their `args`; if false, only the blocks themselves are checked.
         issues: errors found before, to be reported with the others.

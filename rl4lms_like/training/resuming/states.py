@@ -36,7 +36,7 @@ from torch import Tensor
 from rl4lms_like.core.component_state import load_state, not_json, state_of
 from rl4lms_like.core.disk import saving, with_filename
 from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError, RL4LMsLikeError
-from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.secrets import secret_in
 from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import to_json
@@ -402,6 +402,8 @@ def frozen_digests(
         for sample in of_split:
             prompt = sample.rendered_prompt or sample.prompt_or_input_text
             texts.update(repr((sample.id, prompt, list(sample.references))).encode())
+            if isinstance(sample, Preference):
+                texts.update(repr((sample.rejected, sample.margin)).encode())
     frozen = ((name, each) for name, each in module.named_parameters() if each.data_ptr() not in changing)
     return {_FROZEN: weights_digest(frozen), "samples of the data pool": texts.hexdigest()}
 

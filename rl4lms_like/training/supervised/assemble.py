@@ -1,4 +1,4 @@
-"""Construction of the objects of a supervised run from its config.
+"""Construction of the objects of a supervised run from its config; parts that preference runs share.
 
 SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples ─ examples ─ model ─> SupervisedRun
                           └────────────────────── tokenizer ─ samples ─ first examples ──> plan, for `check`
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from stable_baselines3.common.utils import set_random_seed
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.core.model_weights import Unused
+from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
@@ -22,6 +25,7 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
+from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.training.assemble import (
     SMALL_MODEL,
     build_datapools,
@@ -32,11 +36,12 @@ from rl4lms_like.training.assemble import (
     n_parameters,
     render_prompts,
 )
-from rl4lms_like.training.components import build_components, check_references, prompt_lengths
-from rl4lms_like.training.config.run_config import SupervisedConfig
+from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
+from rl4lms_like.training.config.run_config import OfflineConfig, SupervisedConfig
 from rl4lms_like.training.config.settings import check_vocabulary, device_issues
 from rl4lms_like.training.small_models.embedded import with_embedded_models
-from rl4lms_like.training.supervised.examples import ExampleEncoder, Examples
+from rl4lms_like.training.supervised.examples import ExampleCollator, ExampleEncoder
+from rl4lms_like.training.supervised.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
 
 NO_LIMIT = 1_000_000
@@ -47,22 +52,21 @@ N_ENCODED = 2000
 
 @dataclass(frozen=True)
 class SupervisedRun:
-    """Objects that a supervised trainer needs."""
+    """Objects that the trainer of a supervised or preference run needs."""
 
-    config: SupervisedConfig
+    config: OfflineConfig
     tokenizer: PreTrainedTokenizerBase  # of prompts, references and responses
     samples: Mapping[str, list[Sample]]  # of `train`, `val` and `test`
-    examples: Mapping[str, Examples]  # of `train`, and of `val` for its loss
+    examples: Mapping[str, Any]  # `rows` and `notices` of each split that the objective reads
+    model: PreTrainedModel  # is trained
+    objective: TrainingObjective
     metrics: list[BaseMetric]
-    generator: TextGenerator  # generates text with the model that is trained
+    generator: TextGenerator | None  # generates text with the model; None for a reward model
     max_prompt_length: int  # tokens; longer prompts are truncated
     eos_token_ids: list[int]  # tokens that end a response
     post_processor: Callable[[str], str] | None = None  # applied to each response before it is scored and saved
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """Language model that is trained."""
-        return self.generator.model
+    dropout_rates: Mapping[str, float] = field(default_factory=dict)  # saved in the model's config
+    head: tuple[str, ...] = ()  # modules of a reward model that are not part of adapters
 
 
 def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
@@ -76,46 +80,97 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         ModelError: a model or tokenizer cannot be loaded, or they do not match.
         ComponentError: a metric or the post-processor could not be built.
     """
-    if config.n_threads != "auto":
-        torch.set_num_threads(int(config.n_threads))
-    check_settings(config)
-    config = with_embedded_models(config)
-    set_random_seed(config.seed)  # user components may use the global generators
-    components = build_components(config)
-    model_config, ends, encoder = _load_encoder(config)
-    check_model_weights(auto_class_of(model_config), config.alg.model_name)
-    pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
-    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
-    check_references(config, components, samples)
+    found = prepare(config)
+    config, encoder, samples = found.config, found.encoder, found.samples
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
-    _check_best_metric(config, examples, samples)
-    model = load_model(auto_class_of(model_config), config.alg.model_name, dropout=True)[0]
-    if config.alg.peft is not None:
-        refuse_unknown_layers([model], config.alg.peft)
-        with seeded(derived_seed(config.seed, "adapters"), model.device):
-            add_lora(model, config.alg.peft, dropout=True)
-    if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
-        torch.set_num_threads(1)
-    generator = TextGenerator(
-        model,
-        generation_kwargs=config.alg.generation_kwargs,
-        prompt_truncation_side=config.tokenizer.truncation_side,
-        bfloat16=bool(config.alg.training_args.get("bf16")),
+    check_best_metric(config, examples, samples)
+    model = load_model(auto_class_of(found.model_config), config.alg.model_name, dropout=True)[0]
+    add_adapters(model, config, dropout=True)
+    use_one_thread_if_small(model, config)
+    start = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
+    arguments = make_training_arguments(config, "checkpoints")
+    objective = CrossEntropy(
+        ExampleCollator(TextLayout(encoder.tokenizer, 1, 1).pad_token_id, start),
+        is_encoder_decoder=encoder.is_encoder_decoder,
+        label_smoothing=arguments.label_smoothing_factor,
+        use_cache=arguments.use_cache,
     )
     return SupervisedRun(
         config,
         encoder.tokenizer,
         samples,
         examples,
-        components.metrics,
-        generator,
+        model,
+        objective,
+        found.components.metrics,
+        make_generator(model, config),
         encoder.max_prompt_length,
-        ends,
-        components.post_processor,
+        found.ends,
+        found.components.post_processor,
     )
 
 
-def check_settings(config: SupervisedConfig) -> None:
+class Prepared(NamedTuple):
+    """Parts of a supervised or preference run that exist before its model is loaded."""
+
+    config: Any  # with a folder in place of each embedded model
+    components: Components
+    model_config: PretrainedConfig
+    ends: list[int]  # tokens that end a response
+    encoder: ExampleEncoder
+    samples: dict[str, list[Sample]]  # of all splits
+
+
+def prepare(config: OfflineConfig, unused: Unused | None = None) -> Prepared:
+    """Check the settings, and load tokenizer, components and data; raises the errors of `assemble_supervised`.
+
+    Args:
+        config: config of the run.
+        unused: modules of the language model that the run does not use.
+    """
+    if config.n_threads != "auto":
+        torch.set_num_threads(int(config.n_threads))
+    check_settings(config)
+    config = with_embedded_models(config)
+    set_random_seed(config.seed)  # user components may use the global generators
+    components = build_components(config)
+    model_config, ends, encoder = load_encoder(config)
+    check_model_weights(auto_class_of(model_config), config.alg.model_name, unused=unused)
+    pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
+    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
+    check_references(config, components, samples)
+    return Prepared(config, components, model_config, ends, encoder, samples)
+
+
+def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool) -> None:
+    """Add the adapters of `alg.peft` to a model, if the config has some.
+
+    Raises:
+        ModelError: `peft` does not fit the model.
+    """
+    if config.alg.peft is not None:
+        refuse_unknown_layers([model], config.alg.peft)
+        with seeded(derived_seed(config.seed, "adapters"), model.device):
+            add_lora(model, config.alg.peft, dropout=dropout)
+
+
+def use_one_thread_if_small(model: PreTrainedModel, config: OfflineConfig) -> None:
+    """Use one thread for a small model, with `n_threads: auto`."""
+    if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
+        torch.set_num_threads(1)
+
+
+def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
+    """Create the generator of evaluations."""
+    return TextGenerator(
+        model,
+        generation_kwargs=config.alg.generation_kwargs,
+        prompt_truncation_side=config.tokenizer.truncation_side,
+        bfloat16=bool(config.alg.training_args.get("bf16")),
+    )
+
+
+def check_settings(config: OfflineConfig) -> None:
     """Check the settings that need torch and transformers, before anything is loaded.
 
     Raises:
@@ -144,7 +199,7 @@ def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIs
     return issues or (device_issues(device) if here else [])
 
 
-def _load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
+def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
     """Load and compare the model's config and the tokenizer; also return the ids of tokens that end a response."""
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
@@ -160,7 +215,7 @@ def _load_encoder(config: SupervisedConfig) -> tuple[PretrainedConfig, list[int]
 
 
 def example_encoder(
-    config: SupervisedConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, ends: list[int]
+    config: OfflineConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, ends: list[int]
 ) -> ExampleEncoder:
     """Create the encoder of examples, within the length limits of tokenizer and model.
 
@@ -175,7 +230,7 @@ def example_encoder(
         max_length=limit,
         end_token_id=own_end if own_end is not None else next(iter(ends), None),
         separator=config.alg.separator,
-        loss_on_prompt=config.alg.loss_on_prompt,
+        loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
     )
 
 
@@ -185,7 +240,7 @@ def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConf
     return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)
 
 
-def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
+def max_prompt_length(config: OfflineConfig, limit: int) -> int:
     """Return the largest prompt length in tokens, such that a causal model's response fits after the prompt.
 
     Args:
@@ -204,9 +259,7 @@ def max_prompt_length(config: SupervisedConfig, limit: int) -> int:
     return int(min(asked, limit - response))
 
 
-def _check_best_metric(
-    config: SupervisedConfig, examples: Mapping[str, Examples], samples: Mapping[str, list[Sample]]
-) -> None:
+def check_best_metric(config: OfflineConfig, examples: Mapping[str, Any], samples: Mapping[str, list[Sample]]) -> None:
     """Check that the metric that selects the best checkpoint can be computed."""
     wanted, text = make_training_arguments(config, "checkpoints").metric_for_best_model, None
     if wanted is not None and not samples["val"]:
@@ -238,7 +291,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         config = replace(config, device="cpu")
     check_settings(config)
     config = with_embedded_models(config)
-    encoder = _load_encoder(config)[-1]
+    encoder = load_encoder(config)[-1]
     found = find()
     if found is None:
         raise DataPoolError("the data were not loaded")
@@ -260,7 +313,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     ]
 
 
-def check_weights(config: SupervisedConfig) -> None:
+def check_weights(config: OfflineConfig) -> None:
     """Raise a `ModelError` if a model in a local folder lacks weights; the message names them."""
     model_name = with_embedded_models(config).alg.model_name
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import torch
@@ -79,9 +80,7 @@ class ExampleEncoder:
         """
         if not self.is_encoder_decoder and any(sample.rendered_prompt is not None for sample in samples):
             return self._conversations(samples)
-        prompts = [sample.prompt_or_input_text for sample in samples]
-        encoded = self._layout(self.max_prompt_length).encode_all(samples) if samples else []
-        prompt_ids = [ids.tolist() for ids in encoded]
+        prompts, prompt_ids = [sample.prompt_or_input_text for sample in samples], self.prompts(samples)
         pairs = [(i, reference) for i, sample in enumerate(samples) for reference in sample.references]
         references = self._references([(prompts[i], reference) for i, reference in pairs])
         rows, n_shorter, n_cut = [], 0, 0
@@ -96,6 +95,30 @@ class ExampleEncoder:
             n_shorter += len(prompt) < len(prompt_ids[i])
             n_cut += len(kept) < len(reference)
         return Examples(rows, sum(not sample.references for sample in samples), n_shorter, n_cut)
+
+    def prompts(self, samples: Sequence[Sample], max_length: int | None = None) -> list[list[int]]:
+        """Return the ids of the prompts, of at most `max_length` tokens; default: `max_prompt_length`."""
+        layout = self._layout(self.max_prompt_length if max_length is None else max_length)
+        return [ids.tolist() for ids in layout.encode_all(samples)] if samples else []
+
+    def responses(self, pairs: Sequence[tuple[Sample, str]]) -> list[list[int]]:
+        """Return the ids of responses with their end tokens, not truncated, as they follow the prompts.
+
+        Raises:
+            ConfigError: see `encode`.
+        """
+        if self.is_encoder_decoder or not any(sample.rendered_prompt is not None for sample, _ in pairs):
+            return self._references([(sample.prompt_or_input_text, text) for sample, text in pairs])
+        rows = []
+        for sample, text in pairs:
+            ids, labels, n_prompt = self._conversation(sample, text)
+            n_written = next((i for i, label in enumerate(labels[n_prompt:]) if label == NOT_LEARNED), len(ids))
+            rows.append(ids[n_prompt:][:n_written])
+        return rows
+
+    def joined(self, prompt: str, response: str) -> str:
+        """Return the prompt and the response of a causal model as one text."""
+        return prompt + (" " if self._adds_spaces else "") + self._separated(prompt, response)
 
     def _conversations(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples with rendered prompts, one example for each of their references."""
@@ -145,22 +168,31 @@ class ExampleEncoder:
             rows = self.tokenizer(text_target=[reference for _, reference in pairs], verbose=False)["input_ids"]
             # some models append a language token after the end token
             return [list(ids) if set(end) & set(ids[-2:]) else [*ids, *end] for ids in rows]
-        repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
-        spaces = " " in str(self.tokenizer.decode(repeated)).strip()  # adds a space by itself, as SentencePiece does
-
-        def between(prompt: str, reference: str) -> str:
-            if self.separator is not None:
-                return self.separator
-            is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
-            return "" if spaces or is_apart else " "
-
-        texts = [between(prompt, reference) + reference for prompt, reference in pairs]
+        texts = [self._separated(prompt, reference) for prompt, reference in pairs]
         rows = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [[*ids, *end] for ids in rows]
 
+    @cached_property
+    def _adds_spaces(self) -> bool:
+        """True if the tokenizer adds a space before a text by itself, as SentencePiece does."""
+        repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
+        return " " in str(self.tokenizer.decode(repeated)).strip()
+
+    def _separated(self, prompt: str, reference: str) -> str:
+        """Return the reference after its separator."""
+        if self.separator is not None:
+            return self.separator + reference
+        is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
+        return reference if self._adds_spaces or is_apart else f" {reference}"
+
+    @property
+    def shortest_prompt(self) -> int:
+        """Number of tokens to which a prompt may be truncated to make room for a response."""
+        return int(self.tokenizer.num_special_tokens_to_add()) + 1
+
     def _fitting(self, text: str, prompt: list[int], reference: list[int]) -> tuple[list[int], list[int]]:
         """Truncate to `max_length` tokens: first the prompt, down to one token, then the reference."""
-        least = min(len(prompt), self.tokenizer.num_special_tokens_to_add() + 1)
+        least = min(len(prompt), self.shortest_prompt)
         reference = reference[: max(self.max_length - least, 1)]
         room = self.max_length - len(reference)
         if len(prompt) > room:
@@ -185,10 +217,10 @@ class ExampleCollator:
     def __call__(self, rows: Sequence[Example]) -> dict[str, Tensor]:
         """Collate examples into a batch."""
         ids = [row["input_ids"] for row in rows]
-        labels = _padded([row["labels"] for row in rows], NOT_LEARNED)
+        labels = padded([row["labels"] for row in rows], NOT_LEARNED)
         batch = {
-            "input_ids": _padded(ids, self.pad_token_id),
-            "attention_mask": _padded([[1] * len(row) for row in ids], 0),
+            "input_ids": padded(ids, self.pad_token_id),
+            "attention_mask": padded([[1] * len(row) for row in ids], 0),
             "labels": labels,
         }
         if self.start_token_id is not None:
@@ -203,5 +235,7 @@ def n_learned(labels: Tensor) -> Tensor:
     return (labels != NOT_LEARNED).sum()
 
 
-def _padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
-    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True, padding_value=fill)
+def padded(rows: Sequence[Sequence[int]], fill: int, side: Literal["left", "right"] = "right") -> Tensor:
+    """Return rows of numbers as a matrix `[n, length]`, padded on one side."""
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)

@@ -1,6 +1,7 @@
-"""Subclass of transformers' Trainer for supervised runs, with our loss, evaluation and checkpoint files.
+"""Subclass of transformers' Trainer for supervised and preference runs, with our loss, evaluation and checkpoint files.
 
-compute_loss ─ sum over learned tokens / their number in the optimizer step, or in all of `val`
+get_batch_samples ─ all micro-batches of an optimizer step ─> objective.begin_step
+compute_loss ─ objective.loss: a sum over tokens or pairs / their number in the optimizer step, or in all of `val`
 
 Trainer.evaluate ─ loss of `val` ─┬─ early stopping, best checkpoint
 SupervisedTrainer.evaluate ───────┘  scores under `eval_<key>`
@@ -31,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
@@ -46,31 +46,30 @@ from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming import checkpoints, states
 from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
-from rl4lms_like.training.supervised.examples import NOT_LEARNED, n_learned
+from rl4lms_like.training.supervised.objective import TrainingObjective
 from rl4lms_like.training.supervised.training_arguments import PATH
 
 if TYPE_CHECKING:
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
 TRAINER_STATE = "trainer_state.json"
+HEAD = "head.safetensors"
+"""File in checkpoints of a reward model with adapters: the weights of its output layer."""
 LOGGED = {
-    "loss": "supervised/loss",
-    "eval_loss": "supervised/val_loss",
+    "loss": "{}/loss",
+    "eval_loss": "{}/val_loss",
     "grad_norm": "train/grad_norm",
     "learning_rate": "train/learning_rate",
-    "epoch": "supervised/epoch",
+    "epoch": "{}/epoch",
 }
-"""Name of a value in the Trainer's logs -> metric key."""
+"""Name of a value in the Trainer's logs -> metric key, with the name of the objective."""
 STEP_RATE = "time/steps_per_s"
 SHOWN_EVERY_S = 10.0
 """Seconds between steps that are shown on the console without being logged."""
 
 
 class ReferenceTrainer(Trainer):
-    """transformers' Trainer with our loss, evaluation and checkpoints.
-
-    The losses of some models, such as T5, are means over a micro-batch and ignore `num_items_in_batch`. The Trainer
-    would sum them up as if they were normalized by the tokens of the whole step. This class computes the loss itself.
+    """transformers' Trainer with the loss of an objective, our evaluation and our checkpoints.
 
     Args:
         owner: evaluates and saves.
@@ -89,6 +88,7 @@ class ReferenceTrainer(Trainer):
         super().__init__(**arguments)
         owner.run.model.config.use_cache = use_cache  # the Trainer sets its own; it must not be saved with the model
         self.owner = owner
+        self.objective: TrainingObjective = owner.run.objective
         self.resume_state = resume_state
         self.output_dir = Path(str(self.args.output_dir))
         self.save_total_limit = self.args.save_total_limit
@@ -99,50 +99,44 @@ class ReferenceTrainer(Trainer):
         self.model_accepts_loss_kwargs = True  # the Trainer then passes `num_items_in_batch`
         self.create_optimizer()
 
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        batches, n_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return batches, self.objective.begin_step(batches, n_items)
+
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        self.n_learned = self.n_learned + n_learned(inputs["labels"])
+        self.n_learned = self.n_learned + self.objective.n_tokens(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.step_loss = self.step_loss + loss  # each micro-batch is normalized by the step's tokens
+        self.step_loss = self.step_loss + loss  # each micro-batch is normalized by the step's items
         return loss
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Compute the summed cross-entropy of the learned tokens, divided by `num_items_in_batch`.
+        """Compute the loss of a micro-batch: a sum, divided by `num_items_in_batch`.
 
         Raises:
             ModelError: the loss is not finite during training.
         """
-        inputs = dict(inputs)
-        labels = inputs.pop("labels")
-        outputs = model(**inputs, use_cache=self.args.use_cache)
-        logits = outputs.logits
-        if not self.owner.run.generator.is_encoder_decoder:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        total = cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels.flatten(),
-            ignore_index=NOT_LEARNED,
-            reduction="sum",
-            label_smoothing=self.args.label_smoothing_factor,
-        )
-        n = n_learned(labels) if num_items_in_batch is None else num_items_in_batch
-        loss = total / max(n, 1)
-        if model.training and not torch.isfinite(loss):
+        is_training = model.training
+        loss = self.objective.loss(model, inputs, num_items_in_batch)
+        if is_training and not torch.isfinite(loss):
             raise ModelError(
                 f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken. "
-                f"Lower {PATH}.learning_rate, or check the references"
+                f"Lower {PATH}.learning_rate, or check the data"
             )
-        return (loss, outputs) if return_outputs else loss
+        return (loss, {}) if return_outputs else loss
 
     def evaluation_loop(
         self, dataloader: Any, description: str, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         metrics: dict[str, float] = {}
-        if n := len(dataloader.dataset):
+        if (n := len(dataloader.dataset)) and not self.objective.measures_loss:
             with seeded(0, self.args.device):  # the data loader must not advance the generator of dropout
                 metrics[f"{metric_key_prefix}_loss"] = self._mean_loss(dataloader)
-        for key, score in self.owner.evaluate(("val",))["val"].scores.items():
+        scores = self.owner.evaluate(("val",))["val"].scores
+        if self.objective.measures_loss:
+            metrics[f"{metric_key_prefix}_loss"] = scores[f"{self.objective.name}/loss"]
+        for key, score in scores.items():
             metrics[f"{metric_key_prefix}_{key}"] = self._comparable(score)
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=n)  # type: ignore[arg-type]
 
@@ -154,7 +148,7 @@ class ReferenceTrainer(Trainer):
         for inputs in dataloader:
             with self.compute_loss_context_manager(), in_part("evaluation"):
                 total += float(self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=1))
-            n += int(n_learned(inputs["labels"]))
+            n += int(self.objective.n_tokens(inputs))
         return total / max(n, 1)
 
     def _comparable(self, score: Any) -> float:
@@ -221,6 +215,7 @@ class ReferenceTrainer(Trainer):
                 "has_ended": self.control.should_training_stop,
                 "best": self.state.best_model_checkpoint is not None,
                 "n_learned": int(self.n_learned),
+                "objective": self.objective.state_dict(),
                 "evaluated": sorted(owner.evaluated),
                 "loss": [self._total_loss_scalar, self._globalstep_last_logged],
             },
@@ -301,6 +296,7 @@ class ReferenceTrainer(Trainer):
         """Restore the best checkpoint, the callbacks and the number of learned tokens; truncate the run's files."""
         self.state.best_model_checkpoint = None if found.best is None else str(found.best)
         self.n_learned = found.n_learned
+        self.objective.load_state_dict(found.objective)
         with states.restoring(found.folder):
             for callback in self.callback_handler.callbacks:
                 saved = found.trainer_state.stateful_callbacks.get(type(callback).__name__)
@@ -342,6 +338,8 @@ class ReferenceTrainer(Trainer):
         folder = Path(str(self.state.best_model_checkpoint))  # the Trainer supports only PEFT's own model class
         saved = load_file(folder / "adapter_model.safetensors")
         saved = {key.removeprefix("base_model.model."): value for key, value in saved.items()}
+        if self.owner.run.head:
+            model.load_state_dict(load_file(folder / HEAD), strict=False)
         result: Any = peft.set_peft_model_state_dict(model, saved, adapter_name=NAME)
         if result.unexpected_keys:
             raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")
@@ -371,6 +369,8 @@ class Reporter(TrainerCallback):
         self._began, self._seconds, self._n_steps = 0.0, 0.0, 0
         self._shown = -math.inf
         self._values: dict[str, Any] = {}
+        name = owner.run.objective.name
+        self._keys = {theirs: ours.format(name) for theirs, ours in LOGGED.items()}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.owner.trainer.begin()
@@ -391,19 +391,23 @@ class Reporter(TrainerCallback):
         values = None
         if now - self._shown >= SHOWN_EVERY_S:  # the first step, and steps long after the last log
             self._shown = now
-            values = {LOGGED["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
+            values = {self._keys["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
         self.tracker.show_progress(state.global_step, values)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
-        self._values |= {ours: logs[theirs] for theirs, ours in LOGGED.items() if theirs in logs}
+        self._values |= {ours: logs[theirs] for theirs, ours in self._keys.items() if theirs in logs}
+        if "loss" in logs:
+            averages = self.owner.run.objective.averages()
+            self._values |= averages
+            self.owner.report_alerts("train", averages)
         if "loss" not in logs or not control.should_evaluate:
             self.flush()
 
     def flush(self) -> None:
         """Log the values collected at this step. A loss is logged together with the evaluation that follows it."""
         values, self._values = self._values, {}
-        if set(values) <= {"supervised/epoch"}:
+        if set(values) <= {self._keys["epoch"]}:
             return
         self._shown = time.perf_counter()
         values["time/iteration"] = self.owner.step
@@ -447,6 +451,7 @@ class ResumeState:
                 raise CheckpointError(f"{TRAINER_STATE} belongs to another step than the other files")
             self.is_within_epoch = bool(math.fmod(done["passes"], 1))
             self.n_learned = int(done["n_learned"])
+            self.objective: dict[str, Any] = done.get("objective", {})
             self.evaluated = [(int(step), str(split)) for step, split in done["evaluated"]]
             best = owner.tracker.checkpoint_base_path / STEP.format(self.trainer_state.best_global_step)
             self.best = best if done["best"] else None

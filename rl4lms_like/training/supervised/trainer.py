@@ -1,4 +1,4 @@
-"""Supervised run: evaluate, train on the references with transformers' Trainer, save, evaluate again.
+"""Supervised or preference run: evaluate, train with transformers' Trainer, save, evaluate again.
 
     before         val, test      epoch 0
     training       val            at each evaluation of the Trainer, in addition to its loss; epochs can be fractions
@@ -10,21 +10,26 @@ The Trainer receives the scores on `val` under their own keys, to select the bes
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.interruption import Interruption
-from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
-from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
-from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.policies.lora import has_lora
+from rl4lms_like.tracking.base import IN_SHORT, Tracker
+from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.config.cross_checks import SUPERVISED, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
@@ -32,18 +37,17 @@ from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interr
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
 from rl4lms_like.training.resuming.states import frozen_digests
 from rl4lms_like.training.supervised.assemble import SupervisedRun
-from rl4lms_like.training.supervised.examples import ExampleCollator
-from rl4lms_like.training.supervised.reference_trainer import ReferenceTrainer, Reporter, ResumeState, trained
+from rl4lms_like.training.supervised.reference_trainer import HEAD, ReferenceTrainer, Reporter, ResumeState, trained
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
 
 logger = logging.getLogger(__name__)
 
 
 class SupervisedTrainer:
-    """Trains a model on references and evaluates it.
+    """Trains a model on references or preferences and evaluates it.
 
     Args:
-        run: result of `assemble_supervised`.
+        run: result of `assemble_supervised` or `assemble_preferences`.
         tracker: destination of logs and files.
         resume_from: checkpoint of the same run to resume from.
 
@@ -60,6 +64,7 @@ class SupervisedTrainer:
         self.interruption = Interruption()
         self.reporter = Reporter(self)
         self.frozen = frozen_digests(run.model, trained(run.model), run.samples)
+        run.objective.prepare(tracker.run_path, run.examples)  # before a checkpoint's weights replace the initial ones
         self.trainer = self._make_trainer(None if resume_from is None else ResumeState(resume_from, self))
 
     def train_and_eval(self) -> None:
@@ -114,13 +119,18 @@ class SupervisedTrainer:
                 evaluation = self.evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
                 self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
+                if split == "val":
+                    self.report_alerts(split, evaluation.scores)
             if (found := self.evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
                 evaluations[split] = found
         return evaluations
 
     def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
         """Generate texts and score them, without changing the random state that dropout uses in training."""
-        seed = self.run.config.seed
+        seed, objective = self.run.config.seed, self.run.objective
+        measured = objective.measure(self.run.examples[split].rows) if split in self.run.examples else {}
+        if self.run.generator is None:
+            return Evaluation(measured, [], {})
         responder = Responder(
             self.run.generator,
             self.run.tokenizer,
@@ -131,9 +141,18 @@ class SupervisedTrainer:
         )
         post_processor = self.run.post_processor
         with seeded(derived_seed(seed, "metrics"), self.run.model.device):
-            return evaluate_on_samples(
+            evaluation = evaluate_on_samples(
                 responder, samples, self.run.metrics, split_name=split, post_processor=post_processor
             )
+        return replace(evaluation, scores=measured | evaluation.scores)
+
+    def report_alerts(self, split: str, numbers: Mapping[str, Any]) -> None:
+        """Report new alerts of the objective, as the run doctor of RL runs does."""
+        n_steps = self.trainer.state.max_steps
+        for name, alert in self.run.objective.alerts(split, self.step, n_steps, numbers).items():
+            logger.warning("step %d, %s: %s. %s", self.step, name, alert.message, alert.advice, extra=IN_SHORT)
+            line = {"alarm": name, "iteration": self.step, "said": alert.message, "advice": alert.advice}
+            self.tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": []})
 
     def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:
         """Save the language model and the tokenizer for `from_pretrained`.
@@ -147,7 +166,16 @@ class SupervisedTrainer:
         """
         merge = self.run.config.alg.merge_on_save and not is_checkpoint
         with saving(f"the model to {folder}"):
-            return save_language_model(self.run.model, folder, self.run.tokenizer, checkpoint_dropout={}, merge=merge)
+            rates = self.run.dropout_rates
+            save_language_model(self.run.model, folder, self.run.tokenizer, checkpoint_dropout=rates, merge=merge)
+            if self.run.head and is_checkpoint and has_lora(self.run.model):
+                save_file(self.head_weights(), folder / HEAD)
+            return folder
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """Return the weights of a reward model's output layer by name; they are not part of the adapters."""
+        prefixes = tuple(f"{name}." for name in self.run.head)
+        return {name: each for name, each in self.run.model.state_dict().items() if name.startswith(prefixes)}
 
     def may_stop(self) -> None:
         """Save a checkpoint and stop, if requested. Called between two steps.
@@ -175,7 +203,6 @@ class SupervisedTrainer:
 
     def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
         run = self.run
-        start = decoder_start_token_id(run.model) if run.generator.is_encoder_decoder else None
         callbacks: list[TrainerCallback] = [self.reporter]
         if run.config.alg.early_stopping_patience is not None:
             patience, threshold = run.config.alg.early_stopping_patience, run.config.alg.early_stopping_threshold
@@ -190,7 +217,7 @@ class SupervisedTrainer:
                 args=arguments,
                 train_dataset=run.examples["train"].rows,
                 eval_dataset=run.examples["val"].rows,
-                data_collator=ExampleCollator(TextLayout(run.tokenizer, 1, 1).pad_token_id, start),
+                data_collator=run.objective.collate,
                 callbacks=callbacks,
             )
         except (ValueError, ImportError) as error:  # errors found only by the Trainer and its optimizers

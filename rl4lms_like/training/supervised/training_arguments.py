@@ -16,7 +16,7 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.core.schema import check_arguments, check_value, join
 from rl4lms_like.core.wording import shown
-from rl4lms_like.training.config.run_config import SupervisedConfig
+from rl4lms_like.training.config.run_config import OfflineConfig
 
 PATH = "alg.training_args"
 
@@ -61,7 +61,7 @@ _RANGES: dict[str, Any] = {
 """Valid ranges that the annotations of `TrainingArguments` lack."""
 
 
-def make_training_arguments(config: SupervisedConfig, output_dir: str | Path, *, has_val: bool = True) -> Any:
+def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, has_val: bool = True) -> Any:
     """Create the `TrainingArguments` of a run.
 
     Args:
@@ -123,7 +123,7 @@ def _further_issues(given: dict[str, Any], arguments: dict[str, Any]) -> list[Co
     return issues
 
 
-def _defaults(config: SupervisedConfig, given: dict[str, Any]) -> dict[str, Any]:
+def _defaults(config: OfflineConfig, given: dict[str, Any]) -> dict[str, Any]:
     """Return defaults that differ from transformers': evaluate at every log, as in RL4LMs; save the best model."""
     stops_early = config.alg.early_stopping_patience is not None
     best = given.get("load_best_model_at_end", stops_early)

@@ -1,0 +1,1 @@
+"""Training on preferences: objectives, encoding of pairs, log-probs of the reference, alerts."""

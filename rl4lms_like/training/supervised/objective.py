@@ -1,0 +1,134 @@
+"""Objectives of training on given texts: what a batch is, its loss, and what it is a mean over.
+
+                batch                    loss
+CrossEntropy    references with labels   mean over the learned tokens of an optimizer step
+preferences     pairs of responses       mean over the pairs of an optimizer step
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from rl4lms_like.training.supervised.examples import NOT_LEARNED, ExampleCollator, n_learned
+
+Batch = Mapping[str, Tensor]
+"""Tensors of some examples, by name."""
+
+
+class TrainingObjective(ABC):
+    """Objective of a run on given texts.
+
+    Attributes:
+        name: prefix of the logged loss.
+        measures_loss: `measure` returns the loss, `<name>/loss`; otherwise it is computed from the batches of `val`.
+    """
+
+    name: ClassVar[str]
+    measures_loss: ClassVar[bool] = False
+
+    @abstractmethod
+    def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
+        """Return the batch of some examples."""
+
+    @abstractmethod
+    def n_tokens(self, batch: Batch) -> Tensor:
+        """Count the tokens that are learned in a batch, as a 0-dimensional tensor."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
+        """Compute the loss of a micro-batch: a sum, divided by `n_items`, or by the items of the batch."""
+
+    def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
+        """Return the number of items of an optimizer step; called with all of its micro-batches before the first one.
+
+        Args:
+            batches: the micro-batches.
+            n_items: number of labels in them, if they have labels.
+        """
+        return n_items
+
+    def prepare(self, folder: Path, examples: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
+        """Compute what the loss needs besides the batches; called before training, also of a resumed run.
+
+        Args:
+            folder: the run's folder.
+            examples: the examples of each split.
+        """
+
+    def measure(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Return metrics of some examples by key; called in evaluations."""
+        return {}
+
+    def averages(self) -> dict[str, float]:
+        """Return the means of what was computed since the last call, by key."""
+        return {}
+
+    def alerts(self, split: str, step: int, n_steps: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return new alerts by name, after numbers of `train` or `val` were logged.
+
+        Args:
+            split: `train` or `val`.
+            step: number of optimizer steps so far.
+            n_steps: number of optimizer steps of the whole run.
+            numbers: what was logged.
+        """
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that `averages` and `alerts` need, as JSON."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
+        """Restore the state returned by `state_dict`."""
+
+
+class CrossEntropy(TrainingObjective):
+    """Cross-entropy of the learned tokens.
+
+    The losses of some models, such as T5, are means over a micro-batch and ignore the number of items of the step, so
+    the loss is computed here.
+
+    Args:
+        collator: makes the batches.
+        is_encoder_decoder: True for seq2seq models, whose labels are not shifted.
+        label_smoothing: `label_smoothing_factor` of the Trainer.
+        use_cache: argument of the model's forward.
+    """
+
+    name = "supervised"
+
+    def __init__(
+        self, collator: ExampleCollator, *, is_encoder_decoder: bool, label_smoothing: float, use_cache: bool | None
+    ) -> None:
+        self.collator = collator
+        self.is_encoder_decoder = is_encoder_decoder
+        self.label_smoothing = label_smoothing
+        self.use_cache = use_cache
+
+    def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
+        return self.collator(rows)
+
+    def n_tokens(self, batch: Batch) -> Tensor:
+        return n_learned(batch["labels"])
+
+    def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
+        inputs = dict(batch)
+        labels = inputs.pop("labels")
+        logits = model(**inputs, use_cache=self.use_cache).logits
+        if not self.is_encoder_decoder:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        total = cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            ignore_index=NOT_LEARNED,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+        n = n_learned(labels) if n_items is None else n_items
+        return total / max(n, 1)

@@ -1,0 +1,125 @@
+"""The pool of preferences reads pairs and labels of any table, and finds the prompt that both responses share."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rl4lms_like.core.errors import DataPoolError
+from rl4lms_like.core.sample import Preference
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.data_pools.preferences import common_beginning
+
+USER = {"role": "user", "content": "Is it good?"}
+GOOD = {"role": "assistant", "content": "Very."}
+BAD = {"role": "assistant", "content": "No."}
+PAIR = {"prompt": "It was", "chosen": "good", "rejected": "bad"}
+
+
+def read(folder, rows, name="pairs.jsonl", **args) -> list[Preference]:
+    text = "".join(json.dumps(row) + "\n" for row in rows) if isinstance(rows, list) else rows
+    (folder / name).write_text(text, encoding="utf-8")
+    return DATA_POOLS.get(
+        "preferences", {"split": "train", "data_files": {"train": str(folder / name)}, **args}
+    ).samples
+
+
+def test_pairs_with_a_prompt(tmp_path):
+    (sample,) = read(tmp_path, [PAIR | {"by": 0.5}], margin_column="by")
+    assert sample == Preference("train_0", "It was", ["good"], rejected="bad", margin=0.5)
+    assert sample.chosen == "good"
+
+
+def test_columns_have_any_name_in_any_format(tmp_path):
+    names = {"prompt_column": "q", "chosen_column": "a.best", "rejected_column": "a.worst"}
+    (sample,) = read(tmp_path, [{"q": "Why?", "a": {"best": "So.", "worst": "Hm."}}], **names)
+    assert (sample.prompt_or_input_text, sample.chosen, sample.rejected) == ("Why?", "So.", "Hm.")
+    for name, sign in (("pairs.csv", ","), ("pairs.tsv", "\t")):
+        text = "".join(f"{sign.join(row)}\n" for row in (PAIR.keys(), PAIR.values()))
+        (sample,) = read(tmp_path, text, name)
+        assert (sample.prompt_or_input_text, sample.chosen, sample.rejected) == ("It was", "good", "bad")
+
+
+def test_a_dataset_saved_to_disk(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.DatasetDict({"train": datasets.Dataset.from_list([PAIR] * 3)}).save_to_disk(tmp_path / "saved")
+    args = {"split": "train", "dataset": str(tmp_path / "saved"), "split_ratios": [1.0, 0.0, 0.0]}
+    assert [sample.rejected for sample in DATA_POOLS.get("preferences", args).samples] == ["bad"] * 3
+    with pytest.raises(DataPoolError):
+        DATA_POOLS.get("preferences", args | {"path": "pairs.jsonl"})
+
+
+def test_an_implicit_prompt_is_the_common_beginning_up_to_a_word(tmp_path):
+    pair = {"chosen": "Bot: Yes, it was.", "rejected": "Bot: Yesterday."}
+    (sample,) = read(tmp_path, [pair])
+    assert (sample.prompt_or_input_text, sample.chosen, sample.rejected) == ("Bot:", " Yes, it was.", " Yesterday.")
+    assert sample.is_implicit and not read(tmp_path, [PAIR])[0].is_implicit
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "beginning"),
+    [
+        ("a b", "a b c", "a"),
+        ("a b", "a b", "a"),
+        ("a", "b", ""),
+        ("", "b", ""),
+        ("one\n\ntwo x", "one\n\ntwo y", "one\n\ntwo"),
+        ("x" * 100_000 + " a", "x" * 100_000 + " b", "x" * 100_000),
+    ],
+)
+def test_the_common_beginning_is_followed_by_white_space_or_nothing(chosen, rejected, beginning):
+    assert common_beginning(chosen, rejected) == beginning
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": [USER], "chosen": "Very.", "rejected": "No."},
+        {"prompt": "Is it good?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    ],
+)
+def test_conversations_end_with_the_response(row, tmp_path):
+    (sample,) = read(tmp_path, [row])
+    assert (sample.messages, sample.chosen, sample.rejected) == ([USER], "Very.", "No.")
+
+
+def test_labels_in_any_spelling(tmp_path):
+    rows = [
+        {"prompt": "It was", "response": str(number), "label": label}
+        for number, label in enumerate([True, "False", 1, "0"])
+    ]
+    samples = read(tmp_path, rows, label_column="label")
+    assert [(sample.chosen, sample.rejected) for sample in samples] == [
+        ("0", None),
+        (None, "1"),
+        ("2", None),
+        (None, "3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "args"),
+    [
+        (PAIR | {"chosen": None}, {}),
+        ({"prompt": "It was", "chosen": "good"}, {}),
+        (PAIR, {"prompt_column": "question"}),
+        (PAIR, {"margin_column": "chosen"}),
+        ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}),
+        ({"chosen": [USER, GOOD], "rejected": [GOOD, BAD]}, {}),
+        ({"chosen": [USER], "rejected": [USER]}, {}),
+        ({"prompt": "What?", "chosen": [USER, GOOD], "rejected": [USER, BAD]}, {}),
+        ({"prompt": "It was", "response": "good", "label": "perhaps"}, {"label_column": "label"}),
+        ({"response": "good", "label": True}, {"label_column": "label"}),
+    ],
+)
+def test_an_error_names_the_row(row, args, tmp_path):
+    with pytest.raises(DataPoolError, match=r"pairs\.jsonl, line 1"):
+        read(tmp_path, [row], **args)
+
+
+def test_a_file_of_another_format_is_refused(tmp_path):
+    with pytest.raises(DataPoolError, match=r"\.jsonl"):
+        read(tmp_path, "x", "pairs.docx")
