@@ -15,13 +15,13 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
-from rl4lms_like.core.ranks import Ranks, is_main_process, process_ranks
+from rl4lms_like.core.ranks import Ranks, is_distributed, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig, load_config
 from rl4lms_like.training.estimates.memory import explaining
@@ -167,7 +167,7 @@ def resume(
         refuse_unless_trusted(asked, trust_remote_code, f"the config of {found.run_folder}", tuple(asked))
         folder = found.run_folder.resolve()
         place, tracking = (folder.parent.parent, folder.parent.name, folder.name), (entity_name, log_to_wandb, quiet)
-        ranks = stack.enter_context(process_ranks(found.config.distributed.timeout))
+        ranks = stack.enter_context(_processes(found.config))
         stack.enter_context(deterministic_operations(found.config.deterministic))
         found = replace(found, lock=lock) if ranks.is_main else found
         return _train(with_replay(found.config), place, found, *tracking, ranks=ranks)
@@ -192,7 +192,7 @@ def train_config(
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
     wanted = experiment_folder(base, project_name, experiment_name)
     with ExitStack() as stack:
-        ranks = stack.enter_context(process_ranks(config.distributed.timeout))
+        ranks = stack.enter_context(_processes(config))
         locks: list[FileLock] = []
 
         def find() -> tuple[Resumption | None, list[str]]:
@@ -212,6 +212,20 @@ def train_config(
         place, tracking = (base, project_name, experiment_name), (entity_name, log_to_wandb, quiet)
         stack.enter_context(deterministic_operations(config.deterministic))
         return _train(config, place, found, *tracking, text, ranks=ranks)
+
+
+def _processes(config: AnyConfig) -> AbstractContextManager[Ranks]:
+    """Return the processes of a run.
+
+    Raises:
+        ConfigError: `torchrun` started several for a run that has a single one.
+    """
+    if isinstance(config, RunConfig):
+        return process_ranks(config.distributed.timeout)
+    if is_distributed():
+        message = f"{config.alg.id} runs have a single process; start it without torchrun"
+        raise ConfigError([ConfigIssue("alg.id", message)])
+    return nullcontext(Ranks())
 
 
 def _train(
@@ -285,8 +299,6 @@ def _assembled(config: AnyConfig, ranks: Ranks) -> tuple[Callable[[Tracker, Path
 
         run = assemble(config, ranks)
         return lambda tracker, resume_from: OnPolicyTrainer(run, tracker, resume_from=resume_from), run.env.close
-    if ranks.size > 1:
-        raise ConfigError([ConfigIssue("alg.id", "this run has a single process; start it without torchrun")])
     from rl4lms_like.training.preferences.assemble import assemble_preferences
     from rl4lms_like.training.supervised.assemble import assemble_supervised
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer

@@ -279,10 +279,26 @@ def at_the_tracker(made: Made, observe: Callable[[dict[str, Any]], Any]) -> Any:
     unused = SimpleNamespace(env=SimpleNamespace(close=lambda: None))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrackerReachedError):
         patch.setattr(base, "Tracker", tracker)
-        patch.setattr(assemble, "assemble", lambda config: unused)
+        patch.setattr(assemble, "assemble", lambda config, ranks: unused)
         patch.setattr(supervised, "assemble_supervised", lambda config: unused)
         run.train_config(made.run.config, base_path_to_store_results=made.folder, quiet=True)
     return found[0]
+
+
+def waits(made: Made) -> Any:
+    """Seconds that a process of several waits for the others."""
+    from rl4lms_like.training import run
+
+    found: list[float] = []
+
+    def group(timeout: float) -> None:
+        found.append(timeout)
+        raise TrackerReachedError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrackerReachedError):
+        patch.setattr(run, "process_ranks", group)
+        run.train_config(made.run.config, base_path_to_store_results=made.folder, quiet=True)
+    return found
 
 
 def event_files(made: Made) -> Any:

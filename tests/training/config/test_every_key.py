@@ -313,6 +313,7 @@ RUN: dict[str, Row | Silent] = {
         {"n_threads": torch.get_num_threads()},
     ),
     "deterministic": Row(True, see.deterministic),
+    "distributed.timeout": Row(60.0, see.waits),
     "tiny_model.family": Row(
         "t5",
         lambda made: type(made.policy).__name__,
