@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -120,7 +121,8 @@ def table(kept: dict[str, Any]) -> list[str]:
     rows.append("|" + "---|" * 9)
 
     def mean(values: list[float]) -> str:
-        return f"{statistics.fmean(values):.3f} ± {half_width(values):.3f}" if values else ""
+        known = [value for value in values if math.isfinite(value)]  # no KL is measured without a reference
+        return f"{statistics.fmean(known):.3f} ± {half_width(known):.3f}" if known else ""
 
     for task, cells in kept["runs"].items():
         for cell, runs in cells.items():
