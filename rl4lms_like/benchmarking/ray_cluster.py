@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import rl4lms_like
 from rl4lms_like.benchmarking.jobs import OUTPUT_FILE, Job, prepare_folder
 from rl4lms_like.benchmarking.runner import POLL_S, end, launch
 from rl4lms_like.benchmarking.spec import Benchmark
@@ -102,6 +103,7 @@ class RayRun:
 
 def _run(folder: str, threads: int, current_folder: str, code: Mapping[str, str]) -> int:
     """Run the process of a job on this node and return its exit status."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `ray.cancel` has no effect where SIGINT is ignored
     process = launch(Path(folder), threads, current_folder, code)
     try:
         while process.poll() is None:  # `process.wait` would not be interrupted by Ray
@@ -126,12 +128,14 @@ def connected(address: str, benchmark: Benchmark, show: Callable[[str], None]) -
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a new cluster would send statistics to Ray's developers
-    before = signal.getsignal(signal.SIGTERM)
+    before, current_folder = signal.getsignal(signal.SIGTERM), os.getcwd()
+    os.chdir(Path(rl4lms_like.__file__).parents[1])  # Ray's workers look for modules in the current folder first
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise _wrong(address, "--ray", [f"cannot connect to {address}: {error}"]) from error
     finally:
+        os.chdir(current_folder)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray's handler would end this process without its cleanup
     try:

@@ -42,6 +42,7 @@ def test_the_files_are_those_of_a_benchmark_without_ray(tmp_path, tiny_gpt2_dir,
     broken = {"set": {"alg.policy.args.model_name": "no-such-owner/model"}}
     spec = write_spec(tmp_path, model=tiny_gpt2_dir, runs={"good": {}, "broken": broken}, seeds=1)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "rich.py").write_text("raise ImportError('a module of the current folder')")
     assert benchmark(spec, results="without") == 1
     without = capsys.readouterr().out
     assert benchmark(spec, results="with", ray="local", processes=1) == 1
