@@ -140,28 +140,40 @@ def connected(address: str, benchmark: Benchmark, show: Callable[[str], None]) -
             signal.signal(signal.SIGTERM, before)  # Ray's handler would end this process without its cleanup
     try:
         need = {"CPU": float(benchmark.spec.threads), **benchmark.spec.resources}
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        slots = [int(min(node["Resources"].get(name, 0) / n + 1e-6 for name, n in need.items())) for node in nodes]
-        if not any(slots):
-            there = Counter(_amounts({name: node["Resources"].get(name, 0) for name in need}) for node in nodes)
-            texts = ", ".join(f"{count} with {amounts}" for amounts, count in there.items())
-            missing = [name for name, n in need.items() if all(node["Resources"].get(name, 0) < n for node in nodes)]
-            lacking = f"missing: {', '.join(missing)}" if missing else "no node has all of them"
-            text = f"one run needs {_amounts(need)}; nodes of the cluster: {texts or 'none'}; {lacking}"
-            raise _wrong(address, "resources", [text])
-        _check_files(address, benchmark, [node for node, n in zip(nodes, slots, strict=True) if n])
+        nodes, n_slots = _fitting_nodes(address, need)
+        _check_files(address, benchmark, nodes)
         free = ray.available_resources()
         if any(free.get(name, 0) < n for name, n in need.items()):
             free = {name: free.get(name, 0) for name in need}
             show(f"one run needs {_amounts(need)}, and {_amounts(free)} are free: the runs wait for other users")
         options = {option: need.pop(name, None) for option, name in _OPTIONS.items()}
-        yield RayCluster({**options, "resources": need}, sum(slots))
+        yield RayCluster({**options, "resources": need}, n_slots)
     finally:
         ray.shutdown()
 
 
 _OPTIONS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 """Resources that have an option of their own in Ray."""
+
+
+def _fitting_nodes(address: str, need: Mapping[str, float]) -> tuple[list[Mapping[str, Any]], int]:
+    """Return the nodes that have the resources of a run, used or not, and the number of runs that fit into them.
+
+    Raises:
+        ConfigError: there is no such node.
+    """
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    slots = [int(min(node["Resources"].get(name, 0) / n + 1e-6 for name, n in need.items())) for node in nodes]
+    if not any(slots):
+        there = Counter(_amounts({name: node["Resources"].get(name, 0) for name in need}) for node in nodes)
+        texts = ", ".join(f"{count} with {amounts}" for amounts, count in there.items())
+        missing = [name for name, n in need.items() if all(node["Resources"].get(name, 0) < n for node in nodes)]
+        lacking = f"missing: {', '.join(missing)}" if missing else "no node has all of them"
+        text = f"one run needs {_amounts(need)}; nodes of the cluster: {texts or 'none'}; {lacking}"
+        raise _wrong(address, "resources", [text])
+    return [node for node, n in zip(nodes, slots, strict=True) if n], sum(slots)
 
 
 def _check_files(address: str, benchmark: Benchmark, nodes: Sequence[Mapping[str, Any]]) -> None:
