@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -131,8 +132,11 @@ def connected(address: str, benchmark: Benchmark, show: Callable[[str], None]) -
     before, current_folder = signal.getsignal(signal.SIGTERM), os.getcwd()
     os.chdir(Path(rl4lms_like.__file__).parents[1])  # Ray's workers look for modules in the current folder first
     try:
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdecimal() and "://" not in address:
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would try for minutes
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise _wrong(address, "--ray", [f"cannot connect to {address}: {error}"]) from error
     finally:
         os.chdir(current_folder)

@@ -64,6 +64,13 @@ def test_a_run_that_no_node_can_hold_is_an_error(tmp_path):
         benchmark(write_spec(tmp_path, resources={"unicorns": 2}), ray="local")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
+def test_an_address_without_a_cluster_is_an_error(tmp_path, address):
+    pytest.importorskip("ray")
+    with raises_at("--ray", mentions=address):
+        benchmark(write_spec(tmp_path), ray=address)
+
+
 def test_a_folder_that_a_node_does_not_have_is_named(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv(CODE_VARIABLE, str(tmp_path / "away"))  # a folder that exists on no node
