@@ -529,8 +529,10 @@ def test_every_command_has_help():
 def test_benchmark_passes_its_options_on(calls):
     made = calls("rl4lms_like.benchmarking.runner", benchmark=130)
     options = ["--processes", "3", "--seeds", "0,4", "--only", "a", "--only", "b", "--results", "x", "--report-only"]
+    options += ["--ray", "auto"]
     assert main(["benchmark", "spec.yml", *options]) == 130
     expected = {"processes": 3, "seeds": [0, 4], "only": ["a", "b"], "results": Path("x"), "report_only": True}
+    expected["ray"] = "auto"
     assert made == [("benchmark", (Path("spec.yml"),), expected)]
 
 

@@ -19,8 +19,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, Protocol
 
 from rich.text import Text
 
@@ -62,6 +64,7 @@ def benchmark(
     only: Sequence[str] = (),
     results: str | Path | None = None,
     report_only: bool = False,
+    ray: str | None = None,
 ) -> int:
     """Run the unfinished jobs of a benchmark and write its report.
 
@@ -72,25 +75,32 @@ def benchmark(
         only: labels to run; the report contains all labels.
         results: results folder, overrides the spec.
         report_only: write the report without running jobs.
+        ray: address of a Ray cluster that runs the jobs, as for `ray.init`. As many as it has resources for are run in
+            parallel, unless `processes` is given; default: processes on this machine.
 
     Returns:
         Exit status: 0 if all selected jobs are done, 1 if a run failed, 130 if interrupted.
 
     Raises:
-        ConfigError: the spec or a config has errors; nothing was started.
-        MissingExtraError: scipy or matplotlib is not installed; nothing was started.
+        ConfigError: the spec or a config has errors, or the Ray cluster cannot run it; nothing was started.
+        MissingExtraError: scipy, matplotlib or Ray is not installed; nothing was started.
         RL4LMsLikeError: the results folder cannot be written, or another benchmark is running in it.
     """
     asked = load_benchmark(spec_path, seeds=seeds, results=results)
     jobs = jobs_of(asked, only)
     for package in ("scipy", "matplotlib"):
         import_extra(package, extra="benchmark", needed_by="a benchmark's report")
+    if ray is not None:
+        import_extra("ray", extra="ray", needed_by="--ray")
+        from rl4lms_like.benchmarking.ray_cluster import connected
     display = Display(asked.name)
     status = 0
     try:
         if not report_only:
-            with claimed(asked.results):
-                status = run_jobs(jobs, processes or asked.spec.processes, threads=asked.spec.threads, display=display)
+            on_cluster = connected(ray, asked, display.show) if ray is not None else nullcontext()
+            with claimed(asked.results), on_cluster as cluster:
+                begin, n = (cluster.start, cluster.n_slots) if cluster else (start, asked.spec.processes)
+                status = run_jobs(jobs, processes or n, threads=asked.spec.threads, display=display, begin=begin)
         found = collect(asked)
         write_tables(found)
         display.show("\n" + as_markdown(found))
@@ -116,7 +126,43 @@ def _without_numbers(found: Results, curves: Sequence[LearningCurves]) -> Iterat
             yield f"curves: no run has a value for {curve.spec.key}; available: keys in rollout_info.jsonl, and {there}"
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Display) -> int:
+class RunProcess(Protocol):
+    """Process of a run, on this machine or on a cluster."""
+
+    returncode: Any
+
+    def poll(self) -> int | None:
+        """Return the exit status; None if the process has not ended."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until the process has ended; raise `subprocess.TimeoutExpired` after `timeout` seconds."""
+
+    def ask_to_end(self) -> None:
+        """Interrupt the run, so that it saves its state and ends."""
+
+    def kill(self) -> None:
+        """End the process immediately."""
+
+
+class LocalProcess(subprocess.Popen[bytes]):
+    """Process of a run on this machine. Its standard input is a pipe."""
+
+    def ask_to_end(self) -> None:
+        """Close the pipe."""
+        if self.stdin is not None:
+            self.stdin.close()
+
+    def kill(self) -> None:
+        """End the process with its child processes: it leads its own session."""
+        if hasattr(os, "killpg"):
+            os.killpg(self.pid, signal.SIGKILL)
+        else:
+            super().kill()
+
+
+def run_jobs(
+    jobs: Sequence[Job], processes: int, *, threads: int, display: Display, begin: Callable[[Job, int], RunProcess]
+) -> int:
     """Run the jobs that are not done, in their order, and return the exit status, as `benchmark`.
 
     Args:
@@ -124,23 +170,24 @@ def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Disp
         processes: number of parallel processes.
         threads: number of threads per process.
         display: progress display.
+        begin: starts the process of a job, with this number of threads.
     """
     states = [state_of(job) for job in jobs]
     waiting = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
-    running: list[tuple[Job, subprocess.Popen[bytes], float]] = []
+    running: list[tuple[Job, RunProcess, float]] = []
     status = 0
     display.start(states, processes)
     try:
         while waiting or running:
             while waiting and len(running) < processes:
                 job = waiting.pop(0)
-                running.append((job, start(job, threads), time.monotonic()))
+                running.append((job, begin(job, threads), time.monotonic()))
                 display.started(job)
             time.sleep(POLL_S)
             for entry in [entry for entry in running if entry[1].poll() is not None]:
                 running.remove(entry)
                 job, process, began = entry
-                _hang_up(process)
+                process.ask_to_end()
                 failed = None if state_of(job) == "done" else process.returncode
                 status = status if failed is None else 1
                 display.ended(job, failed, time.monotonic() - began)
@@ -153,27 +200,42 @@ def run_jobs(jobs: Sequence[Job], processes: int, *, threads: int, display: Disp
     return status
 
 
-def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
+def start(job: Job, threads: int) -> LocalProcess:
     """Start the process of a job, in a new folder or in that of the stopped run."""
     prepare_folder(job)
+    return launch(job.folder, threads)
+
+
+def launch(
+    folder: Path, threads: int, current_folder: str | None = None, variables: Mapping[str, str] | None = None
+) -> LocalProcess:
+    """Start the process of the job whose folder is prepared.
+
+    Args:
+        folder: folder of the run.
+        threads: number of threads.
+        current_folder: current folder of the process; default: that of this process.
+        variables: further environment variables.
+    """
     number = str(threads)
     environment = {**os.environ, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number, "PYTHONUNBUFFERED": "1"}
-    refuse_links([job.folder / OUTPUT_FILE])
-    with (job.folder / OUTPUT_FILE).open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-c", _WORKER, str(job.folder), str(Path(rl4lms_like.__file__).parents[1])],
+    refuse_links([folder / OUTPUT_FILE])
+    with (folder / OUTPUT_FILE).open("ab") as output:
+        return LocalProcess(
+            [sys.executable, "-c", _WORKER, str(folder), str(Path(rl4lms_like.__file__).parents[1])],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=environment | dict(variables or {}),
+            cwd=current_folder,
             start_new_session=True,  # Ctrl-C is sent only to the runner, which ends the runs
         )
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end(processes: Sequence[RunProcess]) -> None:
     """Ask the runs to end, wait until they have saved their state, and kill those that do not end in time."""
     for process in processes:
-        _hang_up(process)
+        process.ask_to_end()
     deadline = time.monotonic() + GRACE_S
     try:
         for process in processes:
@@ -182,16 +244,8 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         pass  # remaining processes are killed below
     finally:
         for process in [process for process in processes if process.poll() is None]:
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)  # with its child processes: it leads its own session
-            else:
-                process.kill()
+            process.kill()
             process.wait()
-
-
-def _hang_up(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 class Display:

@@ -88,6 +88,7 @@ class BenchmarkSpec:
         seeds: number of seeds (0, 1, 2 ...), or a list of seeds.
         processes: number of runs at the same time.
         threads: number of threads per run; it replaces `n_threads: auto` in the configs.
+        resources: what one run reserves on a Ray cluster, such as `{GPU: 1}`; the default of `CPU` is `threads`.
         results: results folder; default: `benchmark_results/<name>` in the current folder.
         split: split of the `metrics` in the tables; they are measured after training.
         metrics: keys of the metrics in the tables; default: all metrics of the configs. `val:METRIC` selects another
@@ -104,6 +105,7 @@ class BenchmarkSpec:
     seeds: Count | list[Whole] = 5
     processes: Count = 1
     threads: Count = 1
+    resources: dict[str, float] = field(default_factory=dict)
     results: str | None = None
     split: Literal["train", "val", "test"] = "test"
     metrics: list[str] | None = None
@@ -194,6 +196,11 @@ def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Ite
     for path, values in fields.get("grid", {}).items():
         if not values:
             yield ConfigIssue(f"grid.{path}", "expected at least one value")
+    for name, amount in fields.get("resources", {}).items():
+        if amount <= 0 or (amount > 1 and amount % 1):
+            yield ConfigIssue(
+                f"resources.{name}", f"expected a whole number of at least 1, or a part of 1, got {amount}"
+            )
     changes = {"base": fields.get("base", {}), "grid": fields.get("grid", {})}
     for place, values in {**changes, **{f"runs.{label}.set": run.set for label, run in runs.items()}}.items():
         if "seed" in values:

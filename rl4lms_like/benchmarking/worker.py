@@ -149,6 +149,8 @@ def end_with_the_runner() -> None:
             _thread.interrupt_main()
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray starts its workers with SIGINT blocked
     threading.Thread(target=wait, name="runner", daemon=True).start()
 
 

@@ -337,7 +337,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 def _benchmark(options: argparse.Namespace) -> int:
     from rl4lms_like.benchmarking.runner import benchmark
 
-    return benchmark(options.spec, **_given(options, "processes seeds only results report_only"))
+    return benchmark(options.spec, **_given(options, "processes seeds only results report_only ray"))
 
 
 def _compare(options: argparse.Namespace) -> None:

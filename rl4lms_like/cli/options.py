@@ -174,6 +174,9 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="folder of the results; default: the spec's")
     _add_code(parser)
     parser.add_argument("--report-only", action="store_true", help="run nothing, report existing results")
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="run on this Ray cluster: auto, HOST:PORT, or local for a new one"
+    )
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
