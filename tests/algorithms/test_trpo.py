@@ -106,11 +106,11 @@ def test_fisher_products_see_whole_episodes_of_the_rollout_drawn_anew(tiny_gpt2_
             tuple(ids[mask].tolist()) for ids, mask in zip(episodes.response_ids, episodes.response_mask, strict=True)
         ]
 
-    draws = [sampled._fisher_batches(rollout) for _ in range(2)]
-    for (fraction,) in draws:
+    draws = [sampled._fisher_episodes(rollout).observations for _ in range(2)]
+    for fraction in draws:
         assert fraction.n_episodes == -(-everything.n_episodes // 4)
         assert set(written(fraction)) <= set(written(everything))
-    assert written(draws[0][0]) != written(draws[1][0])
+    assert written(draws[0]) != written(draws[1])
     assert torch.equal(flat(again.policy), flat(sampled.policy)), "the same seed draws the same shares"
     assert not torch.equal(flat(whole.policy), flat(sampled.policy))
     assert logged(sampled)["train/grad_norm"] == logged(whole)["train/grad_norm"], "the gradient sees all episodes"

@@ -299,7 +299,7 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_server_that_fails_is_an_error_with_its_address(serve, policy_of, failure):
     server = serve()
-    policy = policy_of(server, timeout=0.5, retries=1)
+    policy = policy_of(server, timeout=1.0 if failure == "too slow" else 30.0, retries=1)
     generate(policy)
     server.answers[COMPLETIONS] = FAILURES[failure](server)
     with pytest.raises(EngineError, match=server.url):

@@ -89,7 +89,7 @@ def rollout_keys(curve) -> list[str]:
 
 
 def training_keys(curve) -> list[str]:
-    return [key for key in first_keys(curve) if key.startswith(("ppo/", "train/", "supervised/"))]
+    return [key for key in first_keys(curve) if key not in rollout_keys(curve)]
 
 
 def test_a_whole_run_shows_every_curve_and_metric(tracker):
