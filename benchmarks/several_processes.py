@@ -20,7 +20,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.workload import SHAPES, Shape, save_model
+from benchmarks.workload import SHAPES, Shape
+from rl4lms_like.testing.models import make_word_tokenizer
 
 N_ITERS = 4
 
@@ -31,10 +32,17 @@ def config_of(shape: Shape, model: Path) -> dict[str, Any]:
     return {
         "tokenizer": {"model_name": str(model)},
         "reward_fn": {"id": "increasing_numbers", "args": {"min_tokens": shape.response_len}},
-        "datapool": {"id": "dummy_pool", "args": {"prompt": " ".join(map(str, range(shape.prompt_len)))}},
+        "datapool": {
+            "id": "dummy_pool",
+            "args": {"n_samples": 1, "prompt": " ".join(map(str, range(shape.prompt_len)))},
+        },
         "env": {
             "n_envs": shape.episodes,
-            "args": {"max_prompt_length": shape.prompt_len, "max_episode_length": shape.response_len},
+            "args": {
+                "max_prompt_length": shape.prompt_len,
+                "max_episode_length": shape.response_len,
+                "terminate_on_eos": False,
+            },
         },
         "alg": {
             "id": "ppo",
@@ -54,6 +62,23 @@ def config_of(shape: Shape, model: Path) -> dict[str, Any]:
         "doctor": {"enabled": False},
         "n_threads": 1,
     }
+
+
+def make_model(shape: Shape, folder: Path) -> None:
+    """Write a random GPT-2 of this shape, and a tokenizer whose words are numbers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = make_word_tokenizer(map(str, range(shape.vocab_size)))
+    config = GPT2Config(
+        n_layer=shape.n_layer,
+        n_embd=shape.n_embd,
+        n_head=max(4, shape.n_embd // 64),
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def seconds_of(config: Path, n_ranks: int, folder: Path) -> list[dict[str, float]]:
@@ -79,7 +104,7 @@ def main() -> None:
     lines: dict[int, list[dict[str, float]]] = {n_ranks: [] for n_ranks in numbers}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
-        save_model(shape, base / "model")
+        make_model(shape, base / "model")
         (base / "config.yml").write_text(yaml.safe_dump(config_of(shape, base / "model")))
         for index in range(options.rounds):
             for n_ranks in numbers:
