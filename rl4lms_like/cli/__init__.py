@@ -21,6 +21,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -39,6 +40,8 @@ from rl4lms_like.core.wording import accept_any_character, printable
 from rl4lms_like.rewards.time_limit import TimeIsUp
 
 PACKAGE = "rl4lms-like"
+TIME_TO_REPORT_S = 5.0
+"""Time for the main process of several to report an error that all of them have."""
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "NLTK_DATA", "OMP_NUM_THREADS", "RL4LMS_LIKE_HOME")
 
 
@@ -64,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except RL4LMsLikeError as error:
-        if is_main_process() or not isinstance(error, ConfigError | RankError):  # which the main process reports too
+        if not is_main_process() and isinstance(error, ConfigError | RankError):  # the main process reports it
+            time.sleep(TIME_TO_REPORT_S)  # torchrun ends all processes as soon as one has ended
+        else:
             _say(traceback.format_exc() if options.traceback else f"{error}\n")
         if argv is None and isinstance(error.__cause__, TimeIsUp):
             _end_despite_threads()
