@@ -35,7 +35,7 @@ from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
-from rl4lms_like.core.episodes import pack_episodes
+from rl4lms_like.core.episodes import own_batches
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
@@ -481,16 +481,10 @@ def split(minibatch: Minibatch, micro_batch_size: int | None, ranks: Ranks) -> I
         ranks: the processes that share the minibatch. One of them gets nothing if there are too few episodes.
     """
     episodes = minibatch.observations
-    lengths = episodes.response_lengths.tolist()
-    own = ranks.share(lengths)
-    if micro_batch_size is None or sum(lengths[i] for i in own) <= micro_batch_size:
-        if len(own) == len(lengths):
+    for group in own_batches(episodes, micro_batch_size, ranks):
+        if len(group) == episodes.n_episodes:
             yield minibatch
             return
-        groups = [list(own)] if own else []
-    else:
-        groups = pack_episodes(lengths, own, micro_batch_size, episodes.prompt_rows)
-    for group in groups:
         index = torch.tensor(group, device=episodes.response_ids.device)
         tokens = episodes.token_index(index)
         fields: Any = minibatch[1:]

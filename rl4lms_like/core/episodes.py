@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from rl4lms_like.core.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -269,3 +272,15 @@ def pack_episodes(
             batches[-1] += part
             filled += length
     return batches
+
+
+def own_batches(episodes: EpisodeBatch, batch_size: int | None, ranks: Ranks) -> list[list[int]]:
+    """Return this process's part of some episodes, in batches of about `batch_size` tokens; None: in one batch.
+
+    There is no batch if there are too few episodes for all processes.
+    """
+    sizes = episodes.response_lengths.tolist()
+    own = ranks.share(sizes)
+    if batch_size is None or sum(sizes[i] for i in own) <= batch_size:
+        return [list(own)] if own else []
+    return pack_episodes(sizes, own, batch_size, episodes.prompt_rows)

@@ -94,7 +94,7 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is True in any process."""
-        return any(self.gather(flag)) if self.size > 1 else flag
+        return flag
 
     def sum(self, tensor: Tensor) -> None:
         """Replace the values of a tensor by their sums over all processes."""
@@ -158,6 +158,11 @@ class ProcessGroup(Ranks):
             if message is not None:
                 raise RankError(f"rank {rank} failed: {message}")
         return [found for _, found in results]  # type: ignore[misc]
+
+    def any(self, flag: bool) -> bool:
+        found = self._torch.tensor(int(flag))  # on the CPU: asked after every step, and needs no GPU
+        self.sum(found)
+        return bool(found)
 
     def sum(self, tensor: Tensor) -> None:
         with self._communicating():

@@ -245,7 +245,7 @@ class VllmEngine(GenerationEngine):
         gap, limit = _mean_gap(ours, theirs), self.arguments.max_gap
         if not gap <= limit:
             raise self._error(
-                f"has other log-probs than the policy after it was told to load {self._folder}: they differ by "
+                f"has other log-probs than the policy after it loaded {self._folder}: they differ by "
                 f"{gap:.3g} nats per token (max_gap {limit:g}). Likely causes: it serves another model, it does not "
                 f"see this folder, or its precision is low (start it with --dtype float32, or raise max_gap)"
             )

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rl4lms_like.core.advantages import rewards_differ
-from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
+from rl4lms_like.core.episodes import EpisodeBatch, own_batches
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMsLikeError
 from rl4lms_like.core.losses import effective_sample_size, kl_estimate
 from rl4lms_like.core.out_of_memory import in_part
@@ -331,15 +331,9 @@ class RolloutCollector:
 
     def _parts(self, episodes: EpisodeBatch) -> list[EpisodeBatch]:
         """Return the episodes of this process, in batches of at most `score_batch_size` tokens."""
-        lengths = episodes.response_lengths.tolist()
-        own = self.ranks.share(lengths)
-        if self.score_batch_size is None or sum(lengths[i] for i in own) <= self.score_batch_size:
-            if len(own) == len(lengths):
-                return [episodes]
-            groups = [list(own)] if own else []
-        else:
-            groups = pack_episodes(lengths, own, self.score_batch_size, episodes.prompt_rows)
-        device = episodes.response_ids.device
+        groups, device = own_batches(episodes, self.score_batch_size, self.ranks), episodes.response_ids.device
+        if groups and len(groups[0]) == episodes.n_episodes:
+            return [episodes]
         return [episodes.select(torch.tensor(group, device=device)) for group in groups]
 
     def _kl_reward(self, part: ScoredEpisodes) -> Tensor:

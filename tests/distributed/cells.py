@@ -65,14 +65,17 @@ GROUPS = {"alg.args.group_size": 3, "alg.kl_div.placement": "loss", "alg.kl_div.
 SEQ2SEQ = {"alg.policy.id": "seq2seq_lm_actor_critic_policy"}
 
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ppo": ("gpt2", {**SEPARATE, **MINIBATCHES}),
+    "ppo": ("gpt2", {**SEPARATE, **MINIBATCHES, "alg.args.critic_pretrain": {"max_rollouts": 1}}),
     "ppo_of_minibatches": (
         "gpt2",
         {**SEPARATE, **MINIBATCHES, "alg.args.normalize_advantage": True, "alg.args.micro_batch_size": 8},
     ),
-    "ppo_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, "alg.args.target_kl": 0.001}),
+    "ppo_t5": (
+        "t5",
+        {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, "alg.args.target_kl": 0.001, "alg.args.ratio_band": [0.8, 1.2]},
+    ),
     "nlpo": ("gpt2", {**SEPARATE, **MINIBATCHES, **MASKS, f"{POLICY}.target_update_iterations": 2}),
-    "a2c": ("gpt2", {**SEPARATE, "alg.id": "a2c"}),
+    "a2c": ("gpt2", {**SEPARATE, "alg.id": "a2c", "alg.args.bootstrap_truncated": True}),
     "trpo": ("gpt2", {**SEPARATE, "alg.id": "trpo", "alg.args.batch_size": 14, "alg.args.target_kl": 0.01}),
     "grpo": ("gpt2", {**GROUPS, **MINIBATCHES, "alg.id": "grpo"}),
     "dapo_t5": (

@@ -105,9 +105,10 @@ def test_a_process_that_waits_for_one_that_ended_names_the_reason(found):
             {f"{POLICY}.engine": {"id": "vllm", "args": {"url": "http://[::1]", "weights_dir": "w"}}},
         ),
         ("env.n_envs", {**GROUPS, "alg.id": "grpo", "alg.args.group_size": 6}),
+        ("train_evaluation.replay", {"train_evaluation.replay": "run"}),
     ],
 )
-def test_environments_that_cannot_be_divided_are_refused(path, changes, tiny_gpt2_dir):
+def test_settings_that_several_processes_cannot_share_are_refused(path, changes, tiny_gpt2_dir):
     model = str(tiny_gpt2_dir)
     named = {"tokenizer.model_name": model, f"{POLICY}.model_name": model}
     blocks, issues = apply_values(copy.deepcopy(BASE), {**named, **changes}, "the test")

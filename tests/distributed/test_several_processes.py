@@ -88,7 +88,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(by_several, models, tmp_path):
     checkpoint = tmp_path / "cells" / STATEFUL / "checkpoints" / "iteration_00002"
     run_cell(STATEFUL, models, tmp_path, Ranks(), resume_from=checkpoint)
     log = (tmp_path / "cells" / STATEFUL / "log.txt").read_text()
-    assert "resuming with 1 processes instead of 2" in log
+    assert "number of processes: 2 before, 1 now" in log
 
 
 def free_port() -> int:

@@ -143,20 +143,24 @@ def load_networks(config: RunConfig, load: Callable[[PolicyArguments], Pretraine
 
 
 def check_ranks(config: RunConfig, n_ranks: int) -> None:
-    """Check that the environments of a run can be divided among its processes.
+    """Check that the processes of a run can share its work.
 
     Raises:
-        ConfigError: they cannot, or they are not those of `vec_env: text`.
+        ConfigError: the environments cannot be divided among them, or a setting needs a single process.
     """
+    if n_ranks == 1:
+        return
     defaults = getattr(ALGORITHMS.resolve(config.alg.id), "arguments_class", None)
     n_envs = config.env.n_envs
     size: Any = config.alg.args.get("group_size") or getattr(defaults, "group_size", 1)
     issues = []
-    if n_ranks > 1 and config.env.vec_env != "text":
+    if config.env.vec_env != "text":
         issues.append(ConfigIssue("env.vec_env", f"{n_ranks} processes need vec_env: text"))
     engine = (config.alg.policy.args.get("engine") or {}).get("id", OWN_ENGINE)
-    if n_ranks > 1 and engine != OWN_ENGINE:
+    if engine != OWN_ENGINE:
         issues.append(ConfigIssue(f"{ARGS}.engine.id", f"{engine} generates for one process; use {OWN_ENGINE}"))
+    if config.train_evaluation.replay is not None:
+        issues.append(ConfigIssue("train_evaluation.replay", "needs a single process; start it without torchrun"))
     if n_envs % (n_ranks * size):
         of_groups = f" in groups of {size}" if size > 1 else ""
         text = f"{n_envs} environments{of_groups} cannot be divided among {n_ranks} processes"

@@ -83,7 +83,7 @@ def chosen_log_prob_falls(history: History) -> Alert | None:
 
 
 def margin_grows_while_perplexity_rises(history: History) -> Alert | None:
-    """Pairs are told apart better while generated texts get worse."""
+    """More pairs are ranked correctly, while generated texts get worse."""
     before = history.val[0] if history.val else {}
     key = "rewards/margins" if "rewards/margins" in before else "mean_logps/margins"
     margins, texts = history.last(key, history.val, 2), history.last(PERPLEXITY, history.val, 2)
@@ -100,12 +100,12 @@ def margin_grows_while_perplexity_rises(history: History) -> Alert | None:
 
 
 def accuracy_is_one_early(history: History) -> Alert | None:
-    """All pairs of `val` are told apart in the first part of the run."""
+    """All pairs of `val` are ranked correctly in the first part of the run."""
     for line in history.val[1:]:
         accuracy = line.get("rewards/accuracies", line.get("mean_logps/accuracies", 0.0))
         if accuracy >= 1 and line["step"] <= EARLY * history.n_steps:
             return Alert(
-                f"all pairs of val are told apart after {line['step']} of {history.n_steps} steps",
+                f"all pairs of val are ranked correctly after {line['step']} of {history.n_steps} steps",
                 "the pairs are easy: look for a difference in length or form, and lower the learning rate",
                 {"step": line["step"], "accuracy": accuracy},
             )

@@ -31,16 +31,14 @@ from rl4lms_like.training.config.run_config import PreferenceConfig
 from rl4lms_like.training.config.settings import check_vocabulary
 from rl4lms_like.training.preferences.objectives import PreferenceObjective, ReferenceObjective, RewardModel
 from rl4lms_like.training.preferences.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
-from rl4lms_like.training.small_models.embedded import with_embedded_models
 from rl4lms_like.training.supervised.assemble import (
     SupervisedRun,
     add_adapters,
     check_best_metric,
-    check_settings,
+    config_to_plan,
     load_encoder,
     make_generator,
     prepare,
-    supervised_device_issues,
     use_one_thread_if_small,
 )
 from rl4lms_like.training.supervised.examples import ExampleEncoder
@@ -250,10 +248,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
         ConfigError: settings have errors.
         RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
     """
-    if not supervised_device_issues(config.device, here=False):  # the device may exist on another machine
-        config = replace(config, device="cpu")
-    check_settings(config)
-    config = with_embedded_models(config)
+    config = config_to_plan(config)
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
     lines = [("objective" if not i else "", line) for i, line in enumerate(given.formula())]
     encoder = load_encoder(config)[-1]
@@ -281,6 +276,6 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     if given.needs_reference:
         n_tokens = round(sum(each.n_tokens * growth[split] for split, each in pairs.items()))
         in_training = train.n_tokens * growth["train"] * steps / per_epoch * 3  # forward and backward
-        share = n_tokens / max(in_training, 1)
-        lines.append(("reference", f"one forward pass over {n_tokens:,} tokens, about {share:.0%} of the training"))
+        fraction = n_tokens / max(in_training, 1)
+        lines.append(("reference", f"one forward pass over {n_tokens:,} tokens, about {fraction:.0%} of the training"))
     return lines

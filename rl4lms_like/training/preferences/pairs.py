@@ -168,16 +168,17 @@ def encode_labels(
         DataPoolError: see `encode_pairs`.
     """
     pairs = encode_pairs(encoder, preferences, max_response_length)
+    of_preferences, pairs.rows = pairs.rows, []
     rows: list[Row] = []
-    for sample, row in zip(preferences, pairs.rows, strict=True):
+    for sample, row in zip(preferences, of_preferences, strict=True):
         labels = [label for label, text in ((True, sample.chosen), (False, sample.rejected)) if text is not None]
         for label, response in zip(labels, row["responses"], strict=True):
             rows.append({"prompt": row["prompt"], "responses": [response], "is_desirable": label})
     pairs.n_labels, pairs.n_bad = len(rows), sum(not row["is_desirable"] for row in rows)
-    for row, other in zip(rows, _mismatched(rows), strict=True):
-        pairs.n_same_mismatched += rows[other]["prompt"] == row["prompt"]
-    others = [rows[other]["responses"][0] for other in _mismatched(rows)]
-    pairs.rows = [{**row, "responses": [*row["responses"], other]} for row, other in zip(rows, others, strict=True)]
+    for row, index in zip(rows, _mismatched(rows), strict=True):
+        other = rows[index]
+        pairs.n_same_mismatched += other["prompt"] == row["prompt"]
+        pairs.rows.append({**row, "responses": [*row["responses"], other["responses"][0]]})
     return pairs
 
 
@@ -186,10 +187,13 @@ def _mismatched(rows: Sequence[Row]) -> list[int]:
     found = [*range(1, len(rows)), 0]
     for label in (True, False):
         alike = [index for index, row in enumerate(rows) if row["is_desirable"] is label]
-        for place, index in enumerate(alike):
-            following = (*alike[place + 1 :], *alike[:place])
-            other = next((each for each in following if rows[each]["prompt"] != rows[index]["prompt"]), None)
-            found[index] = found[index] if other is None else other
+        following = None
+        for place in reversed(range(2 * len(alike))):  # twice, since the first rows follow the last one
+            index, after = alike[place % len(alike)], alike[(place + 1) % len(alike)]
+            if rows[after]["prompt"] != rows[index]["prompt"]:
+                following = after
+            if following is not None:
+                found[index] = following
     return found
 
 

@@ -236,7 +236,7 @@ class ResumePoint:
         before, now = 1 + len(state.numbers.get("ranks", [])), self.run.ranks.size
         if before != now:
             text = "results will differ from those of the uninterrupted run, since each samples its own texts"
-            self.tracker.log_info(f"resuming with {now} processes instead of {before}: {text}")
+            self.tracker.log_info(f"number of processes: {before} before, {now} now; {text}")
         self.is_saved = (self.tracker.checkpoint_base_path / ITERATION.format(done) / MANIFEST).is_file()
 
     def _restore(self, state: TrainingState) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from stable_baselines3.common.utils import set_random_seed
@@ -37,12 +37,14 @@ from rl4lms_like.training.assemble import (
     render_prompts,
 )
 from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
-from rl4lms_like.training.config.run_config import OfflineConfig, SupervisedConfig
+from rl4lms_like.training.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
 from rl4lms_like.training.config.settings import check_vocabulary, device_issues
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 from rl4lms_like.training.supervised.examples import ExampleCollator, ExampleEncoder
 from rl4lms_like.training.supervised.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.training.supervised.training_arguments import PATH, make_training_arguments
+
+Offline = TypeVar("Offline", SupervisedConfig, PreferenceConfig)
 
 NO_LIMIT = 1_000_000
 """Length limit, in tokens, of tokenizers and models without one. Their own value is about 1e30, or missing."""
@@ -273,6 +275,18 @@ def check_best_metric(config: OfflineConfig, examples: Mapping[str, Any], sample
 # --- plan for `check` -------------------------------------------------------------------------------------------------
 
 
+def config_to_plan(config: Offline) -> Offline:
+    """Check the settings of a run that may be trained on another machine; return its config with embedded models.
+
+    Raises:
+        ConfigError: settings have errors.
+    """
+    if not supervised_device_issues(config.device, here=False):  # the device may exist on another machine
+        config = replace(config, device="cpu")
+    check_settings(config)
+    return with_embedded_models(config)
+
+
 def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]] | None]) -> list[tuple[str, str]]:
     """Compute the size of a run before weights are loaded.
 
@@ -287,10 +301,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         ConfigError: settings have errors.
         RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
     """
-    if not supervised_device_issues(config.device, here=False):  # the device may exist on another machine
-        config = replace(config, device="cpu")
-    check_settings(config)
-    config = with_embedded_models(config)
+    config = config_to_plan(config)
     encoder = load_encoder(config)[-1]
     found = find()
     if found is None:
