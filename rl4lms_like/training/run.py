@@ -15,13 +15,13 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
-from rl4lms_like.core.ranks import Ranks, is_distributed, is_main_process, process_ranks
+from rl4lms_like.core.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig, load_config
 from rl4lms_like.training.estimates.memory import explaining
@@ -167,7 +167,7 @@ def resume(
         refuse_unless_trusted(asked, trust_remote_code, f"the config of {found.run_folder}", tuple(asked))
         folder = found.run_folder.resolve()
         place, tracking = (folder.parent.parent, folder.parent.name, folder.name), (entity_name, log_to_wandb, quiet)
-        ranks = stack.enter_context(_processes(found.config))
+        ranks = stack.enter_context(process_ranks(found.config.distributed.timeout))
         stack.enter_context(deterministic_operations(found.config.deterministic))
         found = replace(found, lock=lock) if ranks.is_main else found
         return _train(with_replay(found.config), place, found, *tracking, ranks=ranks)
@@ -192,7 +192,7 @@ def train_config(
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
     wanted = experiment_folder(base, project_name, experiment_name)
     with ExitStack() as stack:
-        ranks = stack.enter_context(_processes(config))
+        ranks = stack.enter_context(process_ranks(config.distributed.timeout))
         locks: list[FileLock] = []
 
         def find() -> tuple[Resumption | None, list[str]]:
@@ -212,20 +212,6 @@ def train_config(
         place, tracking = (base, project_name, experiment_name), (entity_name, log_to_wandb, quiet)
         stack.enter_context(deterministic_operations(config.deterministic))
         return _train(config, place, found, *tracking, text, ranks=ranks)
-
-
-def _processes(config: AnyConfig) -> AbstractContextManager[Ranks]:
-    """Return the processes of a run.
-
-    Raises:
-        ConfigError: `torchrun` started several for a run that has a single one.
-    """
-    if isinstance(config, RunConfig):
-        return process_ranks(config.distributed.timeout)
-    if is_distributed():
-        message = f"{config.alg.id} runs have a single process; start it without torchrun"
-        raise ConfigError([ConfigIssue("alg.id", message)])
-    return nullcontext(Ranks())
 
 
 def _train(
@@ -303,7 +289,10 @@ def _assembled(config: AnyConfig, ranks: Ranks) -> tuple[Callable[[Tracker, Path
     from rl4lms_like.training.supervised.assemble import assemble_supervised
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
-    offline = assemble_supervised(config) if isinstance(config, SupervisedConfig) else assemble_preferences(config)
+    if isinstance(config, SupervisedConfig):
+        offline = assemble_supervised(config, ranks)
+    else:
+        offline = assemble_preferences(config, ranks)
     return lambda tracker, resume_from: SupervisedTrainer(offline, tracker, resume_from=resume_from), lambda: None
 
 
@@ -313,17 +302,18 @@ def silence_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    logging.getLogger("transformers.modeling_utils").addFilter(_no_advice)
+    for name in ("modeling_utils", "training_args"):
+        logging.getLogger(f"transformers.{name}").addFilter(_no_advice)
 
 
 def _no_advice(record: logging.LogRecord) -> bool:
     """Return False for messages of transformers about its own internals.
 
     Its decoder drops a mask of ones, and then advises to pass a mask if a pad token was sampled. For some model classes
-    it finds no loss by name, and then uses the right one.
+    it finds no loss by name, and then uses the right one. Its Trainer does not know that gradients are summed by us.
     """
-    message = record.getMessage()
-    return "passing in an `attention_mask`" not in message and "`loss_type=None` was set in the config" not in message
+    internal = ("passing in an `attention_mask`", "`loss_type=None` was set in the config", "parallel_mode !=")
+    return not any(part in record.getMessage() for part in internal)
 
 
 @contextmanager

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from rl4lms_like.core.ranks import Ranks
-from tests.distributed.cells import CELLS, OF_THREE, STATEFUL, run_cell, train_in_group
+from tests.distributed.cells import CELLS, CHECKPOINTS, OF_THREE, OFFLINE, STATEFUL, run_cell, train_in_group
+from tests.training.preferences.preference_runs import written
 
 TOLERANCE = 1e-5
-RUNS = [(2, cell) for cell in CELLS] + [(3, cell) for cell in OF_THREE]
+RUNS = [(2, cell) for cell in (*CELLS, *OFFLINE)] + [(3, cell) for cell in OF_THREE]
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +26,19 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     (folder / "gpt2").symlink_to(tiny_gpt2_dir)
     (folder / "t5").symlink_to(tiny_t5_dir)
+    for family in ("gpt2", "t5"):
+        other = Path(shutil.copytree(folder / family, folder / f"{family}_without_dropout"))
+        config = json.loads((other / "config.json").read_text())
+        rates = [key for key in config if "drop" in key]
+        (other / "config.json").write_text(json.dumps({**config, **dict.fromkeys(rates, 0.0)}))
+    written(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def by_one(models, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("one")
-    for cell in CELLS:
+    for cell in (*CELLS, *OFFLINE):
         run_cell(cell, models, output, Ranks())
     return output
 
@@ -74,17 +81,18 @@ def test_logged_numbers_are_those_of_one_process(n_ranks, cell, by_one, by_sever
         assert several[key] == expected, key
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one(by_several):
+@pytest.mark.parametrize("cell", CHECKPOINTS)
+def test_a_resumed_run_equals_the_uninterrupted_one(cell, by_several):
     """Also where the processes differ: in their random numbers and in the state of their rewards."""
-    folders = [by_several[2] / name for name in ("whole", "resumed")]
-    whole, resumed = (load_file(folder / f"{STATEFUL}.rank0.safetensors") for folder in folders)
+    folders = [by_several[2] / f"{cell}_{name}" for name in ("whole", "resumed")]
+    whole, resumed = (load_file(folder / f"{cell}.rank0.safetensors") for folder in folders)
     assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
-    whole, resumed = (logged(folder / "cells" / STATEFUL) for folder in folders)
+    whole, resumed = (logged(folder / "cells" / cell) for folder in folders)
     assert whole == resumed
 
 
 def test_a_run_of_two_processes_is_resumed_by_one(by_several, models, tmp_path):
-    shutil.copytree(by_several[2] / "whole" / "cells", tmp_path / "cells")
+    shutil.copytree(by_several[2] / f"{STATEFUL}_whole" / "cells", tmp_path / "cells")
     checkpoint = tmp_path / "cells" / STATEFUL / "checkpoints" / "iteration_00002"
     run_cell(STATEFUL, models, tmp_path, Ranks(), resume_from=checkpoint)
     log = (tmp_path / "cells" / STATEFUL / "log.txt").read_text()

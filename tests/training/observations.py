@@ -280,7 +280,7 @@ def at_the_tracker(made: Made, observe: Callable[[dict[str, Any]], Any]) -> Any:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrackerReachedError):
         patch.setattr(base, "Tracker", tracker)
         patch.setattr(assemble, "assemble", lambda config, ranks: unused)
-        patch.setattr(supervised, "assemble_supervised", lambda config: unused)
+        patch.setattr(supervised, "assemble_supervised", lambda config, ranks: unused)
         run.train_config(made.run.config, base_path_to_store_results=made.folder, quiet=True)
     return found[0]
 

@@ -263,6 +263,7 @@ class _AnyRunConfig:
         n_threads: number of CPU threads of torch. `auto`: one thread for a small actor and critic (at most 20M
             parameters together), otherwise torch's default.
         deterministic: use only operations with bitwise reproducible results. They may be slower on a GPU.
+        distributed: settings of several processes.
         notices: messages about the config; not a key of the file.
     """
 
@@ -270,13 +271,14 @@ class _AnyRunConfig:
     device: str = "auto"
     n_threads: Threads | Literal["auto"] = "auto"
     deterministic: bool = False
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as plain data, which parses to an equal config; its blocks come first."""
         data = dataclasses.asdict(self)
         del data["notices"]
-        shared = {key: data.pop(key) for key in ("seed", "device", "n_threads", "deterministic")}
+        shared = {key: data.pop(key) for key in ("seed", "device", "n_threads", "deterministic", "distributed")}
         return data | shared
 
 
@@ -293,7 +295,6 @@ class RunConfig(_AnyRunConfig):
         train_evaluation: schedule and metrics.
         doctor: thresholds of the run doctor.
         tiny_model: the model `embedded/tiny_model`, trained on the data pool.
-        distributed: settings of several processes.
     """
 
     tokenizer: TokenizerConfig
@@ -304,7 +305,6 @@ class RunConfig(_AnyRunConfig):
     train_evaluation: TrainEvaluationConfig
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
     tiny_model: TinyModelConfig | None = None
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

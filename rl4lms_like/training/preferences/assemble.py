@@ -19,6 +19,7 @@ from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
@@ -48,8 +49,12 @@ N_COUNTED = 5000
 """Number of preferences per split that `check` encodes."""
 
 
-def assemble_preferences(config: PreferenceConfig) -> SupervisedRun:
+def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -> SupervisedRun:
     """Build the objects of a preference run.
+
+    Args:
+        config: config of the run.
+        ranks: the processes that train together; default: this one alone.
 
     Raises:
         ConfigError: settings of the config are not compatible.
@@ -61,7 +66,8 @@ def assemble_preferences(config: PreferenceConfig) -> SupervisedRun:
         ComponentError: a metric or the post-processor could not be built.
     """
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
-    found = prepare(config, None if given.has_language_model else output_layer)
+    ranks = ranks or Ranks()
+    found = prepare(config, ranks, None if given.has_language_model else output_layer)
     config, encoder = found.config, found.encoder
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)  # with the folder of an embedded reference
     check_end_token(given, encoder)
@@ -75,6 +81,7 @@ def assemble_preferences(config: PreferenceConfig) -> SupervisedRun:
     for name in head:
         model.get_submodule(name).requires_grad_(True)
     objective = _objective(config, given, model, encoder)
+    objective.ranks = ranks
     use_one_thread_if_small(model, config)
     return SupervisedRun(
         config,
@@ -90,6 +97,7 @@ def assemble_preferences(config: PreferenceConfig) -> SupervisedRun:
         found.components.post_processor,
         rates,
         tuple(head),
+        ranks,
     )
 
 

@@ -92,6 +92,7 @@ class PreferenceObjective(TrainingObjective):
         self.needs_training_mode = needs_training_mode
         self.history = History()
         self._sums: dict[str, list[float]] = {}
+        self._of_step: dict[str, list[float]] = {}
 
     @abstractmethod
     def scores(self, batch: Batch) -> Tensor:
@@ -122,6 +123,9 @@ class PreferenceObjective(TrainingObjective):
             batch["ref_log_prob"] = torch.tensor([row["ref_log_prob"] for row in rows])
         return batch
 
+    def n_rows(self, batch: Batch) -> int:
+        return len(batch["margin"])
+
     def n_tokens(self, batch: Batch) -> Tensor:
         return batch["response_mask"].sum()
 
@@ -141,7 +145,7 @@ class PreferenceObjective(TrainingObjective):
     # --- the loss -----------------------------------------------------------------------------------------------------
 
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
-        return sum(len(batch["margin"]) for batch in batches)
+        return sum(map(self.n_rows, batches))
 
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
         trained = self.reader.model
@@ -149,8 +153,13 @@ class PreferenceObjective(TrainingObjective):
         trained.train(model.training and self.needs_training_mode)
         scores, batch = self._scored(batch)
         losses, logged = self.terms(scores, batch)
-        add_to(self._sums, logged)
+        add_to(self._of_step, logged)
         return losses.sum() / (n_items or len(losses))
+
+    def end_step(self) -> None:
+        for sums in self.ranks.gather(self._of_step):
+            merge(self._sums, sums)
+        self._of_step = {}
 
     def _scored(self, batch: Batch) -> tuple[Tensor, Batch]:
         """Return the scores of a batch, and the batch on the model's device."""
@@ -169,12 +178,19 @@ class PreferenceObjective(TrainingObjective):
         batches = [self.collate(rows[start : start + self.eval_batch_size]) for start in self._starts(rows)]
         with in_part("evaluation"):
             self.begin_step(batches, None)
-            for given in batches:
+            for given in map(self.own, batches):
+                if not self.n_rows(given):
+                    continue
                 scores, batch = self._scored(given)
                 losses, logged = self.terms(scores, batch)
                 add_to(sums, {LOSS: losses, **logged})
                 every.append((scores.cpu(), (self.lengths(given) + prompt_lengths(given)).cpu()))
-        return means_of(sums) | self.overall(*map(torch.cat, zip(*every, strict=True)))
+        total: dict[str, list[float]] = {}
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for part_sums, part in self.ranks.gather((sums, every)):
+            merge(total, part_sums)
+            pairs += part
+        return means_of(total) | self.overall(*map(torch.cat, zip(*pairs, strict=True)))
 
     def overall(self, scores: Tensor, lengths: Tensor) -> dict[str, float]:
         """Return what is measured on all scores of a split together.
@@ -228,6 +244,13 @@ def add_to(sums: dict[str, list[float]], numbers: Mapping[str, Tensor]) -> None:
         total = sums.setdefault(key, [0.0, 0])
         total[0] += float(values.detach().double().sum())
         total[1] += values.numel()
+
+
+def merge(sums: dict[str, list[float]], others: Mapping[str, list[float]]) -> None:
+    """Add other sums and numbers of values."""
+    for key, (total, n) in others.items():
+        before = sums.setdefault(key, [0.0, 0])
+        sums[key] = [before[0] + total, before[1] + n]
 
 
 def means_of(sums: Mapping[str, list[float]]) -> dict[str, float]:
@@ -317,10 +340,10 @@ class ReferenceObjective(ResponseObjective):
             "tokens of the preferences": _digest({split: token_ids(each.rows) for split, each in examples.items()}),
             "settings": _digest([str(self.dtype)]),
         }
-        found = read_reference(file, digests) if file.is_file() else None
+        found = self.ranks.from_main(lambda: read_reference(file, digests) if file.is_file() else None)
         if found is None:
             found = {split: self._read_all(reader, each.rows) for split, each in examples.items() if each.rows}
-            write_reference(file, found, digests)
+            self.ranks.from_main(lambda: write_reference(file, found, digests))
         for split, each in examples.items():
             for row, log_probs in zip(each.rows, found.get(split, torch.zeros(0, 2)).tolist(), strict=True):
                 row["ref_log_prob"] = log_probs
@@ -328,13 +351,16 @@ class ReferenceObjective(ResponseObjective):
 
     @torch.no_grad()
     def _read_all(self, reader: EpisodeReader, rows: Sequence[Row]) -> Tensor:
-        found = []
-        for start in self._starts(rows):
-            batch = self.collate(rows[start : start + self.eval_batch_size])
-            with self.autocast(), in_part("scoring"):
-                log_probs = self.log_probs(reader, self.episodes(batch))
-            found.append(in_columns(log_probs).float().cpu())
-        return torch.cat(found)
+        def of_this_process() -> Tensor:
+            found, own = [torch.zeros(0, 2)], self.ranks.share([1] * len(rows))
+            for start in own[:: self.eval_batch_size]:
+                batch = self.collate(rows[start : min(start + self.eval_batch_size, own.stop)])
+                with self.autocast(), in_part("scoring"):
+                    log_probs = self.log_probs(reader, self.episodes(batch))
+                found.append(in_columns(log_probs).float().cpu())
+            return torch.cat(found)
+
+        return torch.cat(self.ranks.gather_from(of_this_process))
 
 
 class DPO(ReferenceObjective):
@@ -395,10 +421,11 @@ class KTO(ReferenceObjective):
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
         self.reader.model.eval()
         mismatched = []
-        for batch in batches:
+        for batch in filter(self.n_rows, map(self.own, batches)):
             with self.autocast():
                 log_prob = self.log_probs(self.reader, self.episodes(batch, 1))
             mismatched.append(log_prob.float() - batch["ref_log_prob"][:, 1].to(log_prob.device))
+        mismatched = [each for part in self.ranks.gather(mismatched) for each in part]
         if mismatched:
             self.z0 = kto_reference_point(torch.cat(mismatched))
         return super().begin_step(batches, n_items)

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
@@ -69,10 +70,15 @@ class SupervisedRun:
     post_processor: Callable[[str], str] | None = None  # applied to each response before it is scored and saved
     dropout_rates: Mapping[str, float] = field(default_factory=dict)  # saved in the model's config
     head: tuple[str, ...] = ()  # modules of a reward model that are not part of adapters
+    ranks: Ranks = field(default_factory=Ranks)  # processes that train together
 
 
-def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
+def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) -> SupervisedRun:
     """Build the objects of a supervised run.
+
+    Args:
+        config: config of the run.
+        ranks: the processes that train together; default: this one alone.
 
     Raises:
         ConfigError: settings of the config are not compatible.
@@ -82,7 +88,8 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         ModelError: a model or tokenizer cannot be loaded, or they do not match.
         ComponentError: a metric or the post-processor could not be built.
     """
-    found = prepare(config)
+    ranks = ranks or Ranks()
+    found = prepare(config, ranks)
     config, encoder, samples = found.config, found.encoder, found.samples
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     check_best_metric(config, examples, samples)
@@ -97,6 +104,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         label_smoothing=arguments.label_smoothing_factor,
         use_cache=arguments.use_cache,
     )
+    objective.ranks = ranks
     return SupervisedRun(
         config,
         encoder.tokenizer,
@@ -109,6 +117,7 @@ def assemble_supervised(config: SupervisedConfig) -> SupervisedRun:
         encoder.max_prompt_length,
         found.ends,
         found.components.post_processor,
+        ranks=ranks,
     )
 
 
@@ -123,17 +132,19 @@ class Prepared(NamedTuple):
     samples: dict[str, list[Sample]]  # of all splits
 
 
-def prepare(config: OfflineConfig, unused: Unused | None = None) -> Prepared:
+def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -> Prepared:
     """Check the settings, and load tokenizer, components and data; raises the errors of `assemble_supervised`.
 
     Args:
         config: config of the run.
+        ranks: the processes that train together.
         unused: modules of the language model that the run does not use.
     """
     if config.n_threads != "auto":
         torch.set_num_threads(int(config.n_threads))
     check_settings(config)
-    config = with_embedded_models(config)
+    with ranks.main_first():
+        config = with_embedded_models(config)
     set_random_seed(config.seed)  # user components may use the global generators
     components = build_components(config)
     model_config, ends, encoder = load_encoder(config)

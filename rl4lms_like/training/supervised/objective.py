@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.training.supervised.examples import NOT_LEARNED, ExampleCollator, n_learned
 
 Batch = Mapping[str, Tensor]
@@ -27,10 +29,25 @@ class TrainingObjective(ABC):
     Attributes:
         name: prefix of the logged loss.
         measures_loss: `measure` returns the loss, `<name>/loss`; otherwise it is computed from the batches of `val`.
+        ranks: the processes that share each batch.
     """
 
     name: ClassVar[str]
     measures_loss: ClassVar[bool] = False
+    ranks: Ranks = Ranks()
+
+    def own(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the rows of a batch that this process computes; there may be none."""
+        if self.ranks.size == 1:
+            return dict(batch)
+        n = self.n_rows(batch)
+        own = torch.tensor(self.ranks.share([1] * n), dtype=torch.long)
+        # Several rows of a tensor may belong to one row of the batch: the first ones of all rows, then the second ones.
+        return {name: torch.cat([part[own] for part in tensor.split(n)]) for name, tensor in batch.items()}
+
+    @abstractmethod
+    def n_rows(self, batch: Batch) -> int:
+        """Return the number of rows of a batch."""
 
     @abstractmethod
     def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
@@ -64,6 +81,9 @@ class TrainingObjective(ABC):
     def measure(self, rows: Sequence[Any]) -> dict[str, float]:
         """Return metrics of some examples by key; called in evaluations."""
         return {}
+
+    def end_step(self) -> None:  # noqa: B027  (optional)
+        """Share what was computed since `begin_step` with the other processes."""
 
     def averages(self) -> dict[str, float]:
         """Return the means of what was computed since the last call, by key."""
@@ -113,6 +133,9 @@ class CrossEntropy(TrainingObjective):
 
     def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
         return self.collator(rows)
+
+    def n_rows(self, batch: Batch) -> int:
+        return len(batch["labels"])
 
     def n_tokens(self, batch: Batch) -> Tensor:
         return n_learned(batch["labels"])

@@ -40,6 +40,7 @@ from rl4lms_like.core.component_state import load_state, state_of
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import CheckpointError, ModelError
 from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
 from rl4lms_like.tracking.run_folder import to_json
@@ -89,6 +90,7 @@ class ReferenceTrainer(Trainer):
         owner.run.model.config.use_cache = use_cache  # the Trainer sets its own; it must not be saved with the model
         self.owner = owner
         self.objective: TrainingObjective = owner.run.objective
+        self.ranks = owner.run.ranks
         self.resume_state = resume_state
         self.output_dir = Path(str(self.args.output_dir))
         self.save_total_limit = self.args.save_total_limit
@@ -105,8 +107,24 @@ class ReferenceTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.n_learned = self.n_learned + self.objective.n_tokens(inputs)
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = self._own_step(model, inputs, num_items_in_batch)
         self.step_loss = self.step_loss + loss  # each micro-batch is normalized by the step's items
+        if self.accelerator.sync_gradients:  # of the last micro-batch of the optimizer step
+            self.ranks.sum_gradients(model.parameters())
+            self.objective.end_step()
+        return loss
+
+    def _own_step(self, model: Any, inputs: Any, n_items: Any) -> torch.Tensor:
+        """Compute the gradient of this process's rows of a micro-batch; return the loss of all rows."""
+        if self.ranks.size == 1:
+            return super().training_step(model, inputs, n_items)
+        own, loss = self.objective.own(inputs), torch.zeros((), device=self.args.device)
+        # Dropout draws other numbers in each process, but the order of the examples is that of all of them.
+        seed = derived_seed(self.args.seed, "rank", self.ranks.rank, int(self.n_learned))
+        if self.objective.n_rows(own):
+            with seeded(seed, self.args.device):
+                loss = super().training_step(model, own, n_items)
+        self.ranks.sum(loss)
         return loss
 
     def compute_loss(
@@ -143,13 +161,15 @@ class ReferenceTrainer(Trainer):
     @torch.no_grad()
     def _mean_loss(self, dataloader: Any) -> float:
         """Compute the mean loss over all learned tokens."""
-        model = self.owner.run.model.eval()
-        total, n = 0.0, 0
+        model, objective = self.owner.run.model.eval(), self.objective
+        total, n = torch.zeros((), dtype=torch.float64), 0
         for inputs in dataloader:
+            own = self._prepare_inputs(objective.own(inputs))
             with self.compute_loss_context_manager(), in_part("evaluation"):
-                total += float(self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=1))
-            n += int(self.objective.n_tokens(inputs))
-        return total / max(n, 1)
+                total += float(self.compute_loss(model, own, num_items_in_batch=1)) if objective.n_rows(own) else 0.0
+            n += int(objective.n_tokens(inputs))
+        self.ranks.sum(total)
+        return float(total) / max(n, 1)
 
     def _comparable(self, score: Any) -> float:
         """Return the score, or the worst value if it is not a number, so that NaN is never the best score."""
@@ -183,12 +203,15 @@ class ReferenceTrainer(Trainer):
             self.owner.save(folder, is_checkpoint=True)
             self._save_trainer_state(folder)
 
-        with saving(f"a checkpoint in {base}"):
+        def write() -> None:
             if self.args.save_only_model:
                 checkpoints.write_folder(base / name.format(step), save)
                 return
             state = self._training_state(before_step=name == checkpoints.INTERRUPTED)
             checkpoints.write_checkpoint(base, step, state, save, name=name)
+
+        with saving(f"a checkpoint in {base}"):
+            self.ranks.from_main(write)
 
     def _training_state(self, *, before_step: bool) -> TrainingState:
         """Capture the state of the run between two steps.
@@ -253,6 +276,8 @@ class ReferenceTrainer(Trainer):
         """
         best, limit = self.state.best_model_checkpoint, self.save_total_limit
         spare = [] if best is None else [Path(best)]
+        if not self.ranks.is_main:
+            return
         if limit:
             checkpoints.remove_older(self.output_dir, self.state.global_step, limit, spare)
         for path in checkpoints.checkpoints_in(self.output_dir) if has_ended and limit == 1 and spare else ():
@@ -303,7 +328,8 @@ class ReferenceTrainer(Trainer):
                 for name, value in (saved or {}).get("attributes", {}).items():
                     setattr(callback, name, value)
         self.owner.evaluated = dict.fromkeys(found.evaluated)
-        remove_later(self.owner.tracker, found.folder, found.state, f"after step {found.step}")
+        tracker, where = self.owner.tracker, f"after step {found.step}"
+        self.ranks.from_main(lambda: remove_later(tracker, found.folder, found.state, where))
         self.remove_older()
 
     # Methods of the Trainer that read pickles from a checkpoint.

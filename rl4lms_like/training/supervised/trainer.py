@@ -61,7 +61,7 @@ class SupervisedTrainer:
         self.schedule = run.config.train_evaluation
         self.evaluated: dict[tuple[int, str], Evaluation | None] = {}
         self._is_saved = False
-        self.interruption = Interruption()
+        self.interruption = Interruption(run.ranks)
         self.reporter = Reporter(self)
         self.frozen = frozen_digests(run.model, trained(run.model), run.samples)
         run.objective.prepare(tracker.run_path, run.examples)  # before a checkpoint's weights replace the initial ones
@@ -86,7 +86,7 @@ class SupervisedTrainer:
         with self.interruption.finishing("this step"), in_part("update"):
             self.trainer.train_or_resume()
         self.trainer.remove_older(has_ended=True)
-        if self.schedule.save_model:
+        if self.schedule.save_model and self.run.ranks.is_main:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
@@ -94,7 +94,8 @@ class SupervisedTrainer:
             self.evaluated.pop((self.step, "val"), None)
         with self.interruption.at_any_moment():
             self.evaluate(("val", "test"))
-        delete_interrupted(self.tracker.checkpoint_base_path)
+        if self.run.ranks.is_main:
+            delete_interrupted(self.tracker.checkpoint_base_path)
 
     @property
     def step(self) -> int:
@@ -138,6 +139,7 @@ class SupervisedTrainer:
             max_prompt_length=self.run.max_prompt_length,
             eos_token_ids=self.run.eos_token_ids,
             seed=seed,
+            ranks=self.run.ranks,
         )
         post_processor = self.run.post_processor
         with seeded(derived_seed(seed, "metrics"), self.run.model.device):
@@ -181,13 +183,15 @@ class SupervisedTrainer:
         """Save a checkpoint and stop, if requested. Called between two steps.
 
         Raises:
-            KeyboardInterrupt: a signal was received.
+            KeyboardInterrupt: a signal was received, by any process.
         """
-        if self.interruption.requests == 1 and self.schedule.save_model:
+        if not self.run.ranks.any(bool(self.interruption.requests)):
+            return
+        if self.schedule.save_model:
             self.reporter.flush()
             self.trainer.write_checkpoint(INTERRUPTED)
             self._is_saved = True
-        self.interruption.check()
+        raise KeyboardInterrupt
 
     def _rescue(self, error: BaseException) -> None:
         """Save the last logs and the model of a run that ends early. Failures do not hide the error that ended it."""
@@ -197,7 +201,7 @@ class SupervisedTrainer:
             logger.warning("the last values could not be logged: %s", failure)
         if self.interruption.requests > 1:
             self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
-        elif self.step and self.schedule.save_model and not self._is_saved:
+        elif self.step and self.schedule.save_model and not self._is_saved and self.run.ranks.is_main:
             save_interrupted(self.tracker, self.save, self.step, "steps")
         log_resume_hint(self.tracker, error)
 

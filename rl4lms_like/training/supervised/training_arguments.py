@@ -7,7 +7,10 @@ other defaults          evaluation at every log, checkpoints of the best model i
 
 from __future__ import annotations
 
+import os
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +39,7 @@ NOT_SETTABLE = {
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run always trains and evaluates"),
     **dict.fromkeys(
         ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "local_rank", "ddp_backend", "ddp_timeout"),
-        "a run uses one device",
+        "torchrun starts several processes, and `distributed` has their settings",
     ),
     **dict.fromkeys(
         ("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
@@ -88,7 +91,8 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
         "use_cpu": get_device(config.device).type == "cpu", "disable_tqdm": True, "remove_unused_columns": False,
     } | ({} if has_val else {"eval_strategy": "no"})  # fmt: skip
     try:
-        made = TrainingArguments(**complete)
+        with _as_one_process():
+            made = TrainingArguments(**complete)
     except (ValueError, TypeError) as error:
         raise ConfigError([ConfigIssue(PATH, str(error))]) from error
     if config.alg.early_stopping_patience is not None or made.load_best_model_at_end or made.save_strategy == "best":
@@ -102,6 +106,16 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
         raise ConfigError(issues)
     made._n_gpu = min(made._n_gpu, 1)  # the Trainer would wrap the model in nn.DataParallel on several
     return made
+
+
+@contextmanager
+def _as_one_process() -> Iterator[None]:
+    """Hide the processes of `torchrun`: the Trainer would wrap the model, but `ReferenceTrainer` sums the gradients."""
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ |= hidden
 
 
 def _further_issues(given: dict[str, Any], arguments: dict[str, Any]) -> list[ConfigIssue]:

@@ -608,6 +608,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "seed": Row(1, see.tuned),
     "device": Row("cuda:7", lambda made: made.run.model.device.type),
     "deterministic": Row(True, see.deterministic),
+    "distributed.timeout": Row(60.0, see.waits),
     "n_threads": RUN["n_threads"],
 }
 
