@@ -465,6 +465,10 @@ def test_a_list_has_one_line_an_id(kind, capsys):
     assert all(len(line.split()) > 2 for line in lines)
 
 
+def test_all_kinds_can_be_listed():
+    assert set(KINDS) == REGISTRIES.keys()
+
+
 def test_show_has_types_defaults_and_help(capsys):
     assert main(["show", "ppo"]) == 0
     printed = capsys.readouterr().out

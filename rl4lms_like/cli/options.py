@@ -9,7 +9,10 @@ EXIT_STATUS = (
     "Exit status: 0 success, 1 a run failed for the reason that is printed, "
     "2 errors in the config or the command line, 130 interrupted."
 )
-KINDS = ("data_pools", "rewards", "metrics", "post_processors", "policies", "algorithms")
+KINDS = (
+    *("data_pools", "samplers", "rewards", "metrics", "post_processors"),
+    *("policies", "engines", "algorithms", "objectives"),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

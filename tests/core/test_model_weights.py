@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,9 @@ LOST = "transformer.h.1.mlp.c_fc.weight"
 
 
 @pytest.fixture
-def folder(tiny_gpt2_dir, tmp_path) -> Path:
-    return Path(shutil.copytree(tiny_gpt2_dir, tmp_path / "model"))
+def folder(tiny_tokenizer, tmp_path) -> Path:
+    """A model of two layers."""
+    return models.save_model(tmp_path / "model", models.make_causal_lm("gpt2", tiny_tokenizer), tiny_tokenizer)
 
 
 def with_weights(folder: Path, *, lost: tuple[str, ...] = (), **new: torch.Tensor) -> Path:
