@@ -112,9 +112,21 @@ def refuse_unknown_layers(models: Sequence[PreTrainedModel], peft: Mapping[str, 
     for field, name, pattern in asked:
         if not any(re.fullmatch(rf"(.*\.)?({pattern})", layer) for layer in layers):
             near = difflib.get_close_matches(name, {layer.rpartition(".")[2] for layer in layers}, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else f"; its layers: {', '.join(_linear_layers(models))}"
             places = " or ".join(dict.fromkeys(repr(str(model.name_or_path)) for model in models))
             raise ModelError(f"peft.{field}: {name!r} is not a layer of {places}{hint}")
+
+
+def _linear_layers(models: Sequence[nn.Module]) -> list[str]:
+    """Return the last parts of the names of all layers with a weight matrix, except embeddings."""
+    found = [(name, part) for model in models for name, part in model.named_modules() if name]
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, part in found
+            if getattr(getattr(part, "weight", None), "ndim", 0) == 2 and not isinstance(part, nn.Embedding)
+        }
+    )
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:

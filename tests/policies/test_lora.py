@@ -344,6 +344,7 @@ def test_modules_that_are_not_there_are_named(checkpoints):
     [
         ({"target_modules": ["c_attn", "c_prjo"]}, r"peft\.target_modules: 'c_prjo' .*'c_proj'"),
         ({"target_modules": "all-linear", "exclude_modules": ["nope"]}, "exclude_modules: 'nope'"),
+        ({"target_modules": ["c_attn", "query_key_value"]}, "'query_key_value' .*its layers: c_attn, c_fc, c_proj"),
         ({"target_modules": ["c_attn"], "rank_pattern": {"h.7.attn.c_attn": 2}}, r"peft\.rank_pattern: 'h\.7"),
     ],
 )
