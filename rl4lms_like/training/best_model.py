@@ -17,7 +17,6 @@ from typing import Any
 
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
-from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.callbacks import Callback
@@ -30,10 +29,6 @@ FOLDER, FILE = "best", "best.json"
 
 class BestModel(Callback):
     """Keep the model of the best evaluation on `val`; do nothing without `train_evaluation.keep_best`.
-
-    Args:
-        run: the run to observe.
-        tracker: of the run; the model is written to its folder.
 
     Raises:
         ConfigError: the split `val` has no samples.
@@ -71,16 +66,10 @@ class BestModel(Callback):
         self.epoch, self.score = epoch, float(score)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and score of the best evaluation so far."""
         return {"epoch": self.epoch, "score": self.score}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`."""
-        epoch, score = state["epoch"], state["score"]
-        is_some = type(epoch) is int and epoch >= 0 and type(score) is float and math.isfinite(score)
-        if not is_some and (epoch, score) != (None, None):
-            raise ValueError(f"invalid best evaluation: score {shown(score)}, epoch {shown(epoch)}")
-        self.epoch, self.score = epoch, score
+        self.epoch, self.score = state["epoch"], state["score"]
 
     def _write(self, best: dict[str, Any]) -> None:
         def write(partial: Path) -> None:

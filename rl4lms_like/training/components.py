@@ -56,17 +56,11 @@ SHOWN_START, SHOWN_END = 300, 100
 
 @dataclass(frozen=True)
 class Components:
-    """Reward, metrics and post-processor of a run.
+    """Reward, metrics and post-processor of a run."""
 
-    Args:
-        reward_fn: of an RL run; None in supervised runs, and if it was not requested.
-        metrics: computed at each evaluation.
-        post_processor: applied by supervised runs to each response before it is scored; None leaves it unchanged.
-    """
-
-    reward_fn: Any
+    reward_fn: Any  # of an RL run; None in supervised runs, and if it was not requested
     metrics: list[BaseMetric]
-    post_processor: Callable[[str], str] | None
+    post_processor: Callable[[str], str] | None  # applied by supervised runs to each response before it is scored
 
 
 def build_components(config: AnyConfig, *, with_reward: bool = True) -> Components:
@@ -162,14 +156,14 @@ def _require_pool(config: ComponentConfig) -> None:
 
 
 def _build_metric(config: MetricConfig) -> BaseMetric:
-    metric: BaseMetric = build_component(METRICS, config, "metric")
+    metric: BaseMetric = build_component(METRICS, config)
     return metric if config.name is None else NamedMetric(metric, config.name)
 
 
 def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the config path of each component and the function that builds it."""
     if isinstance(config, RunConfig):
-        yield REWARD, partial(build_component, REWARDS, config.reward_fn, "reward")
+        yield REWARD, partial(build_component, REWARDS, config.reward_fn)
     yield POOL, partial(_require_pool, config.datapool)
     for index in _metrics_to_build(config):
         yield f"{METRIC}.{index}", partial(_build_metric, config.train_evaluation.metrics[index])

@@ -34,42 +34,25 @@ NOT_APPLICABLE = "n/a"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result on one split.
+    """Result on one split."""
 
-    Args:
-        scores: metric key -> corpus score.
-        predictions: one object per sample, with RL4LMs' keys.
-        seconds: duration by part.
-    """
-
-    scores: dict[str, float]
-    predictions: list[dict[str, Any]]
-    seconds: dict[str, float]
+    scores: dict[str, float]  # metric key -> corpus score
+    predictions: list[dict[str, Any]]  # one object per sample, with RL4LMs' keys
+    seconds: dict[str, float]  # duration by part
 
 
 @dataclass(frozen=True)
 class Responder:
-    """Model and settings with which responses are generated.
-
-    Args:
-        model: a policy, or a model in a `TextGenerator`.
-        tokenizer: encodes prompts and decodes responses.
-        batch_size: prompts per generation call.
-        max_prompt_length: tokens; longer prompts are truncated on the model's `prompt_truncation_side`.
-        eos_token_ids: tokens that end a response.
-        generation_kwargs: sampling, greedy or beam search; default: the model's.
-        seed: of the sampling; the same seed draws the same random numbers.
-        ranks: the processes that share the prompts; each receives all responses.
-    """
+    """Model and settings with which responses are generated."""
 
     model: TextGenerator | LMActorCriticPolicy
-    tokenizer: PreTrainedTokenizerBase
-    batch_size: int
-    max_prompt_length: int
-    eos_token_ids: Sequence[int]
-    generation_kwargs: Mapping[str, Any] | None = None
-    seed: int = 0
-    ranks: Ranks = field(default_factory=Ranks)
+    tokenizer: PreTrainedTokenizerBase  # encodes prompts and decodes responses
+    batch_size: int  # prompts per generation call
+    max_prompt_length: int  # tokens; longer prompts are truncated on the model's `prompt_truncation_side`
+    eos_token_ids: Sequence[int]  # tokens that end a response
+    generation_kwargs: Mapping[str, Any] | None = None  # sampling, greedy or beam search; None: the model's
+    seed: int = 0  # of the sampling
+    ranks: Ranks = field(default_factory=Ranks)  # processes that share the prompts; each receives all responses
 
     def respond(self, prompts: Sequence[str | Sample]) -> list[str]:
         """Return one response for each prompt, a text or a sample; those of similar length are generated together."""
@@ -122,12 +105,7 @@ def evaluate_on_samples(
 ) -> Evaluation:
     """Generate a response for every sample of a split and compute the metrics on them.
 
-    Args:
-        responder: generates the responses.
-        samples: `n` samples of the split.
-        metrics: metrics to compute.
-        split_name: `train`, `val` or `test`.
-        post_processor: applied to each response before metrics and predictions; default: none.
+    The post-processor is applied to each response before metrics and predictions.
 
     Raises:
         ComponentError: the post-processor failed.

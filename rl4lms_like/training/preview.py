@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError, RL4LMsLikeError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values
 from rl4lms_like.data_pools import DATA_POOLS
@@ -152,10 +152,15 @@ def _plan(config: OfflineConfig, samples: Callable[[], FoundSamples]) -> list[tu
     from rl4lms_like.training.preferences import assemble as preferences
     from rl4lms_like.training.supervised import assemble as supervised
 
+    def find() -> Mapping[str, Sequence[Sample]]:
+        if (found := samples()) is None:
+            raise DataPoolError("the data were not loaded")
+        return found
+
     try:
         if isinstance(config, SupervisedConfig):
-            return supervised.plan(config, samples)
-        return preferences.plan(config, samples)
+            return supervised.plan(config, find)
+        return preferences.plan(config, find)
     except ConfigError:
         raise
     except RL4LMsLikeError as error:

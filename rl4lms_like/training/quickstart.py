@@ -90,8 +90,9 @@ def quickstart(
     settings = WarmStartSettings(family=family, seed=seed, steps=STEPS[family])  # type: ignore[arg-type]
     with _progress(console) as progress:
         task = progress.add_task("warm start", total=settings.steps, loss="")
-        warm_start = make_warm_start(
-            folder / f"warm_start_{family}" / f"seed_{seed}",
+        model = folder / f"warm_start_{family}" / f"seed_{seed}"
+        perplexity = make_warm_start(
+            model,
             settings,
             progress=lambda done, _, loss: progress.update(task, completed=done, loss=f"loss {loss:.2f}"),
         )
@@ -101,7 +102,7 @@ def quickstart(
     places = ["tokenizer.model_name", "alg.policy.args.model_name"]
     if family == "gpt2":  # fluency is measured with a causal model; T5 cannot compute the perplexity of whole texts
         places.append("train_evaluation.metrics.3.args.model_name")
-    own = [f"seed={seed}", *(f"{place}={json.dumps(str(warm_start.folder))}" for place in places)]
+    own = [f"seed={seed}", *(f"{place}={json.dumps(str(model))}" for place in places)]
     config = load_config(file, [*own, *overrides])
     run_folder = train_config(
         config,
@@ -112,7 +113,7 @@ def quickstart(
         new=new,
     )
     seconds = {"warm_start": round(warmed - start, 1), "training": round(time.perf_counter() - warmed, 1)}
-    return _result(run_folder, seed, warm_start.perplexity) | {"seconds": seconds}
+    return _result(run_folder, seed, perplexity) | {"seconds": seconds}
 
 
 def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
     if not isinstance(config, RunConfig):
         raise ConfigError([ConfigIssue("--reward", "a supervised run has no reward")], "the command line")
     config = with_embedded_models(config)
-    reward = build_component(REWARDS, config.reward_fn, "reward")
+    reward = build_component(REWARDS, config.reward_fn)
     pool = build_datapool(config.datapool, "train")
     tokenizer, env = build_tokenizer(config.tokenizer), EnvArguments(**config.env.args)
     layout = TextLayout(

@@ -85,21 +85,19 @@ def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _missing_folders(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
-    """Find model names that can only be local folders, and do not exist."""
+    """Find missing folders: model names that can only be local, and the `data_dir` of the library's own pools."""
     policy = (f"{POLICY}.{key}" for key in ("model_name", "reference_model", "critic_model", "teacher_model"))
-    for path in ("tokenizer.model_name", "alg.model_name", "alg.args.reference_model", *policy):
-        name = at(blocks, path)
-        if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir():
+    models = ("tokenizer.model_name", "alg.model_name", "alg.args.reference_model", *policy)
+    folders = {path: at(blocks, path) for path in ("datapool.args.data_dir", *models)}
+    for path, name in folders.items():
+        if not isinstance(name, str) or with_home(name).is_dir():
+            continue
+        if path in models:
+            is_local = names_folder(name) and not is_embedded(name)
+        else:
+            is_local = _own_pool(blocks) is not None and not names_variable(name)
+        if is_local:
             yield ConfigIssue(path, f"there is no folder {name!r}" + _where_from(name))
-
-
-def _missing_data(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
-    """Check that the `data_dir` of the library's own pools exists."""
-    folder = at(blocks, "datapool.args.data_dir")
-    if _own_pool(blocks) is None or not isinstance(folder, str) or names_variable(folder):
-        return
-    if not with_home(folder).is_dir():
-        yield ConfigIssue("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))
 
 
 def _where_from(name: str) -> str:
@@ -410,7 +408,6 @@ def _is_among(wanted: str, keys: Iterable[str]) -> bool:
 CROSS_CHECKS = (
     _embedded_models,
     _missing_folders,
-    _missing_data,
     _pool_files,
     _samplers,
     _chat_template,

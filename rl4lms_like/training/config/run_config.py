@@ -26,7 +26,7 @@ from rl4lms_like.training.config.cross_checks import cross_check, data_issues, w
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
-from rl4lms_like.training.small_models.tiny_model import TinyModelConfig
+from rl4lms_like.training.small_models.embedded import TinyModelConfig
 
 MAX_ISSUES = 500
 """Number of errors of a config that are reported; the others are only counted."""
@@ -398,37 +398,34 @@ class SupervisedEvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedConfig(_AnyRunConfig):
-    """Config of a supervised run.
+class _OfflineConfig(_AnyRunConfig):
+    """Keys of the top level that supervised runs and preference runs have in common.
 
     Args:
         tokenizer: the tokenizer.
         datapool: the data pool to train on, `id` and `args`.
-        alg: model and training arguments.
+        alg: model and training arguments, in preference runs also the objective.
         train_evaluation: batch size and metrics.
     """
 
     tokenizer: TokenizerConfig
     datapool: ComponentConfig
-    alg: SupervisedAlgConfig
+    alg: _OfflineAlgConfig
     train_evaluation: SupervisedEvaluationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceConfig(_AnyRunConfig):
-    """Config of a preference run.
+class SupervisedConfig(_OfflineConfig):
+    """Config of a supervised run."""
 
-    Args:
-        tokenizer: the tokenizer.
-        datapool: the data pool of preferences, `id` and `args`.
-        alg: objective, model and training arguments.
-        train_evaluation: batch size and metrics.
-    """
+    alg: SupervisedAlgConfig
 
-    tokenizer: TokenizerConfig
-    datapool: ComponentConfig
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceConfig(_OfflineConfig):
+    """Config of a preference run."""
+
     alg: PreferenceAlgConfig
-    train_evaluation: SupervisedEvaluationConfig
 
 
 OfflineConfig: TypeAlias = SupervisedConfig | PreferenceConfig

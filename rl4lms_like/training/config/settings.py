@@ -49,11 +49,7 @@ Networks = Mapping[str, PretrainedConfig]
 
 
 def check_settings(config: RunConfig, *, here: bool = True) -> None:
-    """Check the settings of torch, transformers and PEFT before any weight is read.
-
-    Args:
-        config: of the run.
-        here: check that this machine has the device.
+    """Check the settings of torch, transformers and PEFT before any weight is read; with `here`, also that of devices.
 
     Raises:
         ConfigError: lists all errors.
@@ -173,12 +169,6 @@ def check_fit(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks, *, local_files_only: bool = False
 ) -> None:
     """Check the families and vocabularies of the models and the vocabulary of the tokenizer.
-
-    Args:
-        config: of the run.
-        tokenizer: of the run.
-        networks: configs of the models.
-        local_files_only: do not query the hub for the teacher's tokenizer.
 
     Raises:
         ConfigError: the policy does not support the family of a model, the models have different vocabularies, or a

@@ -7,6 +7,7 @@ Unless stated otherwise, a condition must hold for `patience` iterations, and a 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,12 @@ from statistics import fmean, median
 from typing import Any
 
 from rl4lms_like.rollouts.collector import EQUAL
+from rl4lms_like.tracking.base import IN_SHORT, Tracker
+from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
+
+logger = logging.getLogger(__name__)
 
 MANY_ALIKE = 0.5  # fraction of the most frequent response above which responses are assumed to ignore their prompts
 MUST_GROW = 0.25  # increase of the duplicate fraction since the first iteration; less is attributed to the task
@@ -55,6 +60,13 @@ class Alert:
     advice: str
     evidence: dict[str, Any]
     metric: str = ""  # key of the metric concerned, if any
+
+
+def report_alert(tracker: Tracker, at: str, number: int, name: str, alert: Alert, examples: Sequence[Any] = ()) -> None:
+    """Log an alert at "iteration" or "step" `number`, and write it to the file of alerts."""
+    logger.warning("%s %d, %s: %s. %s", at, number, name, alert.message, alert.advice, extra=IN_SHORT)
+    line = {"alarm": name, "iteration": number, "said": alert.message, "advice": alert.advice}
+    tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": examples})
 
 
 def _listed(values: Sequence[float]) -> str:

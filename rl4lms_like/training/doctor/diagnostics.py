@@ -167,19 +167,12 @@ class Evaluations:
 
 @dataclass
 class History:
-    """Diagnostics of a run that alerts use.
+    """Diagnostics of a run that alerts use."""
 
-    Args:
-        first: first known value of each diagnostic.
-        recent: diagnostics of the last consecutive iterations.
-        held_out: best evaluation and last evaluations of each held-out metric.
-        best_reward: largest reward of any episode so far.
-    """
-
-    first: Diagnostics = field(default_factory=dict)
-    recent: list[Diagnostics] = field(default_factory=list)
-    held_out: dict[str, Evaluations] = field(default_factory=dict)
-    best_reward: float | None = None
+    first: Diagnostics = field(default_factory=dict)  # first known value of each diagnostic
+    recent: list[Diagnostics] = field(default_factory=list)  # of the last consecutive iterations
+    held_out: dict[str, Evaluations] = field(default_factory=dict)  # best and last evaluations of each held-out metric
+    best_reward: float | None = None  # largest reward of any episode so far
 
     def add(self, diagnostics: Diagnostics, keep: int) -> None:
         """Add the diagnostics of an iteration; `keep` is the number of iterations in the history."""

@@ -26,7 +26,6 @@ adds 25 % for that, the largest measured excess. docs/configuration.md compares 
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import sys
@@ -49,8 +48,6 @@ from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 FLOAT = 4
 SLACK = 1.25
@@ -177,10 +174,7 @@ def _reference(policy: NetworkShapes) -> int:
 class NetworkShapes:
     """Shapes of one network of a policy, built from its config with fake tensors, which have no memory.
 
-    Args:
-        model_name: hub id or local folder; only local files are read.
-        arguments: of the policy.
-        causal: true for decoder-only, false for encoder-decoder models.
+    Of the name, a hub id or a local folder, only local files are read.
 
     Raises:
         ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
@@ -352,21 +346,14 @@ SUPERVISED_KEYS: dict[str, tuple[str, ...]] = {
     "evaluation": (_BATCH, f"{_ARGS}.per_device_eval_batch_size", "alg.generation_kwargs.max_new_tokens"),
 }
 
-_INSTEAD = {
-    _MICRO: "the gradient stays the same",
-    "alg.kl_div.coeff": "without target_kl; no reference model is kept",
-    "env.n_envs": "more alg.args.n_steps keep the rollout's size",
-    f"{_ARGS}.per_device_train_batch_size": "more gradient_accumulation_steps keep the batch",
-}
-
 
 @contextmanager
 def explaining(config: AnyConfig) -> Iterator[None]:
     """Add advice on the run's config to an `OutOfMemoryError`.
 
         out of memory in the update: CUDA out of memory. Tried to allocate 2.00 GiB ...
-          estimate: update 9.61 GiB, rollout 7.20 GiB; activations 4.10 GiB, optimizer state 1.85 GiB ...
-          needs less: alg.args.micro_batch_size (null: minibatches are not split), gradient_checkpointing ...
+          estimate: update 9.61 GiB, rollout 7.20 GiB; policy weights 0.46 GiB, optimizer state 1.85 GiB ...
+          needs less: a smaller alg.args.micro_batch_size (now null), alg.policy.args.gradient_checkpointing: true ...
 
     Raises:
         OutOfMemoryError: raised in the block, with advice: estimate, main memory, keys.
@@ -376,39 +363,33 @@ def explaining(config: AnyConfig) -> Iterator[None]:
     try:
         yield
     except OutOfMemoryError as error:
+        lines = [_estimate(config)] if isinstance(config, RunConfig) else []
+        if not torch.cuda.is_initialized():  # torch's own message says how much of a GPU is used
+            lines.append(f"memory of the machine: {gibibytes(main_memory())}")
         blocks = with_defaults(config.to_dict())
         table = KEYS if isinstance(config, RunConfig) else SUPERVISED_KEYS
-        keys = ", ".join(filter(None, (_key(key, blocks) for key in table.get(error.part, ()))))
-        lines = [*_estimate(config), f"needs less: {keys}" if keys else ""]
-        if not torch.cuda.is_initialized():  # torch's own message says how much of a GPU is used
-            lines.insert(-1, f"memory of the machine: {gibibytes(main_memory())}")
-        raise OutOfMemoryError(error.part, error.text, list(filter(None, lines))) from error
+        if keys := [advice for key in table.get(error.part, ()) if (advice := _advice(key, blocks))]:
+            lines.append(f"needs less: {', '.join(keys)}")
+        raise OutOfMemoryError(error.part, error.text, lines) from error
 
 
-def _estimate(config: AnyConfig) -> Iterator[str]:
-    if not isinstance(config, RunConfig):
-        return
+def _estimate(config: RunConfig) -> str:
     try:
         estimate = estimate_memory(config)
     except Exception as error:  # must not hide the out-of-memory error
-        logger.debug("no estimate: %s", error)
-        return
+        return f"no estimate: {error}"
     own = {name: size for name, size in estimate.parts.items() if name != "process"}  # includes the run itself by now
-    largest = sorted(own.items(), key=lambda item: -item[1])[:4]
-    parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in largest if size)
-    peaks = f"update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}"
-    yield f"estimate: {peaks}; the largest parts: {parts} (rl4lms-like check shows all)"
+    parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in own.items() if size)
+    return f"estimate: update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}; {parts}"
 
 
-def _key(key: str, blocks: dict[str, Any]) -> str | None:
-    """Return the advice for a key, with its value and what preserves the run's results; None if it is set already."""
+def _advice(key: str, blocks: dict[str, Any]) -> str | None:
+    """Return the advice for a key, with its value; None if it is set already."""
     path, _, wanted = key.partition(": ")
-    value, instead = at(blocks, path), _INSTEAD.get(path)
+    value = at(blocks, path)
     if wanted:
-        is_set = value is not None and (str(value).lower() == wanted or isinstance(value, dict))
-        has_no_effect = path.endswith("coeff") and not value
-        return None if is_set or has_no_effect else key + (f" ({instead})" if instead else "")
+        is_set = isinstance(value, dict) or str(value).lower() in (wanted, f"{wanted}.0")
+        return None if is_set else key
     if value == 1 or (path.startswith("train_evaluation.generation") and value is None):
         return None
-    hint = f"; {instead}" if instead else ""
-    return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)}{hint})"
+    return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)})"

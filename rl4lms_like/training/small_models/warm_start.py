@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from transformers import (
 )
 
 from rl4lms_like.data_pools.film_opinions import TABLE, film_opinions, split_opinion
+from rl4lms_like.tracking.run_folder import write_whole
 
 SPECIAL_TOKEN = "<|endoftext|>"
 """Begins, ends and pads a text; id 0."""
@@ -43,7 +43,7 @@ SPECIAL_TOKEN = "<|endoftext|>"
 Family = Literal["gpt2", "t5"]
 
 RECORD = "warm_start.json"
-"""File next to the model with settings, held-out perplexity and the files' checksums; written last."""
+"""File next to the model with its settings and its held-out perplexity; written last."""
 
 Progress = Callable[[int, int, float], None]
 """Function called with (steps done, total steps, loss in nats per token)."""
@@ -68,18 +68,6 @@ class WarmStartSettings:
     steps: int = 1600
     lr: float = 1e-2  # maximum
     batch_size: int = 16  # texts per step
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """Model folder for `AutoModel*.from_pretrained` and `AutoTokenizer.from_pretrained`."""
-
-    folder: Path
-    settings: WarmStartSettings
-    perplexity: float  # per token, on held-out texts
-    n_parameters: int
-    seconds: float  # duration of the training
-    reused: bool  # an intact folder with the same settings already existed
 
 
 # --- tokenizer and model ---------------------------------------------------------------------------------------------
@@ -306,40 +294,40 @@ def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def make_warm_start(
     folder: str | Path, settings: WarmStartSettings | None = None, *, progress: Progress | None = None
-) -> WarmStart:
-    """Train a model on film opinions and save it with its tokenizer; reuse an intact folder with the same settings."""
+) -> float:
+    """Train a model on film opinions and save it with its tokenizer; reuse a folder with the same settings.
+
+    Returns:
+        Its perplexity per token on held-out texts.
+    """
     folder, settings = Path(folder), settings or WarmStartSettings()
     # the settings, and the hash of the grammar that generates the texts
     own = {**asdict(settings), "grammar": hashlib.sha256(TABLE.encode()).hexdigest()}
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8")) if (folder / RECORD).is_file() else {}
-    reused = record.get("settings") == own and record["sha256"] == _checksums(folder, record["sha256"])
-    if not reused:
-        start = time.perf_counter()
-        record = {"settings": own, **_train(folder, settings, progress)}
-        record["seconds"] = round(time.perf_counter() - start, 1)
-        record["sha256"] = _checksums(folder, sorted(path.name for path in folder.glob("*.*")))
-        unfinished = folder / f"{RECORD}.tmp"
-        unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(folder / RECORD)
-    return WarmStart(folder, settings, record["perplexity"], record["n_parameters"], record["seconds"], reused)
+    file = folder / RECORD
+    record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if record.get("settings") != own:
+        file.unlink(missing_ok=True)
+        texts = film_opinions(settings.n_texts, settings.seed)
+        tokenizer = make_tokenizer(texts, settings.vocab_size)
+        model = train_and_save(folder, tokenizer, settings, texts, progress)
+        held_out = film_opinions(settings.n_held_out, settings.seed, split="val")
+        record = {"settings": own, "perplexity": perplexity(model, tokenizer, held_out)}
+        write_whole(file, json.dumps(record, indent=2) + "\n")
+    return float(record["perplexity"])
 
 
-def _train(folder: Path, settings: WarmStartSettings, progress: Progress | None) -> dict[str, Any]:
-    """Train and save a model; return its perplexity on held-out texts and its number of parameters."""
-    seed, texts = settings.seed, film_opinions(settings.n_texts, settings.seed)
-    tokenizer = make_tokenizer(texts, settings.vocab_size)
+def train_and_save(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Any,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    progress: Progress | None = None,
+) -> PreTrainedModel:
+    """Train a model with the sizes and the schedule of some settings; save it with its tokenizer, and return it."""
     sizes = ("family", "n_layer", "n_embd", "n_head", "n_positions", "seed")
     model = make_model(tokenizer, **{name: getattr(settings, name) for name in sizes})
     schedule = {name: getattr(settings, name) for name in ("steps", "lr", "batch_size", "seed")}
     train_language_model(model, tokenizer, texts, **schedule, progress=progress)
-    held_out = perplexity(model, tokenizer, film_opinions(settings.n_held_out, seed, split="val"))
-    (folder / RECORD).unlink(missing_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return {"perplexity": held_out, "n_parameters": model.num_parameters()}
-
-
-def _checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the files that exist."""
-    files = [folder / name for name in names]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+    return model

@@ -13,8 +13,7 @@ from rl4lms_like.training.catalogue import table_rows
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.run import train_config
-from rl4lms_like.training.small_models.embedded import with_embedded_models
-from rl4lms_like.training.small_models.tiny_model import TinyModelConfig, partly_wrong
+from rl4lms_like.training.small_models.embedded import TinyModelConfig, partly_wrong, with_embedded_models
 from rl4lms_like.training.small_models.warm_start import make_model, make_spelling_tokenizer, train_language_model
 from tests.config_errors import raises_at
 from tests.training.configs import run_blocks
