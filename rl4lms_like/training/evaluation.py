@@ -5,7 +5,6 @@ samples ─ sorted by length ─ batches ─ generate ─ original order ─ pos
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ class Evaluation:
 
     scores: dict[str, float]  # metric key -> corpus score
     predictions: list[dict[str, Any]]  # one object per sample, with RL4LMs' keys
-    seconds: dict[str, float]  # duration by part
 
 
 @dataclass(frozen=True)
@@ -111,12 +109,10 @@ def evaluate_on_samples(
         ComponentError: the post-processor failed.
         MetricError: a metric failed; the message names it.
     """
-    start = time.perf_counter()
     prompts = [sample.prompt_or_input_text for sample in samples]
     responses = responder.respond(samples)
     if post_processor is not None:
         responses = post_process(post_processor, responses)
-    generated = time.perf_counter()
     references = [sample.references for sample in samples]
     meta_infos, model = [sample.meta_data for sample in samples], responder.model.model
     try:
@@ -137,8 +133,7 @@ def evaluate_on_samples(
         }
         for i, (sample, response) in enumerate(zip(samples, responses, strict=True))
     ]
-    seconds = {"generate_s": generated - start, "metrics_s": time.perf_counter() - generated}
-    return Evaluation({key: score for key, (_, score) in results.items()}, predictions, seconds)
+    return Evaluation({key: score for key, (_, score) in results.items()}, predictions)
 
 
 def reference_text(references: Sequence[str]) -> str:

@@ -32,8 +32,6 @@ DENSE = 16
 
 UNDECODABLE = "\ufffd"
 """Replacement by decoders for bytes that are not a complete character."""
-SHORT, TRIES = 64, 12
-"""Longer sequences than `SHORT` are split in two where that does not change the text; `TRIES` positions are tried."""
 
 
 class TokenCredit(Callback):
@@ -282,10 +280,6 @@ def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[
     """
     ids = list(ids)
     whole = decode(ids)
-    half = len(ids) // 2
-    for middle in range(half, half + TRIES if len(ids) > SHORT else half):
-        if decode(ids[:middle]) + decode(ids[middle:]) == whole:
-            return text_pieces(decode, ids[:middle]) + text_pieces(decode, ids[middle:])
     single = [decode([id]) for id in ids]
     if "".join(single) == whole and UNDECODABLE not in whole:
         return single

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.killed_runs import files_of
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.training import best_model
+from rl4lms_like.training import callbacks
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.resuming import checkpoints
@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_is_said_with_the_way_out_and_the_best_model_is_chos
     Scripted.message = [0.2, 0.1, 0.9, 0.3, 0.8]
     settings = {"n_iters": 2, "save_every": 9}
     with monkeypatch.context() as patch, pytest.raises(RL4LMsLikeError, match="No space left"):
-        patch.setattr(best_model, "write_folder", full)
+        patch.setattr(callbacks, "write_folder", full)
         started(mapping(tiny_gpt2_dir, **settings), tmp_path)
     folder = started(mapping(tiny_gpt2_dir, **settings), tmp_path)
     assert best(folder)["epoch"] == 2

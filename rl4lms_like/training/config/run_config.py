@@ -404,7 +404,7 @@ class _OfflineConfig(_AnyRunConfig):
     Args:
         tokenizer: the tokenizer.
         datapool: the data pool to train on, `id` and `args`.
-        alg: model and training arguments, in preference runs also the objective.
+        alg: model and training arguments.
         train_evaluation: batch size and metrics.
     """
 
@@ -423,7 +423,11 @@ class SupervisedConfig(_OfflineConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceConfig(_OfflineConfig):
-    """Config of a preference run."""
+    """Config of a preference run.
+
+    Args:
+        alg: objective, model and training arguments.
+    """
 
     alg: PreferenceAlgConfig
 

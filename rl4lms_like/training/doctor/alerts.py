@@ -519,11 +519,10 @@ SMALLER_IS_BETTER = ("fluency_metrics", "lexical/ter")
 
 def direction_of(key: str) -> str | None:
     """Return `max`, `min`, or None if a metric has no better direction."""
-
-    def begins_with(*starts: str) -> bool:
-        return f"{key}/".startswith(tuple(f"{start}/" for start in starts))
-
-    return "min" if begins_with(*SMALLER_IS_BETTER) else "max" if begins_with(*LARGER_IS_BETTER) else None
+    for mode, starts in (("min", SMALLER_IS_BETTER), ("max", LARGER_IS_BETTER)):
+        if f"{key}/".startswith(tuple(f"{start}/" for start in starts)):
+            return mode
+    return None
 
 
 _CHECKED = (

@@ -159,11 +159,6 @@ class Evaluations:
     best: HeldOutScore
     last: list[HeldOutScore]
 
-    def add(self, score: HeldOutScore, mode: str) -> None:
-        """Add an evaluation."""
-        self.best = (max if mode == "max" else min)(self.best, score, key=lambda each: each.score)
-        self.last = [*self.last, score][-N_MARKS:]
-
 
 @dataclass
 class History:
@@ -194,10 +189,9 @@ class History:
         variance = math.fsum((each.get("reward_std") or 0.0) ** 2 / (each.get("n_episodes") or 1.0) for each in recent)
         paid = (fmean(rewards), math.sqrt(variance) / len(rewards)) if rewards else (None, 0.0)
         held_out = HeldOutScore(epoch, score, standard_error(scores_of_texts), *paid)
-        if evaluations is None:
-            self.held_out[key] = Evaluations(held_out, [held_out])
-        else:
-            evaluations.add(held_out, mode)
+        evaluations = evaluations or Evaluations(held_out, [])
+        best = (max if mode == "max" else min)(evaluations.best, held_out, key=lambda each: each.score)
+        self.held_out[key] = Evaluations(best, [*evaluations.last, held_out][-N_MARKS:])
 
     def last(self, name: str, n: int) -> list[float]:
         """Return a diagnostic of the last `n` iterations; empty if one of them lacks it."""

@@ -130,7 +130,7 @@ class SupervisedTrainer:
         seed, objective = self.run.config.seed, self.run.objective
         measured = objective.measure(self.run.examples[split].rows) if split in self.run.examples else {}
         if self.run.generator is None:
-            return Evaluation(measured, [], {})
+            return Evaluation(measured, [])
         responder = Responder(
             self.run.generator,
             self.run.tokenizer,
