@@ -226,15 +226,9 @@ def clip_range_of(algorithm: Any) -> tuple[float, float] | None:
 def clipping(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """Mark tokens where min(r A, clip(r) A) is the clipped term, whose gradient is 0 (arXiv 1707.06347, eq. 7).
 
-    Args:
-        log_ratio: log of r `[n_tokens]`.
-        advantages: A `[n_tokens]`.
-        low: clipping distance below 1.
-        high: clipping distance above 1.
-
     Returns:
-        1 where r > 1 + `high` and A > 0, -1 where r < 1 - `low` and A < 0, else 0. With the
-        opposite sign of A, a ratio outside the range is not clipped: its gradient moves it back towards 1.
+        `[n_tokens]`: 1 where r > 1 + `high` and A > 0, -1 where r < 1 - `low` and A < 0, else 0. With the opposite sign
+        of A, a ratio outside the range is not clipped: its gradient moves it back towards 1.
     """
     ratio = log_ratio.exp()
     above = (ratio > 1 + high) & (advantages > 0)

@@ -159,6 +159,11 @@ class Evaluations:
     best: HeldOutScore
     last: list[HeldOutScore]
 
+    def add(self, score: HeldOutScore, mode: str) -> None:
+        """Add an evaluation."""
+        self.best = (max if mode == "max" else min)(self.best, score, key=lambda each: each.score)
+        self.last = [*self.last, score][-N_MARKS:]
+
 
 @dataclass
 class History:
@@ -189,9 +194,7 @@ class History:
         variance = math.fsum((each.get("reward_std") or 0.0) ** 2 / (each.get("n_episodes") or 1.0) for each in recent)
         paid = (fmean(rewards), math.sqrt(variance) / len(rewards)) if rewards else (None, 0.0)
         held_out = HeldOutScore(epoch, score, standard_error(scores_of_texts), *paid)
-        evaluations = evaluations or Evaluations(held_out, [])
-        best = (max if mode == "max" else min)(evaluations.best, held_out, key=lambda each: each.score)
-        self.held_out[key] = Evaluations(best, [*evaluations.last, held_out][-N_MARKS:])
+        self.held_out.setdefault(key, Evaluations(held_out, [])).add(held_out, mode)
 
     def last(self, name: str, n: int) -> list[float]:
         """Return a diagnostic of the last `n` iterations; empty if one of them lacks it."""

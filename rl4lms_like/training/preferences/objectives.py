@@ -14,8 +14,9 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ Terms = tuple[Tensor, dict[str, Tensor]]
 """Loss of each row `[n]`, and numbers by the key under which their mean is logged."""
 
 
+@dataclass(eq=False)
 class PreferenceObjective(TrainingObjective):
     """Base class of the objectives.
 
@@ -74,22 +76,14 @@ class PreferenceObjective(TrainingObjective):
     name = "preference"
     measures_loss = True
 
-    def __init__(
-        self,
-        arguments: Any,
-        reader: EpisodeReader,
-        *,
-        pad_token_id: int,
-        eval_batch_size: int,
-        dtype: torch.dtype | None = None,
-        needs_training_mode: bool = False,
-    ) -> None:
-        self.arguments = arguments
-        self.reader = reader
-        self.pad_token_id = pad_token_id
-        self.eval_batch_size = eval_batch_size
-        self.dtype = dtype
-        self.needs_training_mode = needs_training_mode
+    arguments: Any
+    reader: EpisodeReader
+    pad_token_id: int
+    eval_batch_size: int
+    dtype: torch.dtype | None = None
+    needs_training_mode: bool = False
+
+    def __post_init__(self) -> None:
         self.history = History()
         self._sums: dict[str, list[float]] = {}
 
@@ -166,7 +160,7 @@ class PreferenceObjective(TrainingObjective):
         self.reader.model.eval()
         sums: dict[str, list[float]] = {}
         every: list[tuple[Tensor, Tensor]] = []
-        batches = [self.collate(rows[start : start + self.eval_batch_size]) for start in self._starts(rows)]
+        batches = list(self._batches(rows))
         with in_part("evaluation"):
             self.begin_step(batches, None)
             for given in batches:
@@ -190,8 +184,9 @@ class PreferenceObjective(TrainingObjective):
         """Return the numbers of tokens of the responses `[n, 2]`."""
         return in_columns(batch["response_mask"].sum(dim=1))
 
-    def _starts(self, rows: Sequence[Row]) -> range:
-        return range(0, len(rows), self.eval_batch_size)
+    def _batches(self, rows: Sequence[Row]) -> Iterator[dict[str, Tensor]]:
+        starts = range(0, len(rows), self.eval_batch_size)
+        return (self.collate(rows[start : start + self.eval_batch_size]) for start in starts)
 
     def averages(self) -> dict[str, float]:
         sums, self._sums = self._sums, {}
@@ -329,8 +324,7 @@ class ReferenceObjective(ResponseObjective):
     @torch.no_grad()
     def _read_all(self, reader: EpisodeReader, rows: Sequence[Row]) -> Tensor:
         found = []
-        for start in self._starts(rows):
-            batch = self.collate(rows[start : start + self.eval_batch_size])
+        for batch in self._batches(rows):
             with self.autocast(), in_part("scoring"):
                 log_probs = self.log_probs(reader, self.episodes(batch))
             found.append(in_columns(log_probs).float().cpu())

@@ -200,13 +200,9 @@ def _mismatched(rows: Sequence[Row]) -> list[int]:
 def encode_texts(
     encoder: ExampleEncoder, preferences: Sequence[Preference], *, append_eos: bool, split_beginning: bool
 ) -> Pairs:
-    """Encode pairs for a reward model: prompt and response as one text, divided at the end of the common beginning.
+    """Encode pairs for a reward model: prompt and response as one text, ended by the end-of-text token if `append_eos`.
 
-    Args:
-        encoder: encodes prompts and responses.
-        preferences: the pairs.
-        append_eos: end each text with the end-of-text token.
-        split_beginning: divide the texts; otherwise the prompt is empty.
+    With `split_beginning` it is divided at the end of the common beginning; otherwise the prompt is empty.
 
     Raises:
         DataPoolError: a text has no tokens.
@@ -225,10 +221,8 @@ def encode_texts(
         pairs.n_identical_when_cut += kept[0] == kept[1] and sample.chosen != sample.rejected
         pairs.lengths.append((len(kept[0]), len(kept[1])))
         _require_tokens(sample, [0], kept, False)
-        row: Row = {"prompt": [], "responses": kept, "margin": sample.margin}
-        if split_beginning:
-            row = _divided(kept, sample.margin)
-        pairs.rows.append(row)
+        whole: Row = {"prompt": [], "responses": kept, "margin": sample.margin}
+        pairs.rows.append(_divided(kept, sample.margin) if split_beginning else whole)
     return pairs
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError
 from rl4lms_like.core.import_paths import code_options, trust_option
 from rl4lms_like.core.ranks import is_distributed
 from rl4lms_like.core.schema import at, join
@@ -233,18 +233,21 @@ def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
 def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int, unit: str) -> None:
     """Save the model to `checkpoints/interrupted_<n_done>`, unless that folder holds a checkpoint to resume from.
 
-    A failure is logged and not raised, so that it does not hide the error that ended the run. `n_done` counts
-    iterations or steps, as `unit` says.
+    `n_done` counts iterations or steps, as `unit` says.
     """
+    folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
+    if not (folder / MANIFEST).is_file():  # else the run ended again before a newer state was saved
+        try_to_save(tracker, f"{n_done} {unit}", "current model", lambda: write_folder(folder, save))
+
+
+def try_to_save(tracker: Tracker, done: str, what: str, save: Callable[[], Path]) -> None:
+    """Save what an interrupted run has; a failure is only logged, to not hide the error that ended the run."""
     try:
-        folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
-        if (folder / MANIFEST).is_file():  # the run resumed from it and ended again before a newer state was saved
-            return
-        write_folder(folder, save)
-    except (RL4LMsLikeError, OSError) as error:
-        logger.warning("interrupted after %d %s; the model could not be saved: %s", n_done, unit, error)
+        folder = save()
+    except Exception as error:
+        logger.warning("interrupted after %s; %s could not be saved: %s", done, what, error)
     else:
-        tracker.log_info(f"interrupted after {n_done} {unit}; current model: {folder}")
+        tracker.log_info(f"interrupted after {done}; {what}: {folder}")
 
 
 def log_resume_hint(tracker: Tracker, error: BaseException | None = None) -> None:

@@ -46,7 +46,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted
+from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted, try_to_save
 
 if TYPE_CHECKING:
     from rl4lms_like.training.trainer import OnPolicyTrainer
@@ -186,21 +186,12 @@ class ResumePoint:
             elif state is None or (update is not None and not ("update" in state.numbers and update.can_go_on)):
                 save_interrupted(self.tracker, trainer.save, trainer.current_iter, "iterations")
             elif not self.is_saved and not is_fresh:
-                self._write_interrupted(state)
+                done = f"{trainer.current_iter} iterations"
+                try_to_save(self.tracker, done, "state", lambda: self._write(state, INTERRUPTED))
         finally:
             if trainer.interruption.requests > 1:
                 self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
             log_resume_hint(self.tracker, error)
-
-    def _write_interrupted(self, state: TrainingState) -> None:
-        """Write the checkpoint of an interrupted run; a failure is only logged, to not hide why the run ended."""
-        try:
-            folder = self._write(state, INTERRUPTED)
-        except Exception as error:
-            logger.warning("the state to resume from could not be saved: %s: %s", type(error).__name__, error)
-        else:
-            done = self.trainer.current_iter
-            self.tracker.log_info(f"interrupted after {done} iterations; state saved to {folder}")
 
     # --- restoring --------------------------------------------------------------------------------------------------
 

@@ -181,19 +181,11 @@ def train_language_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Train a model in place by maximum likelihood, with AdamW, linear warm-up and linear decay to 0.
+    """Train a model in place by maximum likelihood, with AdamW, linear warm-up to `lr` and linear decay to 0.
 
-    The loss is over real tokens and the end token; of a pair, only over those of the response.
-
-    Args:
-        model: causal (learns whole texts) or encoder-decoder (reads a text's first words, learns the rest).
-        tokenizer: its id 0 ends and pads texts.
-        texts: training texts, or pairs of prompt and response; for a causal model they must fit its positions.
-        steps: optimizer steps.
-        lr: maximum learning rate.
-        batch_size: texts per step; batches have texts of similar length.
-        seed: of batches and prompt lengths.
-        progress: called after every step.
+    The texts are whole, or pairs of prompt and response; for a causal model they must fit its positions. A causal model
+    learns whole texts; an encoder-decoder reads a text's first words and learns the rest. The loss is over real tokens
+    and the end token; of a pair, only over those of the response. A batch has texts of similar length.
     """
     examples = _examples(model, tokenizer, texts, seed)
     warm_up = max(1, steps // 16)

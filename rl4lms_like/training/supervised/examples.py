@@ -205,14 +205,10 @@ class ExampleCollator:
     """Collates examples, padded on the right: `input_ids`, `attention_mask`, `labels`, all `[n, length]`.
 
     Batches of a seq2seq model also have `decoder_input_ids`: the labels shifted right, after the start token.
-
-    Args:
-        pad_token_id: padding of `input_ids`; labels are padded with -100.
-        start_token_id: start token of a seq2seq model's decoder; None for causal models.
     """
 
-    pad_token_id: int
-    start_token_id: int | None = None
+    pad_token_id: int  # padding of `input_ids`; labels are padded with -100
+    start_token_id: int | None = None  # of a seq2seq model's decoder; None for causal models
 
     def __call__(self, rows: Sequence[Example]) -> dict[str, Tensor]:
         """Collate examples into a batch."""

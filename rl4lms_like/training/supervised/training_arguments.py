@@ -62,12 +62,7 @@ _RANGES: dict[str, Any] = {
 
 
 def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, has_val: bool = True) -> Any:
-    """Create the `TrainingArguments` of a run.
-
-    Args:
-        config: config of the run.
-        output_dir: folder for checkpoints.
-        has_val: whether there are samples to evaluate on during training.
+    """Create the `TrainingArguments` of a run, without evaluations during training if there are no samples for them.
 
     Raises:
         ConfigError: lists every error in `alg.training_args`.
