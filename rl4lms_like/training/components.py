@@ -34,13 +34,7 @@ from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
-from rl4lms_like.training.config.run_config import (
-    AnyConfig,
-    ComponentConfig,
-    MetricConfig,
-    RunConfig,
-    SupervisedConfig,
-)
+from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig, SupervisedConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

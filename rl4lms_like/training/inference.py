@@ -255,12 +255,7 @@ def responder_of(
     from rl4lms_like.policies.generation import TextGenerator
     from rl4lms_like.policies.loading import auto_class_of, load_model
     from rl4lms_like.policies.masked import masked_generator
-    from rl4lms_like.training.assemble import (
-        chat_template_of,
-        end_tokens,
-        load_generation_config,
-        load_model_config,
-    )
+    from rl4lms_like.training.assemble import chat_template_of, end_tokens, load_generation_config, load_model_config
     from rl4lms_like.training.evaluation import Responder
 
     given = _policy_arguments(config) | {"model_name": model_name}

@@ -13,14 +13,7 @@ from typing import Any, TypeAlias
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from rl4lms_like.core.errors import (
-    ConfigError,
-    ConfigIssue,
-    DataPoolError,
-    ModelError,
-    RewardError,
-    RL4LMsLikeError,
-)
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values

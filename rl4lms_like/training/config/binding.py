@@ -228,11 +228,7 @@ def name_of(id: str) -> str:
 
 
 def check_component(
-    registry: Registry,
-    target: Callable[..., Any],
-    args: Mapping[str, Any],
-    path: str,
-    exclude: Sequence[str] = (),
+    registry: Registry, target: Callable[..., Any], args: Mapping[str, Any], path: str, exclude: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Check the arguments of a component against its signature, but for those that the library fills in (`exclude`).
 
