@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.errors import (
@@ -35,9 +37,6 @@ from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
 from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig, SupervisedConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 REWARD, POOL, METRIC = "reward_fn", "datapool", "train_evaluation.metrics"
 N_COUNTED = 10_000

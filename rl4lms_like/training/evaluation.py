@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,12 +20,10 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
+from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.call import texts_to_score
-
-if TYPE_CHECKING:
-    from rl4lms_like.policies.base import LMActorCriticPolicy
 
 NOT_APPLICABLE = "n/a"
 """Value in a prediction for a metric that only scores whole splits."""

@@ -221,9 +221,6 @@ def _table(rows: list[tuple[str, str]]) -> str:
     return "".join(f"{name:<{width}}  {value}\n" for name, value in rows)
 
 
-# --- audit of the reward ----------------------------------------------------------------------------------------------
-
-
 def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
     """Yield the number of calls, and after them the results; the policy is not loaded.
 

@@ -143,9 +143,6 @@ class TokenCredit(Callback):
         return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-# --- selection of iterations and episodes ----------------------------------------------------------------------------
-
-
 def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
     """Return whether an iteration is recorded: the first, the last, and those that an evaluation on `val` follows.
 
@@ -184,9 +181,6 @@ def chosen_episodes(infos: Sequence[Mapping[str, Any]], n: int, followed: str) -
     if is_followed is not None and not any(choice.followed for choice in chosen):
         chosen.append(Choice(is_followed, order.index(is_followed) + 1, True))
     return chosen
-
-
-# --- inputs of the loss ----------------------------------------------------------------------------------------------
 
 
 def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
@@ -246,9 +240,6 @@ def listed(field: Tensor) -> list[float] | list[int]:
     if not field.is_floating_point():
         return [int(value) for value in field.tolist()]
     return [float(str(value)) for value in field.float().cpu().numpy()]
-
-
-# --- text of the tokens ----------------------------------------------------------------------------------------------
 
 
 def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:

@@ -193,8 +193,6 @@ class OnPolicyTrainer:
         """Duration of the current iteration so far."""
         return time.perf_counter() - self._began
 
-    # --- saving -----------------------------------------------------------------------------------------------------
-
     def checkpoint(self) -> Path:
         """Write a checkpoint that the run can resume from, with the model ready for `from_pretrained`.
 

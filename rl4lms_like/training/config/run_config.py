@@ -398,8 +398,8 @@ class SupervisedEvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfflineConfig(_AnyRunConfig):
-    """Keys of the top level that supervised runs and preference runs have in common.
+class SupervisedConfig(_AnyRunConfig):
+    """Config of a supervised run.
 
     Args:
         tokenizer: the tokenizer.
@@ -410,26 +410,25 @@ class _OfflineConfig(_AnyRunConfig):
 
     tokenizer: TokenizerConfig
     datapool: ComponentConfig
-    alg: _OfflineAlgConfig
+    alg: SupervisedAlgConfig
     train_evaluation: SupervisedEvaluationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedConfig(_OfflineConfig):
-    """Config of a supervised run."""
-
-    alg: SupervisedAlgConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreferenceConfig(_OfflineConfig):
+class PreferenceConfig(_AnyRunConfig):
     """Config of a preference run.
 
     Args:
+        tokenizer: the tokenizer.
+        datapool: the data pool of preferences, `id` and `args`.
         alg: objective, model and training arguments.
+        train_evaluation: batch size and metrics.
     """
 
+    tokenizer: TokenizerConfig
+    datapool: ComponentConfig
     alg: PreferenceAlgConfig
+    train_evaluation: SupervisedEvaluationConfig
 
 
 OfflineConfig: TypeAlias = SupervisedConfig | PreferenceConfig

@@ -138,9 +138,6 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[numbers.reshape(-1)])
 
 
-# --- history -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class HeldOutScore:
     """Held-out metric and training reward at one evaluation."""
@@ -220,9 +217,6 @@ def standard_error(values: Iterable[Any]) -> float:
     """Return the standard error of the mean of a metric's scores of single texts; 0 for fewer than two scores."""
     numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
     return stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
-
-
-# --- examples --------------------------------------------------------------------------------------------------------
 
 
 def rollout_examples(

@@ -322,8 +322,6 @@ def _process() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-# --- advice when memory runs out --------------------------------------------------------------------------------------
-
 _POLICY, _ARGS, _EVALUATED = "alg.policy.args", "alg.training_args", "train_evaluation"
 _LENGTHS = (f"{_POLICY}.generation_kwargs.max_new_tokens", "env.args.max_prompt_length")
 _NETWORKS = (f"{_POLICY}.critic: shared", f"{_POLICY}.peft: {{r: 8}}")

@@ -180,9 +180,6 @@ def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, mod
     return checked_reader(nn.Module.to(reference, model.device).eval(), name)
 
 
-# --- reward model -----------------------------------------------------------------------------------------------------
-
-
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
     """Record how texts end, and find out how rewards are computed."""
     model, tokenizer = objective.reader.model, encoder.tokenizer
@@ -221,9 +218,6 @@ def reward_head(reader: EpisodeReader) -> nn.Linear:
     if not bool((own - found).abs().max() <= SHARING_TOLERANCE * max(1.0, float(own.abs().max()))):
         raise ModelError(f"{name}: rewards differ from those of its own forward; report this family")
     return head
-
-
-# --- plan for `check` -------------------------------------------------------------------------------------------------
 
 
 def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:

@@ -95,8 +95,6 @@ class PreferenceObjective(TrainingObjective):
     def terms(self, scores: Tensor, batch: Batch) -> Terms:
         """Compute the loss of each row from the scores, and what is logged."""
 
-    # --- batches ------------------------------------------------------------------------------------------------------
-
     def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         n, side = len(rows), self.reader.prompt_side
         responses = [row["responses"][index] for index in (0, 1) for row in rows]
@@ -131,8 +129,6 @@ class PreferenceObjective(TrainingObjective):
         """Return the context in which scores are computed."""
         device = self.reader.model.device.type
         return nullcontext() if self.dtype is None else torch.autocast(device, dtype=self.dtype)
-
-    # --- the loss -----------------------------------------------------------------------------------------------------
 
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
         return sum(len(batch["margin"]) for batch in batches)
@@ -243,9 +239,6 @@ def compared(chosen: Tensor, rejected: Tensor, prefix: str = "rewards") -> dict[
     }
 
 
-# --- reward model -----------------------------------------------------------------------------------------------------
-
-
 class RewardModel(PreferenceObjective):
     """Bradley-Terry model of preferences: a classifier with one output, read at the last token of a text."""
 
@@ -269,9 +262,6 @@ class RewardModel(PreferenceObjective):
     def overall(self, scores: Tensor, lengths: Tensor) -> dict[str, float]:
         both = torch.stack([scores.flatten(), lengths.flatten().float()])
         return {LENGTH_CORRELATION: float(torch.corrcoef(both)[0, 1].nan_to_num())}
-
-
-# --- objectives of language models ------------------------------------------------------------------------------------
 
 
 class ResponseObjective(PreferenceObjective):
@@ -433,9 +423,6 @@ class SimPO(ResponseObjective):
         chosen, rejected = (scores / self.lengths(batch)).unbind(dim=1)
         loss = simpo_loss(chosen, rejected, self.arguments.beta, self.arguments.gamma)
         return loss, compared(chosen.detach(), rejected.detach(), "mean_logps") | log_probs_of(scores)
-
-
-# --- stored log-probs -------------------------------------------------------------------------------------------------
 
 
 def _digest(content: Any) -> str:

@@ -312,23 +312,12 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
     return moments, {"numbers": numbers, "lr": rates}
 
 
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor], *, factored: bool = False
-) -> None:
-    """Restore the state returned by `optimizer_state`, with names of moments without the prefix `optimizer.`.
-
-    Raises:
-        CheckpointError: the moments belong to other parameters. Those of Adafactor are `factored`: they may have other
-            shapes than their parameters.
-    """
+def load_optimizer(optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor]) -> None:
+    """Restore the state returned by `optimizer_state`, with names of moments without the prefix `optimizer.`."""
     fresh = optimizer.state_dict()
     entries: dict[int, dict[str, Any]] = {}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, value in (moments | numbers["numbers"]).items():
         index, _, key = name.partition(".")
-        is_whole = isinstance(value, Tensor) and value.numel() > 1 and not factored
-        if is_whole and value.shape != parameters[int(index)].shape:
-            raise CheckpointError(f"the optimizer's {name} has the shape {tuple(value.shape)} in the checkpoint")
         entries.setdefault(int(index), {})[key] = value
     for group, learning_rate in zip(fresh["param_groups"], numbers["lr"], strict=True):
         group["lr"] = float(learning_rate)

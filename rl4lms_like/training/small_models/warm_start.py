@@ -70,9 +70,6 @@ class WarmStartSettings:
     batch_size: int = 16  # texts per step
 
 
-# --- tokenizer and model ---------------------------------------------------------------------------------------------
-
-
 def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer with the most frequent words of `texts`, each with its leading space, as tokens.
 
@@ -165,9 +162,6 @@ def make_model(
         own |= {"num_layers": n_layer, "num_decoder_layers": n_layer, "num_heads": n_head, "dropout_rate": 0.0}
         own |= {"d_model": n_embd, "d_ff": 4 * n_embd, "d_kv": n_embd // n_head, "decoder_start_token_id": 0}
         return T5ForConditionalGeneration(T5Config.from_dict(own))
-
-
-# --- training --------------------------------------------------------------------------------------------------------
 
 
 def train_language_model(
@@ -279,9 +273,6 @@ def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids `[n, length]`, padded with 0, and the mask of real tokens."""
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     return ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-
-
-# --- folder ----------------------------------------------------------------------------------------------------------
 
 
 def make_warm_start(

@@ -252,9 +252,6 @@ def check_best_metric(config: OfflineConfig, examples: Mapping[str, Any], sample
         raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
 
 
-# --- plan for `check` -------------------------------------------------------------------------------------------------
-
-
 def config_to_plan(config: Offline) -> Offline:
     """Check the settings of a run that may be trained on another machine; return its config with embedded models.
 

@@ -302,7 +302,7 @@ class ReferenceTrainer(Trainer):
         optimizer, scheduler, numbers = self.optimizer, self.lr_scheduler, found.state.numbers
         assert optimizer is not None and scheduler is not None
         with states.restoring(found.folder):
-            states.load_optimizer(optimizer, numbers["optimizer"], found.state.part("optimizer."), factored=True)
+            states.load_optimizer(optimizer, numbers["optimizer"], found.state.part("optimizer."))
             scheduler.load_state_dict(numbers["scheduler"])
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(numbers["scaler"])
@@ -427,8 +427,6 @@ class ResumeState:
             done = numbers["trainer"]
             self.step = self.trainer_state.global_step
             self.stopped_early = done["has_ended"] and self.step < self.trainer_state.max_steps
-            if self.step != done["iteration"]:
-                raise CheckpointError(f"{TRAINER_STATE} belongs to another step than the other files")
             self.is_within_epoch = bool(math.fmod(done["passes"], 1))
             self.n_learned = int(done["n_learned"])
             self.objective: dict[str, Any] = done.get("objective", {})
