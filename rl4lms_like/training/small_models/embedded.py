@@ -198,9 +198,9 @@ class TinyModelConfig:
     """The `tiny_model` block: architecture and training of the model `embedded/tiny_model`.
 
     It stands for a model that was pretrained: its answers have the right form and are right now and then, so that
-    reinforcement learning has something to improve. It is trained on prompts of the data pool's split `train` with their first references, and created when it is first
-    used. The loss is over the references only. Words without digits that occur in a tenth of the prompts are one token
-    each; all others are spelled in characters.
+    reinforcement learning has something to improve. It is trained on prompts of the data pool's split `train` with
+    their first references, and created when it is first used. The loss is over the references only. Words without
+    digits that occur in a tenth of the prompts are one token each; all others are spelled in characters.
 
     Args:
         family: `gpt2`, or `t5` with `n_layer` encoder and as many decoder layers.
