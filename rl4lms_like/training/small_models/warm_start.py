@@ -14,9 +14,10 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,9 +45,6 @@ Family = Literal["gpt2", "t5"]
 
 RECORD = "warm_start.json"
 """File next to the model with its settings and its held-out perplexity; written last."""
-
-Progress = Callable[[int, int, float], None]
-"""Function called with (steps done, total steps, loss in nats per token)."""
 
 Example = tuple[list[int], list[int]]
 """Input ids and target ids; if a causal model learns whole texts, the first list is empty."""
@@ -173,7 +171,6 @@ def train_language_model(
     lr: float = 1e-2,
     batch_size: int = 16,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> None:
     """Train a model in place by maximum likelihood, with AdamW, linear warm-up to `lr` and linear decay to 0.
 
@@ -189,15 +186,13 @@ def train_language_model(
     )
     model.train()
     with one_thread():
-        for step, batch in zip(range(steps), _batches(examples, batch_size, seed), strict=False):
+        for batch in islice(_batches(examples, batch_size, seed), steps):
             loss = _losses(model, batch).mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            if progress is not None:
-                progress(step + 1, steps, loss.item())
     model.eval()
 
 
@@ -275,9 +270,7 @@ def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
 
 
-def make_warm_start(
-    folder: str | Path, settings: WarmStartSettings | None = None, *, progress: Progress | None = None
-) -> float:
+def make_warm_start(folder: str | Path, settings: WarmStartSettings | None = None) -> float:
     """Train a model on film opinions and save it with its tokenizer; reuse a folder with the same settings.
 
     Returns:
@@ -292,7 +285,7 @@ def make_warm_start(
         file.unlink(missing_ok=True)
         texts = film_opinions(settings.n_texts, settings.seed)
         tokenizer = make_tokenizer(texts, settings.vocab_size)
-        model = train_and_save(folder, tokenizer, settings, texts, progress)
+        model = train_and_save(folder, tokenizer, settings, texts)
         held_out = film_opinions(settings.n_held_out, settings.seed, split="val")
         record = {"settings": own, "perplexity": perplexity(model, tokenizer, held_out)}
         write_whole(file, json.dumps(record, indent=2) + "\n")
@@ -300,17 +293,13 @@ def make_warm_start(
 
 
 def train_and_save(
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    settings: Any,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
-    progress: Progress | None = None,
+    folder: Path, tokenizer: PreTrainedTokenizerBase, settings: Any, texts: Sequence[str] | Sequence[tuple[str, str]]
 ) -> PreTrainedModel:
     """Train a model with the sizes and the schedule of some settings; save it with its tokenizer, and return it."""
     sizes = ("family", "n_layer", "n_embd", "n_head", "n_positions", "seed")
     model = make_model(tokenizer, **{name: getattr(settings, name) for name in sizes})
     schedule = {name: getattr(settings, name) for name in ("steps", "lr", "batch_size", "seed")}
-    train_language_model(model, tokenizer, texts, **schedule, progress=progress)
+    train_language_model(model, tokenizer, texts, **schedule)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model

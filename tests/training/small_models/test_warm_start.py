@@ -122,14 +122,6 @@ def test_of_a_pair_only_the_answer_is_learned(tokenizer, family):
     assert math.log(perplexity(model, tokenizer, [(prompt, answer)])) == pytest.approx(expected, rel=1e-5)
 
 
-def test_progress_is_told_after_every_step(texts, tokenizer):
-    reported = []
-    model = make_model(tokenizer, n_embd=16, n_head=2)
-    train_language_model(model, tokenizer, texts, steps=3, progress=lambda *news: reported.append(news))
-    assert [(done, total) for done, total, _ in reported] == [(1, 3), (2, 3), (3, 3)]
-    assert reported[0][2] > reported[-1][2] > 0
-
-
 def test_the_number_of_threads_is_given_back():
     before = torch.get_num_threads()
     with one_thread():
