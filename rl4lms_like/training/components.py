@@ -98,10 +98,9 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
     issues = []
     without = [sample.id for sample in samples["train"] if not sample.references]
     if isinstance(config, RunConfig) and getattr(components.reward_fn, "needs_references", False) and without:
-        message = (
-            f"compares with references, which {len(without):,} of {len(samples['train']):,} samples of 'train' lack"
-        )
-        issues.append(ConfigIssue(REWARD, f"{config.reward_fn.id!r} {message} (the first is {without[0]!r}); {_HINT}"))
+        lacking = f"{len(without):,} of {len(samples['train']):,} samples of 'train' lack (the first is {without[0]!r})"
+        message = f"{config.reward_fn.id!r} compares with references, which {lacking}; {_HINT}"
+        issues.append(ConfigIssue(REWARD, message))
     evaluated = [*samples["val"], *samples["test"]]
     if evaluated and not any(sample.references for sample in evaluated):
         message = f"compares with references, and no sample of 'val' or 'test' has any; {_HINT}"

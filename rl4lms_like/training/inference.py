@@ -233,10 +233,8 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
         hint = "use it as `model_name` of the reward or the metric 'reward_model'"
         raise RL4LMsLikeError(f"{run_or_model} is a run of {own.alg.id!r}, whose model writes no text: {hint}")
     if config is None:
-        raise RL4LMsLikeError(
-            f"{run_or_model} is not the folder of a finished run (config.json and model/): set --config_path to a file "
-            f"with data pool and metrics"
-        )
+        hint = "set --config_path to a file with data pool and metrics"
+        raise RL4LMsLikeError(f"{run_or_model} is not the folder of a finished run (config.json and model/): {hint}")
     return with_embedded_models(config), model
 
 

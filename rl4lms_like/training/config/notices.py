@@ -133,12 +133,9 @@ def _small_minibatches(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> It
         return
     n_episodes = max(batch // length, 1)
     if n_episodes < FEW_EPISODES:
-        message = (
-            f"{batch} tokens are {n_episodes} episode{'s' if n_episodes > 1 else ''} of {length} tokens: all tokens of "
-            f"an episode share its reward, so the gradient of so small a minibatch is noisy; {FEW_EPISODES * length} "
-            f"or more hold {FEW_EPISODES}"
-        )
-        yield Notice("alg.args.batch_size", message)
+        plural = "s" if n_episodes > 1 else ""
+        message = f"{batch} tokens are {n_episodes} episode{plural} of {length} tokens, so the gradient is noisy"
+        yield Notice("alg.args.batch_size", f"{message}; {FEW_EPISODES * length} or more hold {FEW_EPISODES}")
 
 
 def _short_lambda(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:
@@ -146,11 +143,8 @@ def _short_lambda(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterato
     alpha, length = args.get("gae_length_alpha"), _longest_response(blocks)
     if alpha is not None and alpha * length < SHORT:
         largest = max(0.0, 1 - 1 / (alpha * length))
-        message = (
-            f"responses have at most {length} tokens, so lambda is at most {largest:.2g} and a reward at the end "
-            f"hardly reaches the first tokens; {SHORT / length:.2g} gives {1 - 1 / SHORT:g} for the longest ones"
-        )
-        yield Notice("alg.args.gae_length_alpha", message)
+        message = f"lambda is at most {largest:.2g}, since responses have at most {length} tokens"
+        yield Notice("alg.args.gae_length_alpha", f"{message}; {SHORT / length:.2g} gives up to {1 - 1 / SHORT:g}")
 
 
 def _longest_response(blocks: Mapping[str, Any]) -> int:
@@ -180,10 +174,7 @@ def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice
         suitable *= ONE_STEP_FACTOR
     if rate <= FAR_TOO_HIGH * suitable:
         return None
-    message = (
-        f"{rate:g} is far above {suitable:g}, which suits a model of {n_parameters:,} parameters: a single update may "
-        f"move the policy far from the one of the rollout"
-    )
+    message = f"{rate:g} is far above {suitable:g}, which suits a model of {n_parameters:,} parameters"
     return Notice("alg.args.learning_rate", message)
 
 

@@ -109,10 +109,10 @@ def check_vocabulary(
     """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed."""
     vocab_size = n_tokens(model_config)
     if len(tokenizer) > vocab_size:
-        raise ModelError(
-            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only "
-            f"{vocab_size}: some prompts could not be embedded. Use the model's own tokenizer"
+        text = (
+            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only {vocab_size}"
         )
+        raise ModelError(f"{text}: use the model's own tokenizer")
 
 
 def check_prompts(
@@ -124,9 +124,7 @@ def check_prompts(
     for split, members in samples.items():
         empty = [sample.id for sample in members if not (sample.rendered_prompt or sample.prompt_or_input_text)]
         if empty:
-            raise DataPoolError(
-                f"the prompts of {len(empty)} samples of {split!r} are empty ({empty[0]!r}): {NO_PROMPT}"
-            )
+            raise DataPoolError(f"{len(empty)} prompts of {split!r} are empty ({empty[0]!r}): {NO_PROMPT}")
 
 
 def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
@@ -210,10 +208,8 @@ def _tokenizer_issues(
     if own == used:
         return []
     wrong = len(set(own.items()) ^ set(used.items()))
-    text = (
-        f"{_NETWORKS[key]} {name!r} has another tokenizer than {config.tokenizer.model_name!r}: {wrong} tokens differ"
-    )
-    return [ConfigIssue(f"{ARGS}.{key}", text)]
+    text = f"{_NETWORKS[key]} {name!r} has another tokenizer than {config.tokenizer.model_name!r}"
+    return [ConfigIssue(f"{ARGS}.{key}", f"{text}: {wrong} tokens differ")]
 
 
 def check_weights(config: RunConfig, networks: Networks) -> bool:

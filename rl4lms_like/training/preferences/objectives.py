@@ -458,8 +458,6 @@ def read_reference(file: Path, digests: Mapping[str, str]) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} is damaged ({error}); start a new run") from error
     expected = {**digests, "log-probs": weights_digest(sorted(found.items()))}
     if wrong := [what for what, digest in expected.items() if saved.get(what) != digest]:
-        raise CheckpointError(
-            f"{file} has log-probs of another reference: the {', the '.join(wrong)} differ. Restore the model and the "
-            f"data of this run, or start a new run"
-        )
+        text = f"{file} has log-probs of another reference: the {', the '.join(wrong)} differ"
+        raise CheckpointError(f"{text}. Restore the model and the data of this run, or start a new run")
     return found

@@ -144,10 +144,8 @@ class ExampleEncoder:
         ids, written = ChatTemplate(self.tokenizer).encode(turns)
         prompt_ids = self._layout(NO_LIMIT).encode(sample).tolist()
         if ids[: len(prompt_ids)] != prompt_ids:
-            raise chat_template_issue(
-                f"the chat template of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} "
-                f"differently if a response follows, so the run would not train on the prompts of generation"
-            )
+            text = f"of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} differently"
+            raise chat_template_issue(f"the chat template {text} if a response follows")
         learned = [True] * len(ids) if self.loss_on_prompt else written
         return (
             ids,

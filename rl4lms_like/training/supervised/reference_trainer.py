@@ -111,10 +111,8 @@ class ReferenceTrainer(Trainer):
         is_training = model.training
         loss = self.objective.loss(model, inputs, num_items_in_batch)
         if is_training and not torch.isfinite(loss):
-            raise ModelError(
-                f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken. "
-                f"Lower {PATH}.learning_rate, or check the data"
-            )
+            text = f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken"
+            raise ModelError(f"{text}. Lower {PATH}.learning_rate, or check the data")
         return (loss, {}) if return_outputs else loss
 
     def evaluation_loop(

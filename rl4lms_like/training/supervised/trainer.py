@@ -237,8 +237,7 @@ class SupervisedTrainer:
         state = self.trainer.state
         if not self.trainer.args.load_best_model_at_end or state.best_model_checkpoint is None:
             return False
-        self.tracker.log_info(
-            f"the best checkpoint is of step {state.best_global_step} "
-            f"({self.trainer.args.metric_for_best_model} {state.best_metric:.4g}); its model is the final model"
-        )
+        best = f"{self.trainer.args.metric_for_best_model} {state.best_metric:.4g}"
+        text = f"the best checkpoint is of step {state.best_global_step} ({best}); its model is the final model"
+        self.tracker.log_info(text)
         return bool(state.best_global_step != state.global_step)
