@@ -23,7 +23,6 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, i
 from rl4lms_like.core.ranks import Ranks, is_distributed, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig, load_config
-from rl4lms_like.training.estimates.memory import explaining
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -107,6 +106,7 @@ def pretrain_critic(config_path: str | Path, folder: str | Path, *, overrides: S
         assert isinstance(config, RunConfig)
     from rl4lms_like.core.disk import saving
     from rl4lms_like.training.assemble import assemble
+    from rl4lms_like.training.estimates.memory import explaining
     from rl4lms_like.training.resuming.checkpoints import write_folder
 
     silence_libraries()
@@ -240,6 +240,7 @@ def _train(
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.tracking.base import SilentTracker, Tracker
+    from rl4lms_like.training.estimates.memory import explaining
 
     silence_libraries()
     with explaining(config):

@@ -33,21 +33,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ModelError, OutOfMemoryError
 from rl4lms_like.core.schema import at
+from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.core.wording import shown
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.loading import whole_checkpoint
+from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import is_causal
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.training.small_models.embedded import with_embedded_models
-
-if TYPE_CHECKING:
-    import torch
 
 FLOAT = 4
 SLACK = 1.25
@@ -108,8 +112,6 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
     """
-    from rl4lms_like.core.token_masks import packed_size
-
     config = with_embedded_models(config)
     blocks = with_defaults(config.to_dict())
     policy_args, args = blocks["alg"]["policy"]["args"], blocks["alg"]["args"]
@@ -181,10 +183,6 @@ class NetworkShapes:
     """
 
     def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from transformers import AutoConfig
-
-        from rl4lms_like.policies.loading import whole_checkpoint
 
         name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
         try:
@@ -212,10 +210,6 @@ class NetworkShapes:
         self.output_layer = int(self.config.vocab_size) * self.width
 
     def _built(self) -> Any:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-        from rl4lms_like.policies.lora import add_lora
 
         auto_class = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
         attention = self.arguments.attn_implementation
@@ -266,8 +260,6 @@ class NetworkShapes:
 
     def _kept(self, n: int, prompt: int, response: int) -> int:
         """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
-        import torch
-
         model, sizes = self._model, {}
         own = {p.untyped_storage()._cdata for p in model.parameters()}
         alive = []  # prevents that a storage is freed and its address is reused by another
@@ -301,7 +293,6 @@ def gibibytes(size: int) -> str:
 
 
 def _device(config: RunConfig) -> tuple[str, int]:
-    import torch
 
     name = config.alg.args.get("device") or config.device
     if torch.cuda.is_available() and (name == "auto" or name.startswith("cuda")):
@@ -356,8 +347,6 @@ def explaining(config: AnyConfig) -> Iterator[None]:
     Raises:
         OutOfMemoryError: raised in the block, with advice: estimate, main memory, keys.
     """
-    import torch
-
     try:
         yield
     except OutOfMemoryError as error:
