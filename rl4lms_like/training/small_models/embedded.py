@@ -159,22 +159,16 @@ def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _make(family: Any, texts: str, folder: Path) -> None:
-    from rl4lms_like.training.small_models.warm_start import (
-        WarmStartSettings,
-        make_model,
-        make_warm_start,
-        make_word_tokenizer,
-        train_language_model,
-    )
+    from rl4lms_like.training.small_models import warm_start
 
     if texts == "films":
-        make_warm_start(folder, WarmStartSettings(family=family))
+        warm_start.make_warm_start(folder, warm_start.WarmStartSettings(family=family))
         return
     words = [str(number) for number in range(N_NUMBERS)] if texts == "numbers" else [*"0123456789-", " "]
-    tokenizer = make_word_tokenizer(words, separated=texts == "numbers")
-    model = make_model(tokenizer, family=family)
+    tokenizer = warm_start.make_word_tokenizer(words, separated=texts == "numbers")
+    model = warm_start.make_model(tokenizer, family=family)
     if texts == "numbers":
-        train_language_model(model, tokenizer, numbers_that_often_grow(6400), steps=400, lr=5e-3)
+        warm_start.train_language_model(model, tokenizer, numbers_that_often_grow(6400), steps=400, lr=5e-3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
