@@ -228,9 +228,9 @@ def name_of(id: str) -> str:
 
 
 def check_component(
-    registry: Registry, target: Callable[..., Any], args: Mapping[str, Any], path: str, exclude: Sequence[str] = ()
+    registry: Registry, target: Callable[..., Any], args: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Check the arguments of a component against its signature, but for those that the library fills in (`exclude`).
+    """Check the arguments of a component against its signature, except those that the library fills in.
 
     Returns:
         The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the errors, below
@@ -238,6 +238,7 @@ def check_component(
     """
     also = (SHAPING,) if takes_shaping(registry, target) else ()
     own = {name: value for name, value in args.items() if name not in also}
+    exclude = FILLED_IN.get(registry.kind, ())
     bound, issues = check_arguments(target, own, path, exclude=exclude, also=also, special=_validator_of)
     if also and args.get(SHAPING) is not None:
         try:
@@ -395,8 +396,7 @@ def _bind(slot: Slot) -> list[ConfigIssue]:
         return [ConfigIssue(join(slot.path, "id"), issue.message) for issue in error.issues]
     except MissingExtraError:  # not an error in the config; building the component reports what to install
         return []
-    exclude = FILLED_IN.get(slot.registry.kind, ())
-    bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"), exclude)
+    bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"))
     slot.block["args"] = plain(bound)
     return issues
 
@@ -409,8 +409,8 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if slot.path == "alg.policy" and not getattr(targets(blocks).get("alg"), "needs_critic", True):
             slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
+        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "")
         exclude = FILLED_IN.get(slot.registry.kind, ())
-        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "", exclude)
         slot.block["args"] = _complete(target, changed(bound, _complete_nested), exclude)
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
