@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from stable_baselines3.common.utils import get_device
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.disk import saving
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
@@ -33,6 +32,7 @@ from rl4lms_like.training.assemble import (
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
 from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
+from rl4lms_like.training.resuming.resume import own_config
 from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 from rl4lms_like.training.supervised.assemble import max_prompt_length, token_limit
@@ -195,11 +195,11 @@ def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
     ways = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
     for run, model in ways if folder.is_dir() else ():
         try:
-            content = json.loads((run / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            content = own_config(run)
+        except CheckpointError:
             continue
         is_model = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
-        if isinstance(content, dict) and "train_evaluation" in content and is_model:
+        if "train_evaluation" in content and is_model:
             return parse_config(content, source=str(run / "config.json"), components=False), str(model)
     return None, None
 
