@@ -326,7 +326,7 @@ def reward_constant(history: History, context: Context) -> Alert | None:
         return None
     return Alert(
         f"all episodes of a rollout got the same reward for {len(spreads)} iterations: {_listed(rewards)}",
-        "Check whether the args of reward_fn fit the task; set do_sample: true or a temperature, or raise env.n_envs",
+        "Check the reward of the example and the args of reward_fn; set do_sample: true, or raise env.n_envs",
         {"reward": rewards, "spread": spreads},
     )
 
