@@ -109,12 +109,13 @@ def run_seed(
     from rl4lms_like.data_pools.film_opinions import FilmOpinions
     from rl4lms_like.training.small_models.warm_start import WarmStartSettings, make_warm_start
 
-    warm_start = make_warm_start(WARM_STARTS / f"warm_start_seed_{seed}", WarmStartSettings(seed=seed))
+    warm_start = WARM_STARTS / f"warm_start_seed_{seed}"
+    make_warm_start(warm_start, WarmStartSettings(seed=seed))
     prompts = folder / "prompts.json"
     prompts.write_text(json.dumps([sample.prompt_or_input_text for sample, _ in FilmOpinions.prepare("train")]))
     job = {
         "shape": asdict(SHAPE),
-        "model": str(warm_start.folder.resolve()),
+        "model": str(warm_start.resolve()),
         "seed": seed,
         "threads": 1,
         "task": TASK,
@@ -132,10 +133,10 @@ def run_seed(
             for name, worker in workers.items():
                 runs[name]["iterations"].append(worker.run_iteration())
                 show_progress(seed, name, number, runs[name]["iterations"][-1])
-    before = held_out_reward(warm_start.folder, warm_start.folder)
+    before = held_out_reward(warm_start, warm_start)
     for name, run in runs.items():
         run["held_out_reward_before"] = before
-        run["held_out_reward"] = held_out_reward(folder / name, warm_start.folder)
+        run["held_out_reward"] = held_out_reward(folder / name, warm_start)
     return runs
 
 

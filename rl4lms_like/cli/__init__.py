@@ -204,7 +204,7 @@ def _refuse_another_place(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from rl4lms_like.training.config.run_config import load_config
-    from rl4lms_like.training.preview import preview
+    from rl4lms_like.training.preview import preview, reward_audit
 
     if options.remote and not options.reward:
         raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")
@@ -212,8 +212,6 @@ def _check(options: argparse.Namespace) -> None:
     for part in preview(config, full=options.full):
         print(printable(without_secrets(part)), flush=True)
     if options.reward:
-        from rl4lms_like.training.reward_audit import reward_audit
-
         for part in reward_audit(config, remote=options.remote):
             print(printable(without_secrets(part)), flush=True)
 

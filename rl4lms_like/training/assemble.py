@@ -37,7 +37,7 @@ from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.training.components import build_components, check_references
 from rl4lms_like.training.config.notices import learning_rate_notice
-from rl4lms_like.training.config.run_config import ComponentConfig, RunConfig, TokenizerConfig
+from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, RunConfig, TokenizerConfig
 from rl4lms_like.training.config.settings import (
     check_fit,
     check_lengths,
@@ -96,13 +96,9 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
         ConfigError: settings of the config are incompatible with each other.
         DataPoolError: a data pool could not be prepared, or has no training samples.
         ModelError: a model or tokenizer cannot be loaded, or they are incompatible.
-        ComponentError: a reward or metric could not be built.
-        MissingExtraError: a component needs a package that is not installed.
-        MissingResourceError: a component needs another resource that is missing.
-        NotReadyError: several components could not be built.
+        ComponentError: a reward or metric could not be built; see `build_components` for its other errors.
     """
-    if config.n_threads != "auto":
-        torch.set_num_threads(int(config.n_threads))
+    set_n_threads(config)
     ranks = ranks or Ranks()
     check_settings(config)
     check_ranks(config, ranks.size)
@@ -127,8 +123,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
         algorithm = build_alg(config, env, ranks)
     if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
         logger.warning("%s", notice)
-    if config.n_threads == "auto" and n_parameters(algorithm.policy) <= SMALL_MODEL:
-        torch.set_num_threads(1)
+    set_n_threads(config, algorithm.policy)
     return Run(config, tokenizer, samples, components.metrics, env, algorithm, max_prompt_length, ranks)
 
 
@@ -317,6 +312,14 @@ def n_parameters(policy: Any) -> int:
     """Return the number of parameters of actor and critic, including frozen ones but not the reference model."""
     named = policy.named_parameters()
     return sum(parameter.numel() for name, parameter in named if not name.startswith("ref_model."))
+
+
+def set_n_threads(config: AnyConfig, model: Any = None) -> None:
+    """Set torch's number of threads; with `auto`, use one for a small model."""
+    if config.n_threads != "auto":
+        torch.set_num_threads(int(config.n_threads))
+    elif model is not None and n_parameters(model) <= SMALL_MODEL:
+        torch.set_num_threads(1)
 
 
 def load_generation_config(model_name: str) -> GenerationConfig | None:

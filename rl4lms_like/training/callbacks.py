@@ -1,10 +1,29 @@
-"""Base class of callbacks that observe a run during training, without an effect on its results."""
+"""Callbacks that observe a run during training without changing it, and the one that keeps the best model.
+
+    epoch            0     10    20    30    40
+    score (max)      0.2   0.3   NaN   0.3   0.5
+    best/                  ●                 ●      written when better than all before; epoch 0 is only the baseline
+
+`best/` can be loaded with `from_pretrained`; `best/best.json` has its epoch and score. The best score is part of every
+checkpoint, so a resumed run selects the same model as an uninterrupted one.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.disk import saving
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.assemble import Run
+from rl4lms_like.training.config.cross_checks import PLACE, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation
+from rl4lms_like.training.resuming.checkpoints import write_folder
+
+FOLDER, FILE = "best", "best.json"
 
 
 class Callback:
@@ -22,3 +41,60 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`."""
+
+
+class BestModel(Callback):
+    """Keep the model of the best evaluation on `val`; do nothing without `train_evaluation.keep_best`.
+
+    Raises:
+        ConfigError: the split `val` has no samples.
+    """
+
+    def __init__(self, run: Run, tracker: Tracker) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.asked = run.config.train_evaluation.keep_best
+        self.epoch: int | None = None
+        self.score: float | None = None
+        if self.asked is not None and not run.samples["val"]:
+            message = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
+            raise ConfigError([ConfigIssue(PLACE, message)])
+
+    def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+        """Write the model if it is better than all before; NaN, infinities and `n/a` never are.
+
+        Raises:
+            ConfigError: no metric reports the key.
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        if self.asked is None or split != "val":
+            return
+        metric, mode = self.asked.metric, self.asked.mode
+        if metric not in evaluation.scores:
+            raise ConfigError([unknown_metric(f"{PLACE}.metric", metric, evaluation.scores)])
+        score: Any = evaluation.scores[metric]
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+            return
+        if self.score is not None and not (score > self.score if mode == "max" else score < self.score):
+            return
+        if epoch and self.run.ranks.is_main:
+            self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
+        self.epoch, self.score = epoch, float(score)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "score": self.score}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.score = state["epoch"], state["score"]
+
+    def _write(self, best: dict[str, Any]) -> None:
+        def write(partial: Path) -> None:
+            self.run.policy.save_model(partial, self.run.tokenizer)
+            (partial / FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+
+        folder = self.tracker.run_path / FOLDER
+        with saving(f"the best model to {folder}"):
+            write_folder(folder, write)
+        self.tracker.log_info(
+            f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; saved to {folder}"
+        )

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.errors import (
@@ -34,16 +36,7 @@ from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
-from rl4lms_like.training.config.run_config import (
-    AnyConfig,
-    ComponentConfig,
-    MetricConfig,
-    RunConfig,
-    SupervisedConfig,
-)
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig, SupervisedConfig
 
 REWARD, POOL, METRIC = "reward_fn", "datapool", "train_evaluation.metrics"
 N_COUNTED = 10_000
@@ -56,17 +49,11 @@ SHOWN_START, SHOWN_END = 300, 100
 
 @dataclass(frozen=True)
 class Components:
-    """Reward, metrics and post-processor of a run.
+    """Reward, metrics and post-processor of a run."""
 
-    Args:
-        reward_fn: of an RL run; None in supervised runs, and if it was not requested.
-        metrics: computed at each evaluation.
-        post_processor: applied by supervised runs to each response before it is scored; None leaves it unchanged.
-    """
-
-    reward_fn: Any
+    reward_fn: Any  # of an RL run; None in supervised runs, and if it was not requested
     metrics: list[BaseMetric]
-    post_processor: Callable[[str], str] | None
+    post_processor: Callable[[str], str] | None  # applied by supervised runs to each response before it is scored
 
 
 def build_components(config: AnyConfig, *, with_reward: bool = True) -> Components:
@@ -111,10 +98,9 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
     issues = []
     without = [sample.id for sample in samples["train"] if not sample.references]
     if isinstance(config, RunConfig) and getattr(components.reward_fn, "needs_references", False) and without:
-        message = (
-            f"compares with references, which {len(without):,} of {len(samples['train']):,} samples of 'train' lack"
-        )
-        issues.append(ConfigIssue(REWARD, f"{config.reward_fn.id!r} {message} (the first is {without[0]!r}); {_HINT}"))
+        lacking = f"{len(without):,} of {len(samples['train']):,} samples of 'train' lack (the first is {without[0]!r})"
+        message = f"{config.reward_fn.id!r} compares with references, which {lacking}; {_HINT}"
+        issues.append(ConfigIssue(REWARD, message))
     evaluated = [*samples["val"], *samples["test"]]
     if evaluated and not any(sample.references for sample in evaluated):
         message = f"compares with references, and no sample of 'val' or 'test' has any; {_HINT}"
@@ -162,14 +148,14 @@ def _require_pool(config: ComponentConfig) -> None:
 
 
 def _build_metric(config: MetricConfig) -> BaseMetric:
-    metric: BaseMetric = build_component(METRICS, config, "metric")
+    metric: BaseMetric = build_component(METRICS, config)
     return metric if config.name is None else NamedMetric(metric, config.name)
 
 
 def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the config path of each component and the function that builds it."""
     if isinstance(config, RunConfig):
-        yield REWARD, partial(build_component, REWARDS, config.reward_fn, "reward")
+        yield REWARD, partial(build_component, REWARDS, config.reward_fn)
     yield POOL, partial(_require_pool, config.datapool)
     for index in _metrics_to_build(config):
         yield f"{METRIC}.{index}", partial(_build_metric, config.train_evaluation.metrics[index])

@@ -5,10 +5,9 @@ samples ─ sorted by length ─ batches ─ generate ─ original order ─ pos
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -21,12 +20,10 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metrics
+from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.call import texts_to_score
-
-if TYPE_CHECKING:
-    from rl4lms_like.policies.base import LMActorCriticPolicy
 
 NOT_APPLICABLE = "n/a"
 """Value in a prediction for a metric that only scores whole splits."""
@@ -34,42 +31,24 @@ NOT_APPLICABLE = "n/a"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result on one split.
+    """Result on one split."""
 
-    Args:
-        scores: metric key -> corpus score.
-        predictions: one object per sample, with RL4LMs' keys.
-        seconds: duration by part.
-    """
-
-    scores: dict[str, float]
-    predictions: list[dict[str, Any]]
-    seconds: dict[str, float]
+    scores: dict[str, float]  # metric key -> corpus score
+    predictions: list[dict[str, Any]]  # one object per sample, with RL4LMs' keys
 
 
 @dataclass(frozen=True)
 class Responder:
-    """Model and settings with which responses are generated.
-
-    Args:
-        model: a policy, or a model in a `TextGenerator`.
-        tokenizer: encodes prompts and decodes responses.
-        batch_size: prompts per generation call.
-        max_prompt_length: tokens; longer prompts are truncated on the model's `prompt_truncation_side`.
-        eos_token_ids: tokens that end a response.
-        generation_kwargs: sampling, greedy or beam search; default: the model's.
-        seed: of the sampling; the same seed draws the same random numbers.
-        ranks: the processes that share the prompts; each receives all responses.
-    """
+    """Model and settings with which responses are generated."""
 
     model: TextGenerator | LMActorCriticPolicy
-    tokenizer: PreTrainedTokenizerBase
-    batch_size: int
-    max_prompt_length: int
-    eos_token_ids: Sequence[int]
-    generation_kwargs: Mapping[str, Any] | None = None
-    seed: int = 0
-    ranks: Ranks = field(default_factory=Ranks)
+    tokenizer: PreTrainedTokenizerBase  # encodes prompts and decodes responses
+    batch_size: int  # prompts per generation call
+    max_prompt_length: int  # tokens; longer prompts are truncated on the model's `prompt_truncation_side`
+    eos_token_ids: Sequence[int]  # tokens that end a response
+    generation_kwargs: Mapping[str, Any] | None = None  # sampling, greedy or beam search; None: the model's
+    seed: int = 0  # of the sampling
+    ranks: Ranks = field(default_factory=Ranks)  # processes that share the prompts; each receives all responses
 
     def respond(self, prompts: Sequence[str | Sample]) -> list[str]:
         """Return one response for each prompt, a text or a sample; those of similar length are generated together."""
@@ -122,23 +101,16 @@ def evaluate_on_samples(
 ) -> Evaluation:
     """Generate a response for every sample of a split and compute the metrics on them.
 
-    Args:
-        responder: generates the responses.
-        samples: `n` samples of the split.
-        metrics: metrics to compute.
-        split_name: `train`, `val` or `test`.
-        post_processor: applied to each response before metrics and predictions; default: none.
+    The post-processor is applied to each response before metrics and predictions.
 
     Raises:
         ComponentError: the post-processor failed.
         MetricError: a metric failed; the message names it.
     """
-    start = time.perf_counter()
     prompts = [sample.prompt_or_input_text for sample in samples]
     responses = responder.respond(samples)
     if post_processor is not None:
         responses = post_process(post_processor, responses)
-    generated = time.perf_counter()
     references = [sample.references for sample in samples]
     meta_infos, model = [sample.meta_data for sample in samples], responder.model.model
     try:
@@ -159,8 +131,7 @@ def evaluate_on_samples(
         }
         for i, (sample, response) in enumerate(zip(samples, responses, strict=True))
     ]
-    seconds = {"generate_s": generated - start, "metrics_s": time.perf_counter() - generated}
-    return Evaluation({key: score for key, (_, score) in results.items()}, predictions, seconds)
+    return Evaluation({key: score for key, (_, score) in results.items()}, predictions)
 
 
 def reference_text(references: Sequence[str]) -> str:

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from stable_baselines3.common.utils import get_device
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.disk import saving
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
+from rl4lms_like.policies.generation import TextGenerator
+from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
+from rl4lms_like.policies.masked import masked_generator
+from rl4lms_like.tracking.run_folder import RunFolder
+from rl4lms_like.training.assemble import (
+    build_datapool,
+    build_tokenizer,
+    chat_template_of,
+    end_tokens,
+    load_generation_config,
+    load_model_config,
+    render_prompts,
+)
+from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
+from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
+from rl4lms_like.training.resuming.resume import own_config
 from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import embedded_model, is_embedded, with_embedded_models
-
-if TYPE_CHECKING:
-    from rl4lms_like.training.evaluation import Responder
+from rl4lms_like.training.supervised.assemble import max_prompt_length, token_limit
 
 NO_LIMIT = 1_000_000
 """Maximum prompt length in tokens. Tokenizers without a length limit report about 1e30."""
@@ -62,11 +78,6 @@ def evaluate_run(
         ConfigError: the config in the run's folder requests code to run that is not trusted.
         RL4LMsLikeError: the folder cannot be written, or the evaluation failed; subclasses name the cause.
     """
-    from rl4lms_like.tracking.run_folder import RunFolder
-    from rl4lms_like.training.assemble import build_datapool, build_tokenizer, render_prompts
-    from rl4lms_like.training.components import build_components
-    from rl4lms_like.training.evaluation import evaluate_on_samples
-
     silence_libraries()
     config, model = _config_and_model(run_or_model, config_path)
     folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
@@ -134,9 +145,6 @@ def generate_texts(
     Raises:
         ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
-    from rl4lms_like.policies.loading import load_tokenizer
-    from rl4lms_like.training.assemble import chat_template_of
-
     silence_libraries()
     config, own_model = _run_of(Path(model))
     if config is not None:
@@ -187,11 +195,11 @@ def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
     ways = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
     for run, model in ways if folder.is_dir() else ():
         try:
-            content = json.loads((run / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            content = own_config(run)
+        except CheckpointError:
             continue
         is_model = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
-        if isinstance(content, dict) and "train_evaluation" in content and is_model:
+        if "train_evaluation" in content and is_model:
             return parse_config(content, source=str(run / "config.json"), components=False), str(model)
     return None, None
 
@@ -213,7 +221,6 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
     """Return the maximum prompt length in tokens, as in the run's own evaluations."""
     if isinstance(config, RunConfig):
         return int(config.env.args.get("max_prompt_length") or min(tokenizer.model_max_length, NO_LIMIT))
-    from rl4lms_like.training.supervised.assemble import max_prompt_length, token_limit
 
     return max_prompt_length(config, token_limit(tokenizer, model_config))
 
@@ -226,10 +233,8 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
         hint = "use it as `model_name` of the reward or the metric 'reward_model'"
         raise RL4LMsLikeError(f"{run_or_model} is a run of {own.alg.id!r}, whose model writes no text: {hint}")
     if config is None:
-        raise RL4LMsLikeError(
-            f"{run_or_model} is not the folder of a finished run (config.json and model/): set --config_path to a file "
-            f"with data pool and metrics"
-        )
+        hint = "set --config_path to a file with data pool and metrics"
+        raise RL4LMsLikeError(f"{run_or_model} is not the folder of a finished run (config.json and model/): {hint}")
     return with_embedded_models(config), model
 
 
@@ -249,20 +254,6 @@ def responder_of(
     config: AnyConfig | None, model_name: str, tokenizer: Any, *, max_prompt_length: int | None = None, **settings: Any
 ) -> Responder:
     """Load a model that decodes like the run's policy, including its masks; without a run, with defaults."""
-    from stable_baselines3.common.utils import get_device
-
-    from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
-    from rl4lms_like.policies.generation import TextGenerator
-    from rl4lms_like.policies.loading import auto_class_of, load_model
-    from rl4lms_like.policies.masked import masked_generator
-    from rl4lms_like.training.assemble import (
-        chat_template_of,
-        end_tokens,
-        load_generation_config,
-        load_model_config,
-    )
-    from rl4lms_like.training.evaluation import Responder
-
     given = _policy_arguments(config) | {"model_name": model_name}
     arguments = PolicyArguments.known_in(given)
     model: Any = load_model(

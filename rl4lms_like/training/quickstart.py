@@ -10,11 +10,11 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -88,20 +88,15 @@ def quickstart(
     folder = folder if folder.name not in ("", "..") else folder.resolve()
     start = time.perf_counter()
     settings = WarmStartSettings(family=family, seed=seed, steps=STEPS[family])  # type: ignore[arg-type]
-    with _progress(console) as progress:
-        task = progress.add_task("warm start", total=settings.steps, loss="")
-        warm_start = make_warm_start(
-            folder / f"warm_start_{family}" / f"seed_{seed}",
-            settings,
-            progress=lambda done, _, loss: progress.update(task, completed=done, loss=f"loss {loss:.2f}"),
-        )
-        progress.update(task, completed=settings.steps)
+    model = folder / f"warm_start_{family}" / f"seed_{seed}"
+    with nullcontext() if console is None else console.status("training the warm start on generated texts"):
+        perplexity = make_warm_start(model, settings)
     warmed = time.perf_counter()
     file = Path(__file__).with_name(f"quickstart_{family}.yml")
     places = ["tokenizer.model_name", "alg.policy.args.model_name"]
     if family == "gpt2":  # fluency is measured with a causal model; T5 cannot compute the perplexity of whole texts
         places.append("train_evaluation.metrics.3.args.model_name")
-    own = [f"seed={seed}", *(f"{place}={json.dumps(str(warm_start.folder))}" for place in places)]
+    own = [f"seed={seed}", *(f"{place}={json.dumps(str(model))}" for place in places)]
     config = load_config(file, [*own, *overrides])
     run_folder = train_config(
         config,
@@ -112,7 +107,7 @@ def quickstart(
         new=new,
     )
     seconds = {"warm_start": round(warmed - start, 1), "training": round(time.perf_counter() - warmed, 1)}
-    return _result(run_folder, seed, warm_start.perplexity) | {"seconds": seconds}
+    return _result(run_folder, seed, perplexity) | {"seconds": seconds}
 
 
 def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:
@@ -161,18 +156,6 @@ def show(result: dict[str, Any], console: Console) -> None:
     seconds = ", ".join(f"{part.replace('_', ' ')} {value:.0f} s" for part, value in result["seconds"].items())
     console.print(f"Report: {result['report']}", soft_wrap=True)
     console.print(f"Time: {seconds}")
-
-
-def _progress(console: Console | None) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(None),
-        TextColumn("[dim]{task.fields[loss]}"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=console is None or not console.is_terminal,
-        expand=True,
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from rl4lms_like.core.disk import flush, refuse_links, remove_path, saving
@@ -142,8 +143,6 @@ def read_rollout(file: Path, device: torch.device | str = "cpu") -> StoredRollou
     Raises:
         RL4LMsLikeError: the file cannot be read, or was not written by a run.
     """
-    from safetensors import safe_open
-
     try:
         with safe_open(file, framework="pt") as stored:
             header = json.loads(stored.metadata()[_KEY])

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,6 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, i
 from rl4lms_like.core.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, SupervisedConfig, load_config
-from rl4lms_like.training.estimates.memory import explaining
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -39,8 +37,6 @@ PACKAGES = ("rl4lms-like", "torch", "transformers", "tokenizers", "stable-baseli
 
 _VARIABLE, _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """cuBLAS reads this variable when it starts; either value makes its results deterministic."""
-
-_NO_SUCH_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def train(
@@ -110,6 +106,7 @@ def pretrain_critic(config_path: str | Path, folder: str | Path, *, overrides: S
         assert isinstance(config, RunConfig)
     from rl4lms_like.core.disk import saving
     from rl4lms_like.training.assemble import assemble
+    from rl4lms_like.training.estimates.memory import explaining
     from rl4lms_like.training.resuming.checkpoints import write_folder
 
     silence_libraries()
@@ -229,7 +226,7 @@ def _train(
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.tracking.base import SilentTracker, Tracker
-    from rl4lms_like.tracking.report import write_report
+    from rl4lms_like.training.estimates.memory import explaining
 
     silence_libraries()
     with explaining(config):
@@ -262,19 +259,23 @@ def _train(
             try:
                 with explaining(config):
                     make_trainer(tracker, None if found is None else found.checkpoint).train_and_eval()
-            except BaseException:
-                try:
-                    if ranks.is_main:
-                        tracker.log_info(f"report: {write_report(tracker.run_path)}")
-                except Exception as error:  # must not hide why the run ended
-                    logger.warning("the report could not be written: %s", error)
-                raise
-            if ranks.is_main:
-                tracker.log_info(f"report: {write_report(tracker.run_path)}")
+            finally:
+                if ranks.is_main:
+                    _write_report(tracker)
             tracker.finish()
     finally:
         close()
     return tracker.run_path
+
+
+def _write_report(tracker: Tracker) -> None:
+    """Write the report of a run; a failure is only logged, to not hide why the run ended."""
+    from rl4lms_like.tracking.report import write_report
+
+    try:
+        tracker.log_info(f"report: {write_report(tracker.run_path)}")
+    except Exception as error:
+        logger.warning("the report could not be written: %s", error)
 
 
 def _assembled(config: AnyConfig, ranks: Ranks) -> tuple[Callable[[Tracker, Path | None], Any], Callable[[], None]]:
@@ -341,13 +342,10 @@ def deterministic_operations(wanted: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not wanted or (operation := _without_such_form(error)) is None:
+        if not wanted or "does not have a deterministic implementation" not in str(error):
             raise
-        raise RL4LMsLikeError(
-            f"deterministic: true, but {operation} has no deterministic implementation on this device: set "
-            f"deterministic to false, or avoid the operation (attn_implementation, device, the component that uses it)"
-            f"\n{error}"
-        ) from error
+        hint = "set it to false, or avoid the operation (attn_implementation, device, the component that uses it)"
+        raise RL4LMsLikeError(f"deterministic: true: {hint}\n{error}") from error
     finally:
         torch.set_num_threads(n_threads)
         if wanted:
@@ -378,16 +376,3 @@ def environment(device: Any) -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(device)
         found["cuda"], found["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
     return found
-
-
-def _without_such_form(error: BaseException) -> str | None:
-    """Return the operation whose missing deterministic implementation caused an error; None for other errors."""
-    cause: BaseException | None = error
-    while cause is not None:
-        text = str(cause)
-        if isinstance(cause, RuntimeError) and (found := _NO_SUCH_FORM.search(text)):
-            return found[1]
-        if isinstance(cause, RuntimeError) and _VARIABLE in text:
-            return "cuBLAS"
-        cause = cause.__cause__
-    return None

@@ -21,7 +21,6 @@ from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
-from rl4lms_like.core.wording import shown
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
@@ -33,24 +32,16 @@ DENSE = 16
 
 UNDECODABLE = "\ufffd"
 """Replacement by decoders for bytes that are not a complete character."""
-SHORT, TRIES = 64, 12
-"""Longer sequences than `SHORT` are split in two where that does not change the text; `TRIES` positions are tried."""
 
 
 class TokenCredit(Callback):
-    """Record selected episodes of selected iterations.
-
-    Args:
-        run: the run to observe; `train_evaluation.n_credit_episodes` is the number of episodes.
-        tracker: writes the lines.
-    """
+    """Record `train_evaluation.n_credit_episodes` episodes of selected iterations."""
 
     def __init__(self, run: Run, tracker: Tracker) -> None:
         self.run = run
         self.tracker = tracker
         self.n_episodes = run.config.train_evaluation.n_credit_episodes
         self._followed: str | None = None
-        self._n_lines = 0
 
     def on_iteration_end(self, iteration: int) -> None:
         """Write a line, if this iteration is recorded."""
@@ -60,23 +51,12 @@ class TokenCredit(Callback):
             return
         if is_recorded(iteration, eval_every=schedule.eval_every, n_iters=schedule.n_iters):
             self.tracker.log_line(CREDIT_FILE, {"iteration": iteration, **self._line(buffer, buffer.episodes)})
-            self._n_lines += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the followed sample and the number of lines written."""
-        return {"followed": self._followed, "n_lines": self._n_lines}
+        return {"followed": self._followed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`.
-
-        Raises:
-            ValueError: the state is invalid.
-        """
-        followed, n_lines = state["followed"], state["n_lines"]
-        is_known = any(followed == sample.id for sample in self.run.samples["train"])
-        if type(n_lines) is not int or n_lines < 0 or (n_lines > 0) != is_known:
-            raise ValueError(f"token_credit follows {shown(followed)} for {shown(n_lines)} lines")
-        self._followed, self._n_lines = followed, n_lines
+        self._followed = state["followed"]
 
     def _line(self, buffer: EpisodeBuffer, episodes: EpisodeBatch) -> dict[str, Any]:
         algorithm = self.run.algorithm
@@ -163,9 +143,6 @@ class TokenCredit(Callback):
         return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-# --- selection of iterations and episodes ----------------------------------------------------------------------------
-
-
 def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
     """Return whether an iteration is recorded: the first, the last, and those that an evaluation on `val` follows.
 
@@ -195,9 +172,6 @@ def chosen_episodes(infos: Sequence[Mapping[str, Any]], n: int, followed: str) -
         infos: `r` and `sample_id` of each episode.
         n: at least 1; all episodes are selected if there are fewer.
         followed: id of a sample.
-
-    Returns:
-        The selected episodes from best to worst, then the followed one unless it is among them.
     """
     order = sorted(range(len(infos)), key=lambda i: (-infos[i]["r"], i))
     last = len(order) - 1
@@ -209,20 +183,12 @@ def chosen_episodes(infos: Sequence[Mapping[str, Any]], n: int, followed: str) -
     return chosen
 
 
-# --- inputs of the loss ----------------------------------------------------------------------------------------------
-
-
 def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
-    """Return the rollout's advantages as used in the loss `[n_tokens]`, and the scope of their normalisation.
+    """Return the advantages in the loss `[n_tokens]` after an update, and how they are normalised.
 
-    If each minibatch is normalised by its own mean and standard deviation, the advantage of a token differs between
-    epochs. In that case the statistics of the whole rollout are used, around which those of the minibatches vary.
-
-    Args:
-        algorithm: after its update; of this library, or of Stable-Baselines3.
-
-    Returns:
-        The advantages, and `rollout`, `minibatch` or None.
+    This is by `rollout`, by `minibatch`, or None. If each minibatch is normalised by its own mean and standard
+    deviation, the advantage of a token differs between epochs. In that case the statistics of the whole rollout are
+    used, around which those of the minibatches vary.
     """
     buffer, setting = algorithm.rollout_buffer, getattr(_settings(algorithm), "normalize_advantage", False)
     returns, values = (torch.as_tensor(field).to(buffer.advantages) for field in (buffer.returns, buffer.values))
@@ -254,15 +220,9 @@ def clip_range_of(algorithm: Any) -> tuple[float, float] | None:
 def clipping(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """Mark tokens where min(r A, clip(r) A) is the clipped term, whose gradient is 0 (arXiv 1707.06347, eq. 7).
 
-    Args:
-        log_ratio: log of r `[n_tokens]`.
-        advantages: A `[n_tokens]`.
-        low: clipping distance below 1.
-        high: clipping distance above 1.
-
     Returns:
-        1 where r > 1 + `high` and A > 0, -1 where r < 1 - `low` and A < 0, else 0. With the
-        opposite sign of A, a ratio outside the range is not clipped: its gradient moves it back towards 1.
+        `[n_tokens]`: 1 where r > 1 + `high` and A > 0, -1 where r < 1 - `low` and A < 0, else 0. With the opposite sign
+        of A, a ratio outside the range is not clipped: its gradient moves it back towards 1.
     """
     ratio = log_ratio.exp()
     above = (ratio > 1 + high) & (advantages > 0)
@@ -280,9 +240,6 @@ def listed(field: Tensor) -> list[float] | list[int]:
     if not field.is_floating_point():
         return [int(value) for value in field.tolist()]
     return [float(str(value)) for value in field.float().cpu().numpy()]
-
-
-# --- text of the tokens ----------------------------------------------------------------------------------------------
 
 
 def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
@@ -308,10 +265,6 @@ def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[
     """
     ids = list(ids)
     whole = decode(ids)
-    half = len(ids) // 2
-    for middle in range(half, half + TRIES if len(ids) > SHORT else half):
-        if decode(ids[:middle]) + decode(ids[middle:]) == whole:
-            return text_pieces(decode, ids[:middle]) + text_pieces(decode, ids[middle:])
     single = [decode([id]) for id in ids]
     if "".join(single) == whole and UNDECODABLE not in whole:
         return single

@@ -16,8 +16,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
 from rl4lms_like.training.assemble import Run
-from rl4lms_like.training.best_model import BestModel
-from rl4lms_like.training.callbacks import Callback
+from rl4lms_like.training.callbacks import BestModel, Callback
 from rl4lms_like.training.doctor.callback import Doctor
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.replay import Replay, origin_of
@@ -193,8 +192,6 @@ class OnPolicyTrainer:
     def seconds(self) -> float:
         """Duration of the current iteration so far."""
         return time.perf_counter() - self._began
-
-    # --- saving -----------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Path:
         """Write a checkpoint that the run can resume from, with the model ready for `from_pretrained`.

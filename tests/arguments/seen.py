@@ -85,7 +85,7 @@ class Tried:
         """The reward, metric or pool."""
         if self.registry.kind == "data pool":
             return self.registry.get(self.id, {"split": "train"} | self.args)
-        return build_component(self.registry, ComponentConfig(id=self.id, args=self.args), self.registry.kind)
+        return build_component(self.registry, ComponentConfig(id=self.id, args=self.args))
 
     def scores(self) -> Any:
         """A reward's, of every token of all texts; a metric's."""

@@ -65,7 +65,7 @@ def rows(table: dict[str, Row]) -> pytest.MarkDecorator:
 
 def built(registry, table, id, places):
     config = ComponentConfig(id=id, args=table[id].built_with(places))
-    return build_component(registry, config, registry.kind)
+    return build_component(registry, config)
 
 
 @rows(catalogue.REWARDS)

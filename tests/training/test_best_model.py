@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.killed_runs import files_of
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.training import best_model
-from rl4lms_like.training.best_model import BestModel
+from rl4lms_like.training import callbacks
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.inference import evaluate_run, generate_texts
 from rl4lms_like.training.resuming import checkpoints
@@ -114,7 +113,7 @@ def test_a_disk_that_is_full_is_said_with_the_way_out_and_the_best_model_is_chos
     Scripted.message = [0.2, 0.1, 0.9, 0.3, 0.8]
     settings = {"n_iters": 2, "save_every": 9}
     with monkeypatch.context() as patch, pytest.raises(RL4LMsLikeError, match="No space left"):
-        patch.setattr(best_model, "write_folder", full)
+        patch.setattr(callbacks, "write_folder", full)
         started(mapping(tiny_gpt2_dir, **settings), tmp_path)
     folder = started(mapping(tiny_gpt2_dir, **settings), tmp_path)
     assert best(folder)["epoch"] == 2
@@ -153,15 +152,6 @@ def test_a_metric_that_only_the_first_evaluation_can_name_is_checked_there(tmp_p
     with raises_at("train_evaluation.keep_best.metric", mentions="'test/scripted'"):
         started(wrong, tmp_path)
     assert not (tmp_path / "rl4lm_exps" / "run" / "rollout_info.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    "state", [{"epoch": 2}, {"epoch": None, "score": 0.5}, {"epoch": True, "score": 0.5}, {"epoch": 2, "score": "0.5"},
-              {"epoch": 2, "score": float("nan")}, {"epoch": -1, "score": 0.5}, {"epoch": 2, "score": 10**9}],
-)  # fmt: skip
-def test_a_state_that_makes_no_sense_is_refused(state):
-    with pytest.raises((KeyError, ValueError)):
-        BestModel.load_state_dict(object.__new__(BestModel), state)
 
 
 # --- keep_last --------------------------------------------------------------------------------------------------------

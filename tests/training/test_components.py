@@ -142,11 +142,8 @@ def test_two_metrics_of_one_name_are_a_mistake_too():
         parse_config(named(*twice))
 
 
-def test_the_very_same_metric_twice_is_computed_once_and_said():
+def test_the_very_same_metric_twice_is_computed_once():
     config = parse_config(named({"id": "length"}, {"id": "length", "args": {}}))
-    assert [str(notice) for notice in config.notices] == [
-        "train_evaluation.metrics.1: the same as metrics.0; computed once"
-    ]
     assert len(build_components(config).metrics) == 1
 
 

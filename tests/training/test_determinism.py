@@ -10,18 +10,13 @@ import sys
 import pytest
 import torch
 
+from rl4lms_like.cli import main
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.run import deterministic_operations, train_config
 from tests.config_errors import raises_at
-
-TRAIN = """
-import sys
-from rl4lms_like.cli import main
-sys.exit(main(["train", sys.argv[1], "--base_path_to_store_results", sys.argv[2], "--experiment_name", sys.argv[3]]))
-"""
 
 
 class Watching(BaseMetric):
@@ -141,14 +136,13 @@ def test_the_same_seed_gives_the_same_files_in_two_processes(tiny_config, tmp_pa
     tiny_config["train_evaluation"] |= {"n_iters": 1, "save_every": 1}
     tiny_config |= {"deterministic": True, "seed": 5, "n_threads": 1}
     (tmp_path / "c.yml").write_text(dump_yaml(tiny_config))
-    folders = []
-    for experiment, hash_seed in (("a", "1"), ("b", "2")):
-        command = [sys.executable, "-c", TRAIN, str(tmp_path / "c.yml"), str(tmp_path), experiment]
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
-        folders.append(tmp_path / "rl4lm_exps" / experiment)
-    one, other = map(same_files, folders)
+    arguments = ["train", str(tmp_path / "c.yml"), "--base_path_to_store_results", str(tmp_path), "--experiment_name"]
+    assert main([*arguments, "a"]) == 0
+    program = f"import sys; from rl4lms_like.cli import main; sys.exit(main({[*arguments, 'b']!r}))"
+    environment = os.environ | {"PYTHONHASHSEED": "2"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    one, other = (same_files(tmp_path / "rl4lm_exps" / experiment) for experiment in "ab")
     del one["environment.json"], other["environment.json"]  # the hash seeds differ on purpose
     assert {name for name in one if one[name] != other.get(name)} == set() and one.keys() == other.keys()
     assert "model/adapter_model.safetensors" in one

@@ -34,17 +34,13 @@ def test_the_quickstart_in_small(family, tmp_path):
         assert word in screen.getvalue()
 
 
-def test_the_command_writes_its_result(tmp_path, capsys):
-    overrides = [part for override in SMALL for part in ("--set", override)]
+def test_the_command_writes_its_result_and_without_iterations_only_measures_the_warm_start(tmp_path, capsys):
+    overrides = [part for override in [*SMALL, "train_evaluation.n_iters=0"] for part in ("--set", override)]
     assert quickstart.main(["--folder", str(tmp_path), "--seed", "3", *overrides]) == 0
     (file,) = tmp_path.glob("*/result.json")
     result = json.loads(file.read_text())
     assert result["seed"] == 3 and result["seconds"]["total"] > 0
     assert result["report"] in capsys.readouterr().out.replace("\n", "")
-
-
-def test_without_iterations_it_only_measures_the_warm_start(tmp_path):
-    result = quickstart.quickstart(tmp_path, overrides=[*SMALL, "train_evaluation.n_iters=0"])
     assert result["before"] == result["after"] and result["kl"] == 0.0
 
 

@@ -67,23 +67,6 @@ def test_a_real_text_comes_back_whole_and_no_piece_has_half_a_character(kind):
     assert "" in pieces and "🎬" in pieces  # its last byte's token has it, the tokens before have nothing
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_long_texts_are_halved_and_have_the_same_pieces(kind, monkeypatch):
-    tokenizer = TOKENIZERS[kind]()
-    ids = tokenizer("It's a film, Zoë: 🎬 filmfilm. " * 20)["input_ids"]
-    calls = []
-
-    def decode(some):
-        calls.append(len(some))
-        return tokenizer.decode(some, skip_special_tokens=True)
-
-    pieces, work = text_pieces(decode, ids), sum(calls)
-    calls.clear()
-    monkeypatch.setattr("rl4lms_like.training.token_credit.SHORT", len(ids))
-    assert pieces == text_pieces(decode, ids)
-    assert work < sum(calls) / 2
-
-
 def test_spaces_belong_to_the_word_after_them():
     llama = llama_like()
     ids = llama.convert_tokens_to_ids(["▁film", "▁film", "s", ".", "</s>"])

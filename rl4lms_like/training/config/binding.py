@@ -110,17 +110,11 @@ _REWARDS = (RewardFunction, BatchedRewardFunction)
 
 @dataclass(frozen=True)
 class Slot:
-    """Component in a config.
+    """Component in a config."""
 
-    Args:
-        path: config path of the component.
-        block: its `id` and `args`.
-        registry: registry of its kind.
-    """
-
-    path: str
-    block: dict[str, Any]
-    registry: Registry
+    path: str  # config path
+    block: dict[str, Any]  # its `id` and `args`
+    registry: Registry  # of its kind
 
     def takes(self) -> Callable[..., Any]:
         """Return the class or function that receives the `args`: the target's `arguments_class` if it has one.
@@ -131,6 +125,14 @@ class Slot:
         """
         target = self.registry.signature(self.block["id"])
         return getattr(target, "arguments_class", target)
+
+    @property
+    def target(self) -> Any:
+        """What `takes` returns; None without an id, or where it raises an error, which is reported elsewhere."""
+        try:
+            return self.takes() if isinstance(self.block.get("id"), str) else None
+        except (ConfigError, MissingExtraError):
+            return None
 
 
 RunKind = Literal["on_policy", "supervised", "preference"]
@@ -146,40 +148,27 @@ def run_kind(blocks: Mapping[str, Any]) -> RunKind:
 
 def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
     """Yield the components of a raw mapping, except the environment, which is always `TextGenEnv`."""
-    alg = blocks.get("alg")
-    places = [("reward_fn", blocks.get("reward_fn"), REWARDS), ("datapool", blocks.get("datapool"), DATA_POOLS)]
     kind = run_kind(blocks)
+    places = [("reward_fn", REWARDS), ("datapool", DATA_POOLS)]
     if kind == "on_policy":
-        places.append(("datapool.sampler", at(blocks, "datapool.sampler"), SAMPLERS))
+        places += [("datapool.sampler", SAMPLERS), ("alg", ALGORITHMS), ("alg.policy", POLICIES), (ENGINE, ENGINES)]
     else:
-        places.append((POST_PROCESSING, at(blocks, POST_PROCESSING), POST_PROCESSORS))
-    if kind == "on_policy" and isinstance(alg, dict):
-        places += [("alg", alg, ALGORITHMS), ("alg.policy", alg.get("policy"), POLICIES)]
-    elif kind == "preference":
-        places.append(("alg", alg, OBJECTIVES))
-    evaluation = blocks.get("train_evaluation")
-    metrics = evaluation.get("metrics") if isinstance(evaluation, dict) else None
-    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
-        places.append((f"train_evaluation.metrics.{index}", metric, METRICS))
-    for path, block, registry in places:
-        if isinstance(block, dict):
+        places.append((POST_PROCESSING, POST_PROCESSORS))
+    if kind == "preference":
+        places.append(("alg", OBJECTIVES))
+    for path, registry in places:
+        # looked up one by one: the engine is in the arguments of the policy, which may have been replaced by now
+        if isinstance(block := at(blocks, path), dict):
             yield Slot(path, block, registry)
-    engine = at(blocks, ENGINE)  # after the arguments of the policy, which contain it, have been replaced
-    if run_kind(blocks) == "on_policy" and isinstance(engine, dict):
-        yield Slot(ENGINE, engine, ENGINES)
+    metrics = at(blocks, "train_evaluation.metrics")
+    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
+        if isinstance(metric, dict):
+            yield Slot(f"train_evaluation.metrics.{index}", metric, METRICS)
 
 
 def targets(blocks: dict[str, Any]) -> dict[str, Any]:
     """Return the target of each component's `args` by config path; components without a known target are left out."""
-    found = {}
-    for slot in slots(blocks):
-        if not isinstance(slot.block.get("id"), str):
-            continue
-        try:
-            found[slot.path] = slot.takes()
-        except (ConfigError, MissingExtraError):  # reported where its `args` are bound, or where it is built
-            continue
-    return found
+    return {slot.path: target for slot in slots(blocks) if (target := slot.target) is not None}
 
 
 @dataclass(frozen=True)
@@ -199,11 +188,9 @@ class _Part(_Reward):
 
 
 class Nested(dict[str, Any]):
-    """Mapping of a config that describes an object.
+    """Mapping of a config that describes an object of a class, its `kind`.
 
-    Args:
-        fields: `id` and `args` of a reward, also `weight` and `name` of a part; or the fields of a dataclass.
-        kind: `RewardFunction`, `RewardPart`, or the dataclass.
+    It has the `id` and `args` of a reward, also `weight` and `name` of a `RewardPart`, or the fields of a dataclass.
     """
 
     def __init__(self, fields: Mapping[str, Any], kind: type) -> None:
@@ -241,26 +228,17 @@ def name_of(id: str) -> str:
 
 
 def check_component(
-    registry: Registry,
-    target: Callable[..., Any],
-    args: Mapping[str, Any],
-    path: str,
-    exclude: Sequence[str] = (),
+    registry: Registry, target: Callable[..., Any], args: Mapping[str, Any], path: str
 ) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Check the arguments of a component against its signature.
-
-    Args:
-        registry: registry of the component's id.
-        target: class or function that receives the arguments.
-        args: arguments in the config.
-        path: config path of the arguments, `reward_fn.args`.
-        exclude: arguments that the library fills in.
+    """Check the arguments of a component against its signature, except those that the library fills in.
 
     Returns:
-        The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the errors.
+        The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the errors, below
+        `path`.
     """
     also = (SHAPING,) if takes_shaping(registry, target) else ()
     own = {name: value for name, value in args.items() if name not in also}
+    exclude = FILLED_IN.get(registry.kind, ())
     bound, issues = check_arguments(target, own, path, exclude=exclude, also=also, special=_validator_of)
     if also and args.get(SHAPING) is not None:
         try:
@@ -335,7 +313,7 @@ def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> 
     return Nested({"id": fields["id"], "args": {}, **fields}, kind)
 
 
-def _misfit(id: str, target: Callable[..., Any], args: Mapping[str, Any], bases: tuple[type, ...]) -> str | None:
+def _misfit(id: str, target: Any, args: Mapping[str, Any], bases: tuple[type, ...]) -> str | None:
     """Return the message for a reward that is not of the expected kind; None if it is, or if its kind is unknown."""
     kind: Any = REWARDS.resolve(id)
     if not inspect.isclass(kind) or not issubclass(kind, _REWARDS):
@@ -375,10 +353,6 @@ def _block(kind: type, value: Any) -> Any:
     if issues:
         raise RefusedError(*issues)
     return Nested(fields, kind)
-
-
-_METHODS = {"reward": "__call__", "metric": "compute"}
-"""Method that a component must have, by its registry's kind."""
 
 
 def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
@@ -422,8 +396,7 @@ def _bind(slot: Slot) -> list[ConfigIssue]:
         return [ConfigIssue(join(slot.path, "id"), issue.message) for issue in error.issues]
     except MissingExtraError:  # not an error in the config; building the component reports what to install
         return []
-    exclude = FILLED_IN.get(slot.registry.kind, ())
-    bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"), exclude)
+    bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"))
     slot.block["args"] = plain(bound)
     return issues
 
@@ -432,14 +405,12 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a bound mapping with all arguments in the `args` of every component, defaults included."""
     blocks = copy.deepcopy(dict(mapping))
     for slot in slots(blocks):
-        try:
-            target = slot.takes()
-        except (ConfigError, MissingExtraError):  # without a signature the arguments stay as given
+        if (target := slot.target) is None:  # without a signature the arguments stay as given
             continue
         if slot.path == "alg.policy" and not getattr(targets(blocks).get("alg"), "needs_critic", True):
             slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
+        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "")
         exclude = FILLED_IN.get(slot.registry.kind, ())
-        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "", exclude)
         slot.block["args"] = _complete(target, changed(bound, _complete_nested), exclude)
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
@@ -476,7 +447,7 @@ def _can_be_written(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def build_component(registry: Registry, config: ComponentConfig, kind: str) -> Any:
+def build_component(registry: Registry, config: ComponentConfig) -> Any:
     """Build a reward or metric of a config.
 
     Raises:
@@ -484,12 +455,8 @@ def build_component(registry: Registry, config: ComponentConfig, kind: str) -> A
         MissingExtraError: it needs a package that is not installed.
         MissingResourceError: it needs another resource that is missing.
     """
-    return _build(registry, config.id, config.args, f"{kind} {config.id!r}")
-
-
-def _build(registry: Registry, id: str, args: Mapping[str, Any], what: str) -> Any:
-    target = registry.signature(id)
-    checked, issues = check_component(registry, target, args, "args")
+    what = f"{registry.kind} {config.id!r}"
+    checked, issues = check_component(registry, registry.signature(config.id), config.args, "args")
     if issues:
         raise ComponentError(f"{what} could not be built: {ConfigError(issues, 'its arguments')}")
 
@@ -504,7 +471,7 @@ def _build(registry: Registry, id: str, args: Mapping[str, Any], what: str) -> A
         options = {name: value for name, value in fields.items() if name in ("weight", "name")}
         return reward if nested.kind is RewardFunction else RewardPart(reward, **options)
 
-    return _build_one(registry, id, checked, changed(checked, build), what)
+    return _build_one(registry, config.id, checked, changed(checked, build), what)
 
 
 def _build_one(registry: Registry, id: str, checked: Mapping[str, Any], args: dict[str, Any], what: str) -> Any:
@@ -516,8 +483,9 @@ def _build_one(registry: Registry, id: str, checked: Mapping[str, Any], args: di
         raise
     except BaseException as error:
         raise ComponentError(f"{what} could not be built: {raised(error)}") from error
-    if not callable(getattr(component, _METHODS[registry.kind], None)):
-        text = f"it is a {type(component).__name__}, which has no method {_METHODS[registry.kind]!r}"
+    method = "__call__" if registry is REWARDS else "compute"
+    if not callable(getattr(component, method, None)):
+        text = f"it is a {type(component).__name__}, which has no method {method!r}"
         raise ComponentError(f"{what} is not a {registry.kind}: {text}")
     if shaping is None:
         return component

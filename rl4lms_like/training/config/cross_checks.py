@@ -85,21 +85,19 @@ def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _missing_folders(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
-    """Find model names that can only be local folders, and do not exist."""
+    """Find missing folders: model names that can only be local, and the `data_dir` of the library's own pools."""
     policy = (f"{POLICY}.{key}" for key in ("model_name", "reference_model", "critic_model", "teacher_model"))
-    for path in ("tokenizer.model_name", "alg.model_name", "alg.args.reference_model", *policy):
-        name = at(blocks, path)
-        if isinstance(name, str) and not is_embedded(name) and names_folder(name) and not with_home(name).is_dir():
+    models = ("tokenizer.model_name", "alg.model_name", "alg.args.reference_model", *policy)
+    folders = {path: at(blocks, path) for path in ("datapool.args.data_dir", *models)}
+    for path, name in folders.items():
+        if not isinstance(name, str) or with_home(name).is_dir():
+            continue
+        if path in models:
+            is_local = names_folder(name) and not is_embedded(name)
+        else:
+            is_local = _own_pool(blocks) is not None and not names_variable(name)
+        if is_local:
             yield ConfigIssue(path, f"there is no folder {name!r}" + _where_from(name))
-
-
-def _missing_data(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
-    """Check that the `data_dir` of the library's own pools exists."""
-    folder = at(blocks, "datapool.args.data_dir")
-    if _own_pool(blocks) is None or not isinstance(folder, str) or names_variable(folder):
-        return
-    if not with_home(folder).is_dir():
-        yield ConfigIssue("datapool.args.data_dir", f"there is no folder {folder!r}" + _where_from(folder))
 
 
 def _where_from(name: str) -> str:
@@ -109,7 +107,7 @@ def _where_from(name: str) -> str:
 def _pool_files(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that the library's own pools get either one file for all splits or one for each."""
     args = at(blocks, "datapool.args")
-    if file_pool(blocks) is not None and (args.get("path") is None) == (args.get("data_files") is None):
+    if _file_pool(blocks) is not None and (args.get("path") is None) == (args.get("data_files") is None):
         text = "give either path (one file for all splits) or data_files (one file per split)"
         yield ConfigIssue("datapool.args", text)
 
@@ -120,7 +118,7 @@ def _own_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
     return prepare if str(getattr(prepare, "__module__", "")).startswith("rl4lms_like.data_pools.") else None
 
 
-def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
+def _file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
     """Return the function that prepares the run's data pool, if it is one of the library's that read a user's file."""
     prepare, args = _own_pool(blocks), at(blocks, "datapool.args")
     if prepare is None or not isinstance(args, Mapping) or args.get("dataset") is not None:
@@ -132,22 +130,20 @@ def file_pool(blocks: dict[str, Any]) -> Callable[..., Any] | None:
 def data_issues(blocks: dict[str, Any]) -> list[ConfigIssue]:
     """Find missing files of the library's own pools, and files whose first row lacks a column that the config names.
 
-    Args:
-        blocks: a bound mapping without errors in `datapool`.
+    The mapping is bound, without errors in `datapool`.
     """
-    prepare, args = file_pool(blocks), at(blocks, "datapool.args")
+    prepare, args = _file_pool(blocks), at(blocks, "datapool.args")
     if prepare is None or any(map(names_variable, [*args.values(), *(args.get("data_files") or {}).values()])):
         return []  # environment variables are read when the pool is prepared
-    path, files = args.get("path"), args.get("data_files") or {}
-    found = []
+    path, found = args.get("path"), []
+    files = args.get("data_files") or {} if path is None else {"train": path}
     for split in ("train",) if path is not None else SPLITS:
-        place, file = ("path", path) if path is not None else (f"data_files.{split}", files.get(split))
+        place, file = "path" if path is not None else f"data_files.{split}", files.get(split)
         if isinstance(file, str) and not os.path.exists(with_home(file)):
             found.append(ConfigIssue(f"datapool.args.{place}", f"there is no file {file!r}" + _where_from(file)))
             continue
-        own = files if path is None else {split: path}
         try:
-            prepare(split, **{**args, "path": None, "data_files": own, "max_size": 1})
+            prepare(split, **{**args, "path": None, "data_files": files, "max_size": 1})
         except DataPoolError as error:
             found.append(ConfigIssue("datapool.args", str(error)))
     return found
@@ -214,10 +210,9 @@ def _metric_keys(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
 
 def _keys_of(metric: Any) -> list[str]:
     """Return the keys that a metric of the table reports; `{n}` is a part that depends on its arguments."""
-    id = metric.get("id") if isinstance(metric, Mapping) else None
+    id, name = at(metric, "id"), at(metric, "name")
     if not isinstance(id, str) or id not in METRICS:
         return []
-    name = metric.get("name")
     return [named_key(key, name) if name else key for key in METRICS.entry(id).keys]
 
 
@@ -256,16 +251,16 @@ def _whole_episodes(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
 
 def _critic(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check the critic: a shared one has no separate network, an algorithm without values has no critic."""
-    given, algorithm = at(blocks, POLICY), targets(blocks).get("alg")
+    given, algorithm, kl = at(blocks, POLICY), targets(blocks).get("alg"), at(blocks, "alg.kl_div")
     found = []
     if isinstance(given, Mapping) and algorithm is not None:
         id, own = blocks["alg"]["id"], blocks["alg"].get("args") or {}
-        of_policy = critic_issues(algorithm, given, id) + teacher_issues(algorithm, given, id)
-        found = [issue.below(POLICY) for issue in of_policy]
-        of_algorithm = value_issues(algorithm, own, id) + combination_issues(algorithm, own, given)
-        found += [issue.below("alg.args") for issue in of_algorithm]
-        kl = at(blocks, "alg.kl_div")
-        found += [issue.below("alg.kl_div") for issue in kl_issues(algorithm, own, kl, id)] if kl else []
+        for path, issues in (
+            (POLICY, critic_issues(algorithm, given, id) + teacher_issues(algorithm, given, id)),
+            ("alg.args", value_issues(algorithm, own, id) + combination_issues(algorithm, own, given)),
+            ("alg.kl_div", kl_issues(algorithm, own, kl, id) if kl else []),
+        ):
+            found += [issue.below(path) for issue in issues]
     yield from found
     if not found and at(blocks, f"{POLICY}.critic") == "shared" and at(blocks, f"{POLICY}.critic_model") is not None:
         text = "is the network of a separate critic; set critic to 'separate', or remove it"
@@ -410,7 +405,6 @@ def _is_among(wanted: str, keys: Iterable[str]) -> bool:
 CROSS_CHECKS = (
     _embedded_models,
     _missing_folders,
-    _missing_data,
     _pool_files,
     _samplers,
     _chat_template,

@@ -53,18 +53,23 @@ def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     """Return the notices about a config without errors."""
-    checks = (
-        _without_meaning,
-        _repeated_metrics,
-        _sampling,
-        _stop_strings,
-        _other_distribution,
-        _sizes,
-        _short_lambda,
-        _default_learning_rate,
-    )
     trust = "code that comes with the files named here is run; keep this only if you trust them"
-    return [Notice(path, trust) for path in trusting(blocks)] + [each for check in checks for each in check(blocks)]
+    args = _complete_arguments(blocks)
+    return [
+        *(Notice(path, trust) for path in trusting(blocks)),
+        *_without_meaning(blocks),
+        *_sampling(blocks),
+        *_stop_strings(blocks),
+        *_other_distribution(blocks, args),
+        *_small_minibatches(blocks, args),
+        *_short_lambda(blocks, args),
+        *_default_learning_rate(blocks, args),
+    ]
+
+
+def _complete_arguments(blocks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the algorithm's arguments with all defaults."""
+    return at(with_defaults(blocks), "alg.args") or {}
 
 
 def _without_meaning(blocks: Mapping[str, Any]) -> Iterator[Notice]:
@@ -76,14 +81,6 @@ def _without_meaning(blocks: Mapping[str, Any]) -> Iterator[Notice]:
     if is_causal(blocks) and at(blocks, "env.args.context_start_token") is not None:
         message = "ignored: a causal model continues its prompt without a start token"
         yield Notice("env.args.context_start_token", message)
-
-
-def _repeated_metrics(blocks: Mapping[str, Any]) -> Iterator[Notice]:
-    metrics = at(blocks, "train_evaluation.metrics") or []
-    for index, metric in enumerate(metrics):
-        if metric in metrics[:index]:
-            message = f"the same as metrics.{metrics.index(metric)}; computed once"
-            yield Notice(f"train_evaluation.metrics.{index}", message)
 
 
 def _sampling(blocks: Mapping[str, Any]) -> Iterator[Notice]:
@@ -105,7 +102,7 @@ def _stop_strings(blocks: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(join(_EVALUATION, KEY), f"not given; only rollouts end at {of_rollouts!r}")
 
 
-def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:
+def _other_distribution(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:
     """Report rollouts that are not sampled from the distribution whose log-probs are trained, or not until they end."""
     if at(blocks, "alg.policy") is None:
         return
@@ -119,7 +116,6 @@ def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:
             f"to sample from it, set do_sample: true, temperature: 1, top_k: 0, top_p: 1"
         )
         yield Notice(_ROLLOUTS, message)
-    args = at(with_defaults(blocks), "alg.args") or {}
     cut = [key for key in TRUNCATING if kwargs.get(key) not in (None, NEUTRAL[key])]
     cut += [] if "top_k" in kwargs else ["top_k (50 by default)"]
     if cut and args.get("importance_correction", "none") != "none":
@@ -130,55 +126,32 @@ def _other_distribution(blocks: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice("env.args.terminate_on_eos", message)
 
 
-def _sizes(blocks: Mapping[str, Any]) -> Iterator[Notice]:
-    """Report sizes of rollouts and minibatches that waste generation or make the gradient noisy."""
-    complete, kwargs = with_defaults(blocks), at(blocks, _ROLLOUTS) or {}
-    args = at(complete, "alg.args") or {}
-    n_steps, batch = args.get("n_steps"), args.get("batch_size")
-    length = _longest_response(blocks)
-    is_shorter = (kwargs.get("min_length") or 0) < length and at(blocks, "env.args.terminate_on_eos")
-    if n_steps and n_steps % length == 0 and is_shorter:
-        message = (
-            f"{n_steps} is a multiple of the longest response, {length}: if one response ends early, the rollout is "
-            f"too short and another whole batch is generated; about {max(n_steps * 2 // 3, 1)} avoids that"
-        )
-        yield Notice("alg.args.n_steps", message)
-    if batch is None:
+def _small_minibatches(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:
+    """Report minibatches so small that the gradient is noisy."""
+    batch, length = args.get("batch_size"), _longest_response(blocks)
+    if batch is None or args.get("n_epochs") is None:  # without n_epochs (trpo) only the critic has minibatches
         return
-    rollout = (n_steps or 0) * (at(complete, "env.n_envs") or 1)
-    if n_steps is not None and batch > rollout:
-        message = "above the minimum of a rollout, n_steps * n_envs"
-        yield Notice("alg.args.batch_size", f"{message} = {rollout} tokens: one minibatch may hold all of it")
     n_episodes = max(batch // length, 1)
-    if args.get("n_epochs") is not None and n_episodes < FEW_EPISODES:
-        # without n_epochs (trpo) only the critic has minibatches
-        message = (
-            f"{batch} tokens are {n_episodes} episode{'s' if n_episodes > 1 else ''} of {length} tokens: all tokens of "
-            f"an episode share its reward, so the gradient of so small a minibatch is noisy; {FEW_EPISODES * length} "
-            f"or more hold {FEW_EPISODES}"
-        )
-        yield Notice("alg.args.batch_size", message)
+    if n_episodes < FEW_EPISODES:
+        plural = "s" if n_episodes > 1 else ""
+        message = f"{batch} tokens are {n_episodes} episode{plural} of {length} tokens, so the gradient is noisy"
+        yield Notice("alg.args.batch_size", f"{message}; {FEW_EPISODES * length} or more hold {FEW_EPISODES}")
 
 
-def _short_lambda(blocks: Mapping[str, Any]) -> Iterator[Notice]:
+def _short_lambda(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:
     """Report a length-adaptive lambda that is small for all responses."""
-    alpha = (at(with_defaults(blocks), "alg.args") or {}).get("gae_length_alpha")
-    length = _longest_response(blocks)
+    alpha, length = args.get("gae_length_alpha"), _longest_response(blocks)
     if alpha is not None and alpha * length < SHORT:
         largest = max(0.0, 1 - 1 / (alpha * length))
-        message = (
-            f"responses have at most {length} tokens, so lambda is at most {largest:.2g} and a reward at the end "
-            f"hardly reaches the first tokens; {SHORT / length:.2g} gives {1 - 1 / SHORT:g} for the longest ones"
-        )
-        yield Notice("alg.args.gae_length_alpha", message)
+        message = f"lambda is at most {largest:.2g}, since responses have at most {length} tokens"
+        yield Notice("alg.args.gae_length_alpha", f"{message}; {SHORT / length:.2g} gives up to {1 - 1 / SHORT:g}")
 
 
 def _longest_response(blocks: Mapping[str, Any]) -> int:
     return min(at(blocks, "env.args.max_episode_length") or 512, response_limit(blocks, _ROLLOUTS))
 
 
-def _default_learning_rate(blocks: Mapping[str, Any]) -> Iterator[Notice]:
-    args = at(with_defaults(blocks), "alg.args") or {}
+def _default_learning_rate(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:
     rate = args.get("learning_rate")
     if rate is None or at(blocks, "alg.args.learning_rate") is not None or at(blocks, "alg.policy") is None:
         return
@@ -190,7 +163,7 @@ def _default_learning_rate(blocks: Mapping[str, Any]) -> Iterator[Notice]:
 
 def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice | None:
     """Return a notice if the learning rate is far above the suitable one for a model's size; else None."""
-    args = at(with_defaults(blocks), "alg.args") or {}
+    args = _complete_arguments(blocks)
     rate = args.get("learning_rate")
     if not isinstance(rate, int | float) or "cg_max_steps" in args:  # in trpo it is the critic's
         return None
@@ -201,10 +174,7 @@ def learning_rate_notice(blocks: Mapping[str, Any], n_parameters: int) -> Notice
         suitable *= ONE_STEP_FACTOR
     if rate <= FAR_TOO_HIGH * suitable:
         return None
-    message = (
-        f"{rate:g} is far above {suitable:g}, which suits a model of {n_parameters:,} parameters: a single update may "
-        f"move the policy far from the one of the rollout"
-    )
+    message = f"{rate:g} is far above {suitable:g}, which suits a model of {n_parameters:,} parameters"
     return Notice("alg.args.learning_rate", message)
 
 

@@ -26,7 +26,7 @@ from rl4lms_like.training.config.cross_checks import cross_check, data_issues, w
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.training.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
-from rl4lms_like.training.small_models.tiny_model import TinyModelConfig
+from rl4lms_like.training.small_models.embedded import TinyModelConfig
 
 MAX_ISSUES = 500
 """Number of errors of a config that are reported; the others are only counted."""

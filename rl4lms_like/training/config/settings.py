@@ -49,11 +49,7 @@ Networks = Mapping[str, PretrainedConfig]
 
 
 def check_settings(config: RunConfig, *, here: bool = True) -> None:
-    """Check the settings of torch, transformers and PEFT before any weight is read.
-
-    Args:
-        config: of the run.
-        here: check that this machine has the device.
+    """Check the settings of torch, transformers and PEFT before any weight is read; with `here`, also that of devices.
 
     Raises:
         ConfigError: lists all errors.
@@ -113,10 +109,10 @@ def check_vocabulary(
     """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed."""
     vocab_size = n_tokens(model_config)
     if len(tokenizer) > vocab_size:
-        raise ModelError(
-            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only "
-            f"{vocab_size}: some prompts could not be embedded. Use the model's own tokenizer"
+        text = (
+            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only {vocab_size}"
         )
+        raise ModelError(f"{text}: use the model's own tokenizer")
 
 
 def check_prompts(
@@ -128,9 +124,7 @@ def check_prompts(
     for split, members in samples.items():
         empty = [sample.id for sample in members if not (sample.rendered_prompt or sample.prompt_or_input_text)]
         if empty:
-            raise DataPoolError(
-                f"the prompts of {len(empty)} samples of {split!r} are empty ({empty[0]!r}): {NO_PROMPT}"
-            )
+            raise DataPoolError(f"{len(empty)} prompts of {split!r} are empty ({empty[0]!r}): {NO_PROMPT}")
 
 
 def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
@@ -174,12 +168,6 @@ def check_fit(
 ) -> None:
     """Check the families and vocabularies of the models and the vocabulary of the tokenizer.
 
-    Args:
-        config: of the run.
-        tokenizer: of the run.
-        networks: configs of the models.
-        local_files_only: do not query the hub for the teacher's tokenizer.
-
     Raises:
         ConfigError: the policy does not support the family of a model, the models have different vocabularies, or a
             stop string contains a special token.
@@ -220,10 +208,8 @@ def _tokenizer_issues(
     if own == used:
         return []
     wrong = len(set(own.items()) ^ set(used.items()))
-    text = (
-        f"{_NETWORKS[key]} {name!r} has another tokenizer than {config.tokenizer.model_name!r}: {wrong} tokens differ"
-    )
-    return [ConfigIssue(f"{ARGS}.{key}", text)]
+    text = f"{_NETWORKS[key]} {name!r} has another tokenizer than {config.tokenizer.model_name!r}"
+    return [ConfigIssue(f"{ARGS}.{key}", f"{text}: {wrong} tokens differ")]
 
 
 def check_weights(config: RunConfig, networks: Networks) -> bool:

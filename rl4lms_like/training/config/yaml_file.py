@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,30 +35,15 @@ DEEPEST = 50
 _TOO_DEEP = f"nested more than {DEEPEST} deep"
 MOST_VALUES = 20_000
 """Maximum number of values of a file, aliases counted each time; a check with as many errors takes a few seconds."""
-LONGEST, LONGEST_NUMBER = 500_000, 400
-"""Maximum number of characters of a file and of a number. Reading `1:1:1...` (base 60) takes quadratic time."""
+LONGEST = 500_000
+"""Maximum number of characters of a file."""
 _OCTAL = re.compile(r"[-+]?0[0-7_]+$")
-_INT, _REAL = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT, _REAL, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str"))
 _FLOAT = re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader with floats such as `1e-6`; it stops early if the nesting is too deep."""
-
-    def fetch_flow_collection_start(self, token: type) -> None:
-        if self.flow_level >= DEEPEST:
-            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
-        super().fetch_flow_collection_start(token)
-
-
-def _number(construct: Callable[[_Loader, yaml.ScalarNode], Any], loader: _Loader, node: yaml.ScalarNode) -> Any:
-    if len(node.value) > LONGEST_NUMBER:
-        raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} characters", problem_mark=node.start_mark)
-    return construct(loader, node)
-
-
-_Loader.add_constructor(_INT, partial(_number, _Loader.construct_yaml_int))
-_Loader.add_constructor(_REAL, partial(_number, _Loader.construct_yaml_float))
+    """YAML's safe loader with floats such as `1e-6`."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -81,12 +65,9 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(LONGEST + 1)
-    except FileNotFoundError as error:
-        raise ConfigError([ConfigIssue("", "there is no such file")], source) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError([ConfigIssue("", "the file is not text in UTF-8")], source) from error
-    except OSError as error:
-        raise ConfigError([ConfigIssue("", f"cannot read the file: {error.strerror}")], source) from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise ConfigError([ConfigIssue("", f"cannot read the file: {why}")], source) from error
     return parse_yaml(text, source, keys)
 
 
@@ -127,21 +108,16 @@ def _constructed(text: str) -> tuple[Any, list[ConfigIssue]]:
         raise ValueError(f"more than {LONGEST:,} characters, the limit for configs")
     try:
         loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None, []
-            paths: dict[yaml.Node, str] = {}  # an alias has the path of its anchor
-            for n_values, (each, path) in enumerate(_nodes(node, "", 1), start=1):
-                if n_values > MOST_VALUES:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"more than {MOST_VALUES:,} values", problem_mark=each.start_mark
-                    )
-                paths.setdefault(each, path)
-            issues = [issue for each, path in paths.items() for issue in _issues(each, path)]
-            return loader.construct_document(node), issues
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        if node is None:
+            return None, []
+        paths: dict[yaml.Node, str] = {}  # an alias has the path of its anchor
+        for n_values, (each, path) in enumerate(_nodes(node, "", 1), start=1):
+            if n_values > MOST_VALUES:
+                raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=each.start_mark)
+            paths.setdefault(each, path)
+        issues = [issue for each, path in paths.items() for issue in _issues(each, path)]
+        return loader.construct_document(node), issues
     except RecursionError as error:
         raise ValueError(f"not valid YAML: {_TOO_DEEP}") from error
     # For `!!int ''`, `!!bool x` and the like, PyYAML's constructors raise errors of other classes.
@@ -170,7 +146,7 @@ def _nodes(node: yaml.Node, path: str, depth: int) -> Iterator[tuple[yaml.Node, 
 
 
 def _issues(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:
-    """Yield errors for repeated keys of a mapping, and for a number in base 8 or 60."""
+    """Yield errors for repeated keys of a mapping, and for a number in base 8 or 60, which becomes a text."""
     lines: dict[str, int] = {}
     keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
     for key in [key for key in keys if isinstance(key, yaml.ScalarNode)]:
@@ -179,9 +155,10 @@ def _issues(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:
             yield ConfigIssue(join(path, key.value), f"given twice, on lines {lines[key.value]} and {line}")
         lines.setdefault(key.value, line)
     text = node.value
-    if node.tag in (_INT, _REAL) and len(text) <= LONGEST_NUMBER and (":" in text or _OCTAL.match(text)):
-        message = f"YAML reads {text} as {yaml.safe_load(text)}, in base {60 if ':' in text else 8}"
-        yield ConfigIssue(path, f"{message}; write the decimal number, or '{text}' in quotes for the text")
+    if node.tag in (_INT, _REAL) and (":" in text or _OCTAL.match(text)):
+        node.tag = _TEXT  # reading `1:1:1...` in base 60 takes quadratic time
+        message = f"YAML reads {shown(text)} in base {60 if ':' in text else 8}"
+        yield ConfigIssue(path, f"{message}; write the decimal number, or put it in quotes for the text")
 
 
 def _syntax(error: Exception) -> str:

@@ -7,6 +7,7 @@ Unless stated otherwise, a condition must hold for `patience` iterations, and a 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,12 @@ from statistics import fmean, median
 from typing import Any
 
 from rl4lms_like.rollouts.collector import EQUAL
+from rl4lms_like.tracking.base import IN_SHORT, Tracker
+from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.training.doctor.thresholds import DoctorConfig
+
+logger = logging.getLogger(__name__)
 
 MANY_ALIKE = 0.5  # fraction of the most frequent response above which responses are assumed to ignore their prompts
 MUST_GROW = 0.25  # increase of the duplicate fraction since the first iteration; less is attributed to the task
@@ -57,6 +62,13 @@ class Alert:
     metric: str = ""  # key of the metric concerned, if any
 
 
+def report_alert(tracker: Tracker, at: str, number: int, name: str, alert: Alert, examples: Sequence[Any] = ()) -> None:
+    """Log an alert at "iteration" or "step" `number`, and write it to the file of alerts."""
+    logger.warning("%s %d, %s: %s. %s", at, number, name, alert.message, alert.advice, extra=IN_SHORT)
+    line = {"alarm": name, "iteration": number, "said": alert.message, "advice": alert.advice}
+    tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": examples})
+
+
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in values)
 
@@ -92,18 +104,14 @@ def ratio_gap(history: History, context: Context) -> Alert | None:
     if not _all_above(gaps, allowed):
         return None
     return Alert(
-        f"the first minibatch's ratio differs from 1 by {gaps[0]:.2g}, more than rounding ({allowed:g}): "
-        f"the update starts from other log-probs than the rollout's",
+        f"the first ratio of an update differs from 1 by {gaps[0]:.2g}, more than rounding ({allowed:g})",
         f"Likely cause: {context.ratio_cause}",
         {"ratio_gap": gaps[0], "allowed": allowed},
     )
 
 
 def non_finite(history: History, context: Context) -> Alert | None:
-    """Detect steps skipped because their loss or gradient was NaN or infinite (`alg.args.non_finite: skip`).
-
-    A single skipped step is an unusual minibatch. With many skipped steps the run learns little.
-    """
+    """Detect steps skipped because their loss or gradient was NaN or infinite (`alg.args.non_finite: skip`)."""
     now, before = history.last("skipped_steps", 1), history.last("skipped_steps", 2)
     new = now[0] - (before[0] if before else 0.0) if now else 0.0
     if new <= 0:
@@ -177,8 +185,7 @@ def entropy_collapse(history: History, context: Context) -> Alert | None:
     if not _all_below(values, limit) or (alike and max(alike) <= MANY_ALIKE and _is_solved(history, context)):
         return None
     return Alert(
-        f"the entropy has been below {limit:.3g} nats per token {_lasting(values)}; in the first iteration it was "
-        f"{start:.3g}",
+        f"the entropy has been below {limit:.3g} nats per token {_lasting(values)}; at first it was {start:.3g}",
         f"Raise alg.kl_div.coeff or alg.args.ent_coef (for example from 0 to 0.01), or lower {context.step_keys}",
         {"entropy": values, "limit": limit, "first": start},
     )
@@ -234,8 +241,7 @@ def _unexplained(history: History, context: Context) -> Alert | None:
         rate = "critic_learning_rate" if "critic_learning_rate" in context.critic_keys else "learning_rate"
         advice = f"Its loss hardly changes: raise alg.args.{rate}, {SCALE}"
     return Alert(
-        f"the explained variance of the returns has been below {limit:g} for {len(explained)} iterations, now "
-        f"{explained[-1]:.3g}: a constant would fit better than the critic",
+        f"the critic fits worse than a constant: explained variance below {limit:g} {_lasting(explained)}",
         advice,
         {"explained_variance": explained, "limit": limit},
     )
@@ -320,8 +326,7 @@ def reward_constant(history: History, context: Context) -> Alert | None:
         return None
     return Alert(
         f"all episodes of a rollout got the same reward for {len(spreads)} iterations: {_listed(rewards)}",
-        "Check the reward of the example, and whether the args of reward_fn fit the task (a length, a label, "
-        "references); sample with more variety (do_sample: true, temperature) or use more episodes (env.n_envs)",
+        "Check the reward of the example and the args of reward_fn; set do_sample: true, or raise env.n_envs",
         {"reward": rewards, "spread": spreads},
     )
 
@@ -336,11 +341,9 @@ def equal_groups(history: History, context: Context) -> Alert | None:
     if not _all_below(values, limit) or min(kept, default=0.0) < 1 or _is_solved(history, context):
         return None
     return Alert(
-        f"the fraction of groups whose rewards differ has been below {limit:g} {_lasting(values)}; the others have "
-        f"advantages of 0",
-        "Raise alg.args.group_size, sample with more variety (temperature, alg.args.first_token_temperature), use "
-        "prompts that are neither too easy nor too hard, or a reward with more values; or set "
-        "alg.args.dynamic_sampling",
+        f"the fraction of groups whose rewards differ has been below {limit:g} {_lasting(values)}",
+        "Raise alg.args.group_size or the temperature, use prompts that are neither too easy nor too hard or a reward "
+        "with more values, or set alg.args.dynamic_sampling",
         {"groups_differing": values, "limit": limit},
     )
 
@@ -351,10 +354,8 @@ def few_kept_groups(history: History, context: Context) -> Alert | None:
     if not _all_below(values, limit):
         return None
     return Alert(
-        f"the fraction of generated groups that are kept has been below {limit:g} {_lasting(values)}; most of the "
-        f"generation is discarded",
-        "The prompts are too easy or too hard for the policy: use others, stop if the reward is near its best, or "
-        "lower alg.args.dynamic_sampling",
+        f"the fraction of generated groups that are kept has been below {limit:g} {_lasting(values)}",
+        "The prompts are too easy or too hard for the policy: use others, or lower alg.args.dynamic_sampling",
         {"groups_kept": values, "limit": limit},
     )
 
@@ -397,8 +398,7 @@ def all_empty(history: History, context: Context) -> Alert | None:
         return None
     return Alert(
         f"{fmean(shares):.0%} of the responses ended with their first token for {len(shares)} iterations",
-        "Check the reward of empty responses; set min_length in alg.policy.args.generation_kwargs, or raise "
-        "alg.kl_div.coeff",
+        "Check the reward of empty responses; set min_length in the generation_kwargs, or raise alg.kl_div.coeff",
         {"empty_share": shares},
     )
 
@@ -419,10 +419,8 @@ def duplicates(history: History, context: Context) -> Alert | None:
         if limit is None or start is None or not _all_above(shares, max(limit, start + MUST_GROW)):
             continue
         return Alert(
-            f"{fmean(shares):.0%} of the responses {what} for {len(shares)} iterations; in the first iteration it was "
-            f"{start:.0%}",
-            f"Raise alg.kl_div.coeff or alg.args.ent_coef, lower {context.step_keys}, and check why the repeated text "
-            f"gets its reward",
+            f"{fmean(shares):.0%} of the responses {what} for {len(shares)} iterations; at first it was {start:.0%}",
+            f"Raise alg.kl_div.coeff or alg.args.ent_coef, lower {context.step_keys}, and check the text's reward",
             {name: shares, "first": start},
         )
     return None
@@ -471,8 +469,7 @@ def reward_hacking(history: History, context: Context) -> Alert | None:
             f"the reward rose from {best.reward:.3g} to {last.reward:.3g}, and {key} on val went from "
             f"{best.score:.3g} (epoch {best.epoch}) to {last.score:.3g} (epoch {last.epoch})",
             f"Read texts of both epochs (in report.html); raise alg.kl_div.coeff, stop earlier, or make {key} part of "
-            f"the reward (reward_fn: combine). If the fall is acceptable, list the metrics that matter in "
-            f"doctor.held_out",
+            f"the reward (reward_fn: combine); or list the metrics that matter in doctor.held_out",
             {
                 "reward": [best.reward, last.reward],
                 "score": [best.score, last.score],
@@ -507,11 +504,10 @@ SMALLER_IS_BETTER = ("fluency_metrics", "lexical/ter")
 
 def direction_of(key: str) -> str | None:
     """Return `max`, `min`, or None if a metric has no better direction."""
-
-    def begins_with(*starts: str) -> bool:
-        return f"{key}/".startswith(tuple(f"{start}/" for start in starts))
-
-    return "min" if begins_with(*SMALLER_IS_BETTER) else "max" if begins_with(*LARGER_IS_BETTER) else None
+    for mode, starts in (("min", SMALLER_IS_BETTER), ("max", LARGER_IS_BETTER)):
+        if f"{key}/".startswith(tuple(f"{start}/" for start in starts)):
+            return mode
+    return None
 
 
 _CHECKED = (

@@ -10,11 +10,9 @@ A run without alerts logs nothing about them.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -24,12 +22,11 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
 from rl4lms_like.rollouts.kl import HorizonKLController
-from rl4lms_like.tracking.base import IN_SHORT, Tracker
-from rl4lms_like.tracking.run_folder import ALARMS_FILE
+from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.callbacks import Callback
 from rl4lms_like.training.config.cross_checks import HELD_OUT, unknown_metric
-from rl4lms_like.training.doctor.alerts import ALERTS, Alert, Context, direction_of, reward_hacking
+from rl4lms_like.training.doctor.alerts import ALERTS, Alert, Context, direction_of, report_alert, reward_hacking
 from rl4lms_like.training.doctor.diagnostics import History, diagnostics_of, evaluation_examples, rollout_examples
 from rl4lms_like.training.estimates.budget import plan_batches
 from rl4lms_like.training.evaluation import Evaluation
@@ -41,12 +38,7 @@ SPLIT = "val"
 
 
 class Doctor(Callback):
-    """Monitors a run and reports problems. It draws no random numbers and does not change the run.
-
-    Args:
-        run: the run to monitor.
-        tracker: tracker to which alerts are written.
-    """
+    """Monitors a run and reports problems. It draws no random numbers and does not change the run."""
 
     def __init__(self, run: Run, tracker: Tracker) -> None:
         self.run = run
@@ -93,14 +85,13 @@ class Doctor(Callback):
         rewards = [info["r"] for info in algorithm.collector.episode_infos]
         found = diagnostics_of(algorithm.logger.name_to_value, episodes, rewards)
         self.history.add({"iteration": iteration, **found}, self.limits.patience + self.limits.window)
-        alerts = {name: alert for name, check in ALERTS.items() if (alert := check(self.history, self.context))}
-        return {
-            name: (
-                alert,
-                None if name in self.reported else rollout_examples(name, self.run.tokenizer, episodes, rewards),
-            )
-            for name, alert in alerts.items()
-        }
+        alerts: dict[str, tuple[Alert, Any]] = {}
+        for name, check in ALERTS.items():
+            if alert := check(self.history, self.context):
+                is_new = name not in self.reported
+                examples = rollout_examples(name, self.run.tokenizer, episodes, rewards) if is_new else ()
+                alerts[name] = alert, examples
+        return alerts
 
     def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Record the held-out metrics on `val` and check that they do not get worse while the reward rises.
@@ -128,31 +119,16 @@ class Doctor(Callback):
             examples = evaluation_examples(alert.metric, self.context.modes[alert.metric], predictions)
             self._report(HACKING, epoch, alert, examples)
 
-    def _report(self, name: str, iteration: int, alert: Alert, examples: Sequence[Mapping[str, Any]]) -> None:
+    def _report(self, name: str, iteration: int, alert: Alert, examples: Sequence[Any]) -> None:
         self.reported[name] = iteration
-        logger.warning("iteration %d, %s: %s. %s", iteration, name, alert.message, alert.advice, extra=IN_SHORT)
-        line = {"alarm": name, "iteration": iteration, "said": alert.message, "advice": alert.advice}
-        self.tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": examples})
+        report_alert(self.tracker, "iteration", iteration, name, alert, examples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in JSON types, with a digest. Any number may be None, so types cannot show damage."""
-        state = {"history": asdict(self.history), "told": dict(self.reported), "hacked": self._hacked}
-        return {**state, "sha256": _digest(state)}
+        return {"history": asdict(self.history), "told": dict(self.reported), "hacked": self._hacked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`.
-
-        Raises:
-            ValueError: the state was changed since `state_dict` returned it.
-        """
-        if state["sha256"] != _digest({key: value for key, value in state.items() if key != "sha256"}):
-            raise ValueError("the doctor's numbers are not those that were saved")
         self.history = History.from_state(state["history"])
         self.reported, self._hacked = dict(state["told"]), state["hacked"]
-
-
-def _digest(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def context_of(run: Run) -> Context:

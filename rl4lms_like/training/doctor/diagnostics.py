@@ -138,9 +138,6 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[numbers.reshape(-1)])
 
 
-# --- history -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class HeldOutScore:
     """Held-out metric and training reward at one evaluation."""
@@ -167,19 +164,12 @@ class Evaluations:
 
 @dataclass
 class History:
-    """Diagnostics of a run that alerts use.
+    """Diagnostics of a run that alerts use."""
 
-    Args:
-        first: first known value of each diagnostic.
-        recent: diagnostics of the last consecutive iterations.
-        held_out: best evaluation and last evaluations of each held-out metric.
-        best_reward: largest reward of any episode so far.
-    """
-
-    first: Diagnostics = field(default_factory=dict)
-    recent: list[Diagnostics] = field(default_factory=list)
-    held_out: dict[str, Evaluations] = field(default_factory=dict)
-    best_reward: float | None = None
+    first: Diagnostics = field(default_factory=dict)  # first known value of each diagnostic
+    recent: list[Diagnostics] = field(default_factory=list)  # of the last consecutive iterations
+    held_out: dict[str, Evaluations] = field(default_factory=dict)  # best and last evaluations of each held-out metric
+    best_reward: float | None = None  # largest reward of any episode so far
 
     def add(self, diagnostics: Diagnostics, keep: int) -> None:
         """Add the diagnostics of an iteration; `keep` is the number of iterations in the history."""
@@ -201,10 +191,7 @@ class History:
         variance = math.fsum((each.get("reward_std") or 0.0) ** 2 / (each.get("n_episodes") or 1.0) for each in recent)
         paid = (fmean(rewards), math.sqrt(variance) / len(rewards)) if rewards else (None, 0.0)
         held_out = HeldOutScore(epoch, score, standard_error(scores_of_texts), *paid)
-        if evaluations is None:
-            self.held_out[key] = Evaluations(held_out, [held_out])
-        else:
-            evaluations.add(held_out, mode)
+        self.held_out.setdefault(key, Evaluations(held_out, [])).add(held_out, mode)
 
     def last(self, name: str, n: int) -> list[float]:
         """Return a diagnostic of the last `n` iterations; empty if one of them lacks it."""
@@ -230,9 +217,6 @@ def standard_error(values: Iterable[Any]) -> float:
     """Return the standard error of the mean of a metric's scores of single texts; 0 for fewer than two scores."""
     numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
     return stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
-
-
-# --- examples --------------------------------------------------------------------------------------------------------
 
 
 def rollout_examples(

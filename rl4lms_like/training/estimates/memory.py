@@ -26,7 +26,6 @@ adds 25 % for that, the largest measured excess. docs/configuration.md compares 
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import sys
@@ -34,23 +33,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ModelError, OutOfMemoryError
 from rl4lms_like.core.schema import at
+from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.core.wording import shown
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.loading import whole_checkpoint
+from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import is_causal
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.training.small_models.embedded import with_embedded_models
-
-if TYPE_CHECKING:
-    import torch
-
-logger = logging.getLogger(__name__)
 
 FLOAT = 4
 SLACK = 1.25
@@ -111,8 +112,6 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
     """
-    from rl4lms_like.core.token_masks import packed_size
-
     config = with_embedded_models(config)
     blocks = with_defaults(config.to_dict())
     policy_args, args = blocks["alg"]["policy"]["args"], blocks["alg"]["args"]
@@ -177,20 +176,13 @@ def _reference(policy: NetworkShapes) -> int:
 class NetworkShapes:
     """Shapes of one network of a policy, built from its config with fake tensors, which have no memory.
 
-    Args:
-        model_name: hub id or local folder; only local files are read.
-        arguments: of the policy.
-        causal: true for decoder-only, false for encoder-decoder models.
+    Of the name, a hub id or a local folder, only local files are read.
 
     Raises:
         ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
     """
 
     def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from transformers import AutoConfig
-
-        from rl4lms_like.policies.loading import whole_checkpoint
 
         name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
         try:
@@ -218,10 +210,6 @@ class NetworkShapes:
         self.output_layer = int(self.config.vocab_size) * self.width
 
     def _built(self) -> Any:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-        from rl4lms_like.policies.lora import add_lora
 
         auto_class = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
         attention = self.arguments.attn_implementation
@@ -272,8 +260,6 @@ class NetworkShapes:
 
     def _kept(self, n: int, prompt: int, response: int) -> int:
         """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
-        import torch
-
         model, sizes = self._model, {}
         own = {p.untyped_storage()._cdata for p in model.parameters()}
         alive = []  # prevents that a storage is freed and its address is reused by another
@@ -307,7 +293,6 @@ def gibibytes(size: int) -> str:
 
 
 def _device(config: RunConfig) -> tuple[str, int]:
-    import torch
 
     name = config.alg.args.get("device") or config.device
     if torch.cuda.is_available() and (name == "auto" or name.startswith("cuda")):
@@ -327,8 +312,6 @@ def _process() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
-
-# --- advice when memory runs out --------------------------------------------------------------------------------------
 
 _POLICY, _ARGS, _EVALUATED = "alg.policy.args", "alg.training_args", "train_evaluation"
 _LENGTHS = (f"{_POLICY}.generation_kwargs.max_new_tokens", "env.args.max_prompt_length")
@@ -352,63 +335,48 @@ SUPERVISED_KEYS: dict[str, tuple[str, ...]] = {
     "evaluation": (_BATCH, f"{_ARGS}.per_device_eval_batch_size", "alg.generation_kwargs.max_new_tokens"),
 }
 
-_INSTEAD = {
-    _MICRO: "the gradient stays the same",
-    "alg.kl_div.coeff": "without target_kl; no reference model is kept",
-    "env.n_envs": "more alg.args.n_steps keep the rollout's size",
-    f"{_ARGS}.per_device_train_batch_size": "more gradient_accumulation_steps keep the batch",
-}
-
 
 @contextmanager
 def explaining(config: AnyConfig) -> Iterator[None]:
     """Add advice on the run's config to an `OutOfMemoryError`.
 
         out of memory in the update: CUDA out of memory. Tried to allocate 2.00 GiB ...
-          estimate: update 9.61 GiB, rollout 7.20 GiB; activations 4.10 GiB, optimizer state 1.85 GiB ...
-          needs less: alg.args.micro_batch_size (null: minibatches are not split), gradient_checkpointing ...
+          estimate: update 9.61 GiB, rollout 7.20 GiB; policy weights 0.46 GiB, optimizer state 1.85 GiB ...
+          needs less: a smaller alg.args.micro_batch_size (now null), alg.policy.args.gradient_checkpointing: true ...
 
     Raises:
         OutOfMemoryError: raised in the block, with advice: estimate, main memory, keys.
     """
-    import torch
-
     try:
         yield
     except OutOfMemoryError as error:
+        lines = [_estimate(config)] if isinstance(config, RunConfig) else []
+        if not torch.cuda.is_initialized():  # torch's own message says how much of a GPU is used
+            lines.append(f"memory of the machine: {gibibytes(main_memory())}")
         blocks = with_defaults(config.to_dict())
         table = KEYS if isinstance(config, RunConfig) else SUPERVISED_KEYS
-        keys = ", ".join(filter(None, (_key(key, blocks) for key in table.get(error.part, ()))))
-        lines = [*_estimate(config), f"needs less: {keys}" if keys else ""]
-        if not torch.cuda.is_initialized():  # torch's own message says how much of a GPU is used
-            lines.insert(-1, f"memory of the machine: {gibibytes(main_memory())}")
-        raise OutOfMemoryError(error.part, error.text, list(filter(None, lines))) from error
+        if keys := [advice for key in table.get(error.part, ()) if (advice := _advice(key, blocks))]:
+            lines.append(f"needs less: {', '.join(keys)}")
+        raise OutOfMemoryError(error.part, error.text, lines) from error
 
 
-def _estimate(config: AnyConfig) -> Iterator[str]:
-    if not isinstance(config, RunConfig):
-        return
+def _estimate(config: RunConfig) -> str:
     try:
         estimate = estimate_memory(config)
     except Exception as error:  # must not hide the out-of-memory error
-        logger.debug("no estimate: %s", error)
-        return
+        return f"no estimate: {error}"
     own = {name: size for name, size in estimate.parts.items() if name != "process"}  # includes the run itself by now
-    largest = sorted(own.items(), key=lambda item: -item[1])[:4]
-    parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in largest if size)
-    peaks = f"update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}"
-    yield f"estimate: {peaks}; the largest parts: {parts} (rl4lms-like check shows all)"
+    parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in own.items() if size)
+    return f"estimate: update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}; {parts}"
 
 
-def _key(key: str, blocks: dict[str, Any]) -> str | None:
-    """Return the advice for a key, with its value and what preserves the run's results; None if it is set already."""
+def _advice(key: str, blocks: dict[str, Any]) -> str | None:
+    """Return the advice for a key, with its value; None if it is set already."""
     path, _, wanted = key.partition(": ")
-    value, instead = at(blocks, path), _INSTEAD.get(path)
+    value = at(blocks, path)
     if wanted:
-        is_set = value is not None and (str(value).lower() == wanted or isinstance(value, dict))
-        has_no_effect = path.endswith("coeff") and not value
-        return None if is_set or has_no_effect else key + (f" ({instead})" if instead else "")
+        is_set = isinstance(value, dict) or str(value).lower() in (wanted, f"{wanted}.0")
+        return None if is_set else key
     if value == 1 or (path.startswith("train_evaluation.generation") and value is None):
         return None
-    hint = f"; {instead}" if instead else ""
-    return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)}{hint})"
+    return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)})"

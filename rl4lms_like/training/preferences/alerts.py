@@ -31,21 +31,13 @@ Numbers = Mapping[str, Any]
 
 @dataclass
 class History:
-    """Numbers of a run by step: the first and the latest ones.
+    """Numbers of a run by step: the first and the latest ones."""
 
-    Args:
-        n_steps: optimizer steps of the whole run.
-        balance: weighted number of good responses for each weighted bad one; None for pairs.
-        train: lines of the training log, with their `step`.
-        val: evaluations on `val`, with their `step`.
-        reported: names of the alerts that were reported.
-    """
-
-    n_steps: int = 0
-    balance: float | None = None
-    train: list[dict[str, Any]] = field(default_factory=list)
-    val: list[dict[str, Any]] = field(default_factory=list)
-    reported: list[str] = field(default_factory=list)
+    n_steps: int = 0  # optimizer steps of the whole run
+    balance: float | None = None  # weighted number of good responses for each weighted bad one; None for pairs
+    train: list[dict[str, Any]] = field(default_factory=list)  # lines of the training log, with their `step`
+    val: list[dict[str, Any]] = field(default_factory=list)  # evaluations on `val`, with their `step`
+    reported: list[str] = field(default_factory=list)  # names of the alerts that were reported
 
     def add(self, split: str, step: int, numbers: Numbers) -> dict[str, Alert]:
         """Add numbers of `train` or `val`, and return the alerts that are new."""

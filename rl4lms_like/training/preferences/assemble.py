@@ -5,7 +5,6 @@ PreferenceConfig ─ tokenizer, samples ─ pairs ─ model, reader ─ referenc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.algorithms import OBJECTIVES
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.ranks import Ranks
@@ -27,6 +26,7 @@ from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_c
 from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
 from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader, Seq2SeqReader
 from rl4lms_like.scoring.classifier import RECORDED
+from rl4lms_like.training.assemble import set_n_threads
 from rl4lms_like.training.components import prompt_lengths
 from rl4lms_like.training.config.run_config import PreferenceConfig
 from rl4lms_like.training.config.settings import check_vocabulary
@@ -40,7 +40,7 @@ from rl4lms_like.training.supervised.assemble import (
     load_encoder,
     make_generator,
     prepare,
-    use_one_thread_if_small,
+    schedule_of,
 )
 from rl4lms_like.training.supervised.examples import ExampleEncoder
 from rl4lms_like.training.supervised.training_arguments import make_training_arguments
@@ -59,11 +59,8 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     Raises:
         ConfigError: settings of the config are not compatible.
         DataPoolError: a data pool could not be prepared, or has no preferences to learn from.
-        MissingExtraError: a dependency of the Trainer or of a metric is not installed.
-        NotReadyError: several components lack resources.
-        ModelError: a model or tokenizer cannot be loaded, or they do not match.
         ParityError: log-probs differ from those of generation.
-        ComponentError: a metric or the post-processor could not be built.
+        RL4LMsLikeError: a model, a component or one of their dependencies is missing; subclasses name the cause.
     """
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
     ranks = ranks or Ranks()
@@ -71,8 +68,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     config, encoder = found.config, found.encoder
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)  # with the folder of an embedded reference
     check_end_token(given, encoder)
-    pool = f"the data pool {config.datapool.id!r}"
-    examples = {split: encode(given, encoder, samples, pool) for split, samples in found.samples.items()}
+    examples = {split: encode(given, encoder, samples, config) for split, samples in found.samples.items()}
     check_best_metric(config, examples, found.samples)
     model, rates = _load(config, found.model_config, given)
     head = head_modules(model) if not given.has_language_model else ()
@@ -82,7 +78,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
         model.get_submodule(name).requires_grad_(True)
     objective = _objective(config, given, model, encoder)
     objective.ranks = ranks
-    use_one_thread_if_small(model, config)
+    set_n_threads(config, model)
     return SupervisedRun(
         config,
         encoder.tokenizer,
@@ -102,23 +98,19 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
 
 
 def check_end_token(given: Any, encoder: ExampleEncoder) -> None:
-    """Check that the tokenizer has the token with which texts for a reward model end.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Raise a `ConfigError` if the tokenizer lacks the token with which texts for a reward model end."""
     if getattr(given, "append_eos", False) and encoder.tokenizer.eos_token_id is None:
-        raise ConfigError(
-            [ConfigIssue("alg.args.append_eos", "the tokenizer has no end-of-text token: set it to false")]
-        )
+        text = "the tokenizer has no end-of-text token: set it to false"
+        raise ConfigError([ConfigIssue("alg.args.append_eos", text)])
 
 
-def encode(given: Any, encoder: ExampleEncoder, samples: Sequence[Sample], pool: str) -> Pairs:
+def encode(given: Any, encoder: ExampleEncoder, samples: Sequence[Sample], config: PreferenceConfig) -> Pairs:
     """Return the samples of a split as rows of an objective with these arguments.
 
     Raises:
         DataPoolError: the samples are not what the objective needs.
     """
+    pool = f"the data pool {config.datapool.id!r}"
     preferences = preferences_of(samples, reads_labels=given.reads_labels, source=pool)
     if not given.has_language_model:
         whole = encoder.is_encoder_decoder
@@ -196,9 +188,6 @@ def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, mod
     return checked_reader(nn.Module.to(reference, model.device).eval(), name)
 
 
-# --- reward model -----------------------------------------------------------------------------------------------------
-
-
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
     """Record how texts end, and find out how rewards are computed."""
     model, tokenizer = objective.reader.model, encoder.tokenizer
@@ -239,22 +228,10 @@ def reward_head(reader: EpisodeReader) -> nn.Linear:
     return head
 
 
-# --- plan for `check` -------------------------------------------------------------------------------------------------
-
-
-def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Sample]] | None]) -> list[tuple[str, str]]:
+def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:
     """Return the size of a run, its formula, and everything unusual about its data, before weights are loaded.
 
-    Args:
-        config: config of the run.
-        find: prepares the samples of all splits; called last. Returns None if the data are not on this machine.
-
-    Returns:
-        Lines of name and value.
-
-    Raises:
-        ConfigError: settings have errors.
-        RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
+    Arguments, lines and errors are those of the `plan` of a supervised run.
     """
     config = config_to_plan(config)
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
@@ -262,28 +239,22 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     encoder = load_encoder(config)[-1]
     check_end_token(given, encoder)
     found = find()
-    if found is None:
-        raise DataPoolError("the data were not loaded")
-    pool, arguments = f"the data pool {config.datapool.id!r}", make_training_arguments(config, "checkpoints")
-    pairs = {split: encode(given, encoder, samples[:N_COUNTED], pool) for split, samples in found.items()}
+    pairs = {split: encode(given, encoder, samples[:N_COUNTED], config) for split, samples in found.items()}
     for split, of_split in pairs.items():
         n, counted = len(found[split]), of_split.n_preferences
         title = split if n == counted else f"{split} (the first {counted:,} of {n:,})"
         lines += [(f"{title}: {name}", value) for name, value in of_split.lines()] if of_split.rows else []
     train = pairs["train"]
     growth = {split: len(found[split]) / max(each.n_preferences, 1) for split, each in pairs.items()}
-    n_rows = round(len(train.rows) * growth["train"])
-    batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    per_epoch = max(math.ceil(n_rows / batch_size), 1)
-    steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * per_epoch)
+    batch_size, n_steps, n_epochs = schedule_of(config, round(len(train.rows) * growth["train"]))
     unit = "responses" if given.reads_labels else "pairs"
     lines += [
         ("prompts", prompt_lengths(found["train"], encoder.tokenizer, encoder.max_prompt_length)),
-        ("optimizer steps", f"{steps:,} of {batch_size:,} {unit}, {steps / per_epoch:g} epochs"),
+        ("optimizer steps", f"{n_steps:,} of {batch_size:,} {unit}, {n_epochs:g} epochs"),
     ]
     if given.needs_reference:
         n_tokens = round(sum(each.n_tokens * growth[split] for split, each in pairs.items()))
-        in_training = train.n_tokens * growth["train"] * steps / per_epoch * 3  # forward and backward
+        in_training = train.n_tokens * growth["train"] * n_epochs * 3  # forward and backward
         fraction = n_tokens / max(in_training, 1)
         lines.append(("reference", f"one forward pass over {n_tokens:,} tokens, about {fraction:.0%} of the training"))
     return lines

@@ -14,8 +14,9 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ Terms = tuple[Tensor, dict[str, Tensor]]
 """Loss of each row `[n]`, and numbers by the key under which their mean is logged."""
 
 
+@dataclass(eq=False)
 class PreferenceObjective(TrainingObjective):
     """Base class of the objectives.
 
@@ -74,22 +76,14 @@ class PreferenceObjective(TrainingObjective):
     name = "preference"
     measures_loss = True
 
-    def __init__(
-        self,
-        arguments: Any,
-        reader: EpisodeReader,
-        *,
-        pad_token_id: int,
-        eval_batch_size: int,
-        dtype: torch.dtype | None = None,
-        needs_training_mode: bool = False,
-    ) -> None:
-        self.arguments = arguments
-        self.reader = reader
-        self.pad_token_id = pad_token_id
-        self.eval_batch_size = eval_batch_size
-        self.dtype = dtype
-        self.needs_training_mode = needs_training_mode
+    arguments: Any
+    reader: EpisodeReader
+    pad_token_id: int
+    eval_batch_size: int
+    dtype: torch.dtype | None = None
+    needs_training_mode: bool = False
+
+    def __post_init__(self) -> None:
         self.history = History()
         self._sums: dict[str, list[float]] = {}
         self._of_step: dict[str, list[float]] = {}
@@ -101,8 +95,6 @@ class PreferenceObjective(TrainingObjective):
     @abstractmethod
     def terms(self, scores: Tensor, batch: Batch) -> Terms:
         """Compute the loss of each row from the scores, and what is logged."""
-
-    # --- batches ------------------------------------------------------------------------------------------------------
 
     def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         n, side = len(rows), self.reader.prompt_side
@@ -142,8 +134,6 @@ class PreferenceObjective(TrainingObjective):
         device = self.reader.model.device.type
         return nullcontext() if self.dtype is None else torch.autocast(device, dtype=self.dtype)
 
-    # --- the loss -----------------------------------------------------------------------------------------------------
-
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
         return sum(map(self.n_rows, batches))
 
@@ -175,7 +165,7 @@ class PreferenceObjective(TrainingObjective):
         self.reader.model.eval()
         sums: dict[str, list[float]] = {}
         every: list[tuple[Tensor, Tensor]] = []
-        batches = [self.collate(rows[start : start + self.eval_batch_size]) for start in self._starts(rows)]
+        batches = list(self._batches(rows))
         with in_part("evaluation"):
             self.begin_step(batches, None)
             for given in map(self.own, batches):
@@ -206,8 +196,9 @@ class PreferenceObjective(TrainingObjective):
         """Return the numbers of tokens of the responses `[n, 2]`."""
         return in_columns(batch["response_mask"].sum(dim=1))
 
-    def _starts(self, rows: Sequence[Row]) -> range:
-        return range(0, len(rows), self.eval_batch_size)
+    def _batches(self, rows: Sequence[Row]) -> Iterator[dict[str, Tensor]]:
+        starts = range(0, len(rows), self.eval_batch_size)
+        return (self.collate(rows[start : start + self.eval_batch_size]) for start in starts)
 
     def averages(self) -> dict[str, float]:
         sums, self._sums = self._sums, {}
@@ -271,9 +262,6 @@ def compared(chosen: Tensor, rejected: Tensor, prefix: str = "rewards") -> dict[
     }
 
 
-# --- reward model -----------------------------------------------------------------------------------------------------
-
-
 class RewardModel(PreferenceObjective):
     """Bradley-Terry model of preferences: a classifier with one output, read at the last token of a text."""
 
@@ -297,9 +285,6 @@ class RewardModel(PreferenceObjective):
     def overall(self, scores: Tensor, lengths: Tensor) -> dict[str, float]:
         both = torch.stack([scores.flatten(), lengths.flatten().float()])
         return {LENGTH_CORRELATION: float(torch.corrcoef(both)[0, 1].nan_to_num())}
-
-
-# --- objectives of language models ------------------------------------------------------------------------------------
 
 
 class ResponseObjective(PreferenceObjective):
@@ -353,8 +338,7 @@ class ReferenceObjective(ResponseObjective):
     def _read_all(self, reader: EpisodeReader, rows: Sequence[Row]) -> Tensor:
         def of_this_process() -> Tensor:
             found, own = [torch.zeros(0, 2)], self.ranks.share([1] * len(rows))
-            for start in own[:: self.eval_batch_size]:
-                batch = self.collate(rows[start : min(start + self.eval_batch_size, own.stop)])
+            for batch in self._batches(rows[own.start : own.stop]):
                 with self.autocast(), in_part("scoring"):
                     log_probs = self.log_probs(reader, self.episodes(batch))
                 found.append(in_columns(log_probs).float().cpu())
@@ -468,9 +452,6 @@ class SimPO(ResponseObjective):
         return loss, compared(chosen.detach(), rejected.detach(), "mean_logps") | log_probs_of(scores)
 
 
-# --- stored log-probs -------------------------------------------------------------------------------------------------
-
-
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -504,8 +485,6 @@ def read_reference(file: Path, digests: Mapping[str, str]) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} is damaged ({error}); start a new run") from error
     expected = {**digests, "log-probs": weights_digest(sorted(found.items()))}
     if wrong := [what for what, digest in expected.items() if saved.get(what) != digest]:
-        raise CheckpointError(
-            f"{file} has log-probs of another reference: the {', the '.join(wrong)} differ. Restore the model and the "
-            f"data of this run, or start a new run"
-        )
+        text = f"{file} has log-probs of another reference: the {', the '.join(wrong)} differ"
+        raise CheckpointError(f"{text}. Restore the model and the data of this run, or start a new run")
     return found

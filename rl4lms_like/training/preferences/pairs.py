@@ -12,7 +12,7 @@ Texts for a reward model are encoded as the reward `reward_model` reads them: pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import fmean
@@ -200,22 +200,17 @@ def _mismatched(rows: Sequence[Row]) -> list[int]:
 def encode_texts(
     encoder: ExampleEncoder, preferences: Sequence[Preference], *, append_eos: bool, split_beginning: bool
 ) -> Pairs:
-    """Encode pairs for a reward model: prompt and response as one text, divided at the end of the common beginning.
+    """Encode pairs for a reward model: prompt and response as one text, ended by the end-of-text token if `append_eos`.
 
-    Args:
-        encoder: encodes prompts and responses.
-        preferences: the pairs.
-        append_eos: end each text with the end-of-text token.
-        split_beginning: divide the texts; otherwise the prompt is empty.
+    With `split_beginning` it is divided at the end of the common beginning; otherwise the prompt is empty.
 
     Raises:
         DataPoolError: a text has no tokens.
     """
     pairs, tokenizer = _counted(preferences), encoder.tokenizer
     end = [tokenizer.eos_token_id] if append_eos else []
-    read = _reader_of(encoder)
     for sample in preferences:
-        texts = [read(sample, text) for text in _texts(sample)]
+        texts = [_whole(encoder, sample, text) for text in _texts(sample)]
         kept = []
         for ids in texts:
             limit = encoder.max_length - len(end)
@@ -225,10 +220,8 @@ def encode_texts(
         pairs.n_identical_when_cut += kept[0] == kept[1] and sample.chosen != sample.rejected
         pairs.lengths.append((len(kept[0]), len(kept[1])))
         _require_tokens(sample, [0], kept, False)
-        row: Row = {"prompt": [], "responses": kept, "margin": sample.margin}
-        if split_beginning:
-            row = _divided(kept, sample.margin)
-        pairs.rows.append(row)
+        whole: Row = {"prompt": [], "responses": kept, "margin": sample.margin}
+        pairs.rows.append(_divided(kept, sample.margin) if split_beginning else whole)
     return pairs
 
 
@@ -242,18 +235,15 @@ def _divided(texts: list[list[int]], margin: float) -> Row:
     return row
 
 
-def _reader_of(encoder: ExampleEncoder) -> Callable[[Sample, str], list[int]]:
-    """Return the function that encodes prompt and response as the reward `reward_model` does."""
-    tokenizer = encoder.tokenizer
-
-    def read(sample: Sample, response: str) -> list[int]:
-        if sample.rendered_prompt is None:
-            return list(tokenizer(encoder.joined(sample.prompt_or_input_text, response), verbose=False)["input_ids"])
+def _whole(encoder: ExampleEncoder, sample: Sample, response: str) -> list[int]:
+    """Encode prompt and response as the reward `reward_model` does."""
+    tokenizer, is_plain = encoder.tokenizer, sample.rendered_prompt is None
+    if is_plain:
+        text = encoder.joined(sample.prompt_or_input_text, response)
+    else:
         turns = [*(sample.messages or ()), {"role": "assistant", "content": response}]
         text = ChatTemplate(tokenizer).render(turns, where=f"sample {sample.id!r}")
-        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    return read
+    return list(tokenizer(text, add_special_tokens=is_plain, verbose=False)["input_ids"])
 
 
 def _texts(sample: Preference) -> list[str]:

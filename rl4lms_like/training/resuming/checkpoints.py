@@ -58,14 +58,9 @@ _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy
 
 @dataclass(frozen=True)
 class TrainingState:
-    """State from which a run resumes.
+    """State from which a run resumes."""
 
-    Args:
-        numbers: values of JSON types only.
-        tensors: name -> tensor.
-    """
-
-    numbers: dict[str, Any]
+    numbers: dict[str, Any]  # of JSON types only
     tensors: dict[str, Tensor]
 
     def part(self, prefix: str) -> dict[str, Tensor]:
@@ -82,7 +77,7 @@ def write_checkpoint(
     name: str = ITERATION,
     keep: int | None = None,
 ) -> Path:
-    """Write `base/iteration_<iteration>` and prune older checkpoints.
+    """Write `base/iteration_<iteration>`, prune older checkpoints, and return the checkpoint's folder.
 
     Args:
         base: the run's `checkpoints` folder.
@@ -91,9 +86,6 @@ def write_checkpoint(
         save_model: writes model and tokenizer to a folder.
         name: template of the folder's name.
         keep: number of newest checkpoints to keep; None: keep the models of all and the training states of two.
-
-    Returns:
-        The checkpoint's folder.
 
     Raises:
         OSError: the folder cannot be written; the previous content is unchanged.
@@ -182,8 +174,7 @@ def read_checkpoint(folder: Path) -> TrainingState:
             if _digest(path) != expected["sha256"]:
                 raise CheckpointError(f"{folder}: {name} was changed after it was written (its SHA-256 differs)")
         state = TrainingState(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
-        iteration = state.numbers["trainer"]["iteration"]
-        if type(iteration) is not int or iteration < 0 or iteration != manifest["iteration"]:
+        if state.numbers["trainer"]["iteration"] != manifest["iteration"]:
             raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} belong to different iterations")
     except CheckpointError:
         raise
@@ -237,14 +228,8 @@ def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoin
 def delete_later(base: Path, iteration: int, keep: int | None = None, *, interrupted: bool = False) -> None:
     """Delete the training state of checkpoints later than the one from which the run resumes.
 
-    Earlier checkpoints are pruned to `keep`, and incomplete folders are removed, because a killed process may not have
-    done so.
-
-    Args:
-        base: the run's `checkpoints` folder.
-        iteration: iteration from which the run resumes.
-        keep: number of newest checkpoints to keep, as in `write_checkpoint`.
-        interrupted: whether the run resumes from a checkpoint saved when it ended early.
+    That is `interrupted_<iteration>` if `interrupted`, else `iteration_<iteration>`. Earlier checkpoints are pruned to
+    `keep`, and incomplete folders are removed, because a killed process may not have done so.
 
     Raises:
         CheckpointError: a later checkpoint was not written by this run, so that nothing was removed; or one cannot be

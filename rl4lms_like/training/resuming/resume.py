@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError
 from rl4lms_like.core.import_paths import code_options, trust_option
 from rl4lms_like.core.ranks import is_distributed
 from rl4lms_like.core.schema import at, join
@@ -117,19 +117,12 @@ N_SHOWN = 3
 
 @dataclass(frozen=True)
 class Resumption:
-    """Run to be resumed.
-
-    Args:
-        run_folder: folder of the run.
-        checkpoint: checkpoint to resume from; None if the run ended before its first iteration and is restarted.
-        config: config of the run with the overrides applied.
-        lock: lock of the folder, if it is already acquired.
-    """
+    """Run to be resumed."""
 
     run_folder: Path
-    checkpoint: Path | None
-    config: AnyConfig
-    lock: FileLock | None = None
+    checkpoint: Path | None  # None: the run ended before its first iteration and is restarted
+    config: AnyConfig  # with the overrides applied
+    lock: FileLock | None = None  # of the folder, if it is already acquired
 
 
 def hold_run(path: str | Path) -> FileLock:
@@ -147,11 +140,7 @@ def hold_run(path: str | Path) -> FileLock:
 
 
 def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
-    """Resolve `--resume PATH` and check its overrides.
-
-    Args:
-        path: a run's folder, or one of its checkpoints.
-        overrides: assignments such as `train_evaluation.n_iters=200`, applied in order.
+    """Resolve `--resume PATH`, the folder of a run or of one of its checkpoints, and check its overrides.
 
     Raises:
         CheckpointError: there is no such run, or its checkpoint is damaged. The message names the newest older
@@ -244,18 +233,21 @@ def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
 def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int, unit: str) -> None:
     """Save the model to `checkpoints/interrupted_<n_done>`, unless that folder holds a checkpoint to resume from.
 
-    A failure is logged and not raised, so that it does not hide the error that ended the run. `n_done` counts
-    iterations or steps, as `unit` says.
+    `n_done` counts iterations or steps, as `unit` says.
     """
+    folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
+    if not (folder / MANIFEST).is_file():  # else the run ended again before a newer state was saved
+        try_to_save(tracker, f"{n_done} {unit}", "current model", lambda: write_folder(folder, save))
+
+
+def try_to_save(tracker: Tracker, done: str, what: str, save: Callable[[], Path]) -> None:
+    """Save what an interrupted run has; a failure is only logged, to not hide the error that ended the run."""
     try:
-        folder = tracker.checkpoint_base_path / INTERRUPTED.format(n_done)
-        if (folder / MANIFEST).is_file():  # the run resumed from it and ended again before a newer state was saved
-            return
-        write_folder(folder, save)
-    except (RL4LMsLikeError, OSError) as error:
-        logger.warning("interrupted after %d %s; the model could not be saved: %s", n_done, unit, error)
+        folder = save()
+    except Exception as error:
+        logger.warning("interrupted after %s; %s could not be saved: %s", done, what, error)
     else:
-        tracker.log_info(f"interrupted after {n_done} {unit}; current model: {folder}")
+        tracker.log_info(f"interrupted after {done}; {what}: {folder}")
 
 
 def log_resume_hint(tracker: Tracker, error: BaseException | None = None) -> None:
@@ -280,12 +272,7 @@ def remove_later(
 ) -> None:
     """Remove the logs and checkpoints later than the checkpoint from which a run resumes, and log that it resumes.
 
-    Args:
-        tracker: writes the logs.
-        checkpoint: folder of the checkpoint.
-        state: its content, already restored.
-        where: "in iteration 3", for the message.
-        keep: see `write_checkpoint`.
+    The message says `where`, "in iteration 3"; `keep` is that of `write_checkpoint`.
 
     Raises:
         CheckpointError: a file of the run is shorter than at the checkpoint, or a later checkpoint cannot be removed.
@@ -343,13 +330,10 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
 
 def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return log lines about changed keys that affect rounding; see `ROUNDING`."""
-    notices = []
-    for path in ROUNDING:
-        old, new = at(before, path), at(after, path)
-        if (old or None) != (new or None):
-            message = "from here on, results may differ from those of an unchanged run, at first by rounding"
-            notices.append(f"{path} changes from {shown(old)} to {shown(new)}: {message}")
-    return notices
+    text = "from here on, results may differ from those of an unchanged run, at first by rounding"
+    values = ((path, at(before, path), at(after, path)) for path in ROUNDING)
+    changed = ((path, old, new) for path, old, new in values if (old or None) != (new or None))
+    return [f"{path} changes from {shown(old)} to {shown(new)}: {text}" for path, old, new in changed]
 
 
 def _places(path: str | Path) -> tuple[Path, Path | None]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,6 @@ from rl4lms_like.core.disk import saving, with_filename
 from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.secrets import secret_in
-from rl4lms_like.core.wording import shown
 from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
@@ -48,7 +46,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted
+from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted, try_to_save
 
 if TYPE_CHECKING:
     from rl4lms_like.training.trainer import OnPolicyTrainer
@@ -59,11 +57,7 @@ logger = logging.getLogger(__name__)
 class ResumePoint:
     """State that a run resumes from, after a whole number of iterations or of steps of an update.
 
-    Args:
-        trainer: of the run.
-
-    Attributes:
-        is_saved: whether a checkpoint of this state exists.
+    `is_saved` tells if a checkpoint of it exists.
 
     Raises:
         RewardError: the reward's state does not survive a round trip through JSON, or contains a secret.
@@ -192,21 +186,12 @@ class ResumePoint:
             elif state is None or (update is not None and not ("update" in state.numbers and update.can_go_on)):
                 save_interrupted(self.tracker, trainer.save, trainer.current_iter, "iterations")
             elif not self.is_saved and not is_fresh:
-                self._write_interrupted(state)
+                done = f"{trainer.current_iter} iterations"
+                try_to_save(self.tracker, done, "state", lambda: self._write(state, INTERRUPTED))
         finally:
             if trainer.interruption.requests > 1:
                 self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
             log_resume_hint(self.tracker, error)
-
-    def _write_interrupted(self, state: TrainingState) -> None:
-        """Write the checkpoint of an interrupted run; a failure is only logged, to not hide why the run ended."""
-        try:
-            folder = self._write(state, INTERRUPTED)
-        except Exception as error:
-            logger.warning("the state to resume from could not be saved: %s: %s", type(error).__name__, error)
-        else:
-            done = self.trainer.current_iter
-            self.tracker.log_info(f"interrupted after {done} iterations; state saved to {folder}")
 
     # --- restoring --------------------------------------------------------------------------------------------------
 
@@ -222,10 +207,6 @@ class ResumePoint:
             numbers = state.numbers["trainer"]
             trainer.current_iter, trainer.seconds_before = numbers["iteration"], numbers.get("seconds", 0.0)
             trainer.evaluated = {(epoch, split) for epoch, split in numbers["evaluated"]}
-            if not all(type(epoch) is int and split in self.run.samples for epoch, split in trainer.evaluated):
-                raise CheckpointError("trainer.evaluated is not a list of epochs and splits")
-            if state.numbers["watchers"].keys() != trainer.callbacks.keys():
-                raise CheckpointError("callbacks differ from those of the run")
             for name, callback in trainer.callbacks.items():
                 callback.load_state_dict(state.numbers["watchers"][name])
         done = trainer.current_iter
@@ -243,11 +224,6 @@ class ResumePoint:
         """Restore a state into a run that was just assembled from the same config."""
         run, numbers = self.run, state.numbers
         check_frozen(self._frozen, numbers["frozen"])
-        _check_alike(run.algorithm.training_state(), numbers["algorithm"], "algorithm")
-        own, saved = self._components()["env"], numbers["env"]
-        is_shared = isinstance(own, dict)
-        for mine, theirs in [(own, saved)] if is_shared else zip(own, saved, strict=True):
-            _check_alike(mine["sampler"], theirs["sampler"], "env.sampler")
         load_weights(run.policy.training_state(), state.part("policy."))
         load_optimizer(run.policy.optimizer, numbers["optimizer"], state.part("optimizer."))
         run.algorithm.load_training_state(numbers["algorithm"])
@@ -255,11 +231,13 @@ class ResumePoint:
             # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
             run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
             run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
-            if is_shared:
+            saved = numbers["env"]
+            if isinstance(saved, dict):
                 own_reward = self._own(numbers).get("reward", saved["reward"])
                 run.env.load_state_dict(saved | {"reward": own_reward})  # type: ignore[attr-defined]
-            for index, each in enumerate(() if is_shared else saved):
-                run.env.env_method("load_state_dict", each, indices=[index])
+            else:
+                for index, each in enumerate(saved):
+                    run.env.env_method("load_state_dict", each, indices=[index])
         for metric, metric_state in zip(run.metrics, numbers["metrics"], strict=True):
             load_state(metric, metric_state)
         if "update" in numbers:
@@ -285,23 +263,6 @@ def _why_unfit(state: Any) -> str | None:
     if place := secret_in(state):
         return f"{place} contains a secret, which every checkpoint would contain; omit it and look it up on loading"
     return None
-
-
-def _check_alike(own: Any, saved: Any, path: str) -> None:
-    """Raise a `CheckpointError` where a saved state lacks keys of the run's own, or has values of other types."""
-    if isinstance(own, dict):
-        if not isinstance(saved, dict) or not own.keys() <= saved.keys():
-            raise CheckpointError(f"it does not match this run: {path} lacks keys")
-        for key, value in own.items():
-            _check_alike(value, saved[key], f"{path}.{key}")
-    elif type(own) is int:  # a counter, or a word of a generator's state
-        is_alike = type(saved) is int and saved >= min(own, 0)
-    elif isinstance(own, float):
-        is_alike = type(saved) in (int, float) and math.isfinite(saved)
-    else:
-        is_alike = own is None or type(saved) is type(own)
-    if not isinstance(own, dict) and not is_alike:
-        raise CheckpointError(f"it does not match this run: {path} is {shown(saved)}")
 
 
 # --- parts of the state -----------------------------------------------------------------------------------------------
@@ -348,40 +309,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
     moments = {f"optimizer.{name}": value for name, value in found.items() if isinstance(value, Tensor)}
     numbers = {name: value for name, value in found.items() if not isinstance(value, Tensor)}
     rates = [float(group["lr"]) for group in state["param_groups"]]
-    return moments, {"numbers": numbers, "lr": rates, "moments": _kinds(moments)}
+    return moments, {"numbers": numbers, "lr": rates}
 
 
-def _kinds(moments: dict[str, Tensor]) -> dict[str, str]:
-    """Return dtype and shape of each moment. Optimizers do not check them and accept missing moments."""
-    return {
-        name.removeprefix("optimizer."): f"{moment.dtype} {tuple(moment.shape)}" for name, moment in moments.items()
-    }
-
-
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor], *, factored: bool = False
-) -> None:
-    """Restore the state returned by `optimizer_state`.
-
-    Args:
-        optimizer: optimizer of the same parameters.
-        numbers: the part of the state that is not tensors.
-        moments: `<parameter>.<name>` -> tensor.
-        factored: whether moments may have other shapes than their parameters, as in Adafactor.
-
-    Raises:
-        CheckpointError: the moments belong to other parameters.
-    """
+def load_optimizer(optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor]) -> None:
+    """Restore the state returned by `optimizer_state`, with names of moments without the prefix `optimizer.`."""
     fresh = optimizer.state_dict()
     entries: dict[int, dict[str, Any]] = {}
-    if _kinds(moments) != numbers["moments"]:
-        raise CheckpointError("the optimizer's moments differ from those that were saved")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, value in (moments | numbers["numbers"]).items():
         index, _, key = name.partition(".")
-        is_whole = isinstance(value, Tensor) and value.numel() > 1 and not factored
-        if is_whole and value.shape != parameters[int(index)].shape:
-            raise CheckpointError(f"the optimizer's {name} has the shape {tuple(value.shape)} in the checkpoint")
         entries.setdefault(int(index), {})[key] = value
     for group, learning_rate in zip(fresh["param_groups"], numbers["lr"], strict=True):
         group["lr"] = float(learning_rate)

@@ -14,18 +14,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
+import json
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rl4lms_like.core.disk import share_permissions
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.core.numbers import Count, Fraction, Positive, Seed
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.training.small_models.tiny_model import digest, make_tiny_model, pairs_of
 
 PREFIX = "embedded/"
 """Prefix of the names of embedded models."""
@@ -41,6 +44,9 @@ VERSION = 1
 
 N_NUMBERS = 50
 """Number of words of the models of numbers."""
+
+Pair = tuple[str, str]
+"""Prompt and response."""
 
 Config = TypeVar("Config")
 
@@ -87,14 +93,6 @@ def _replaced(value: Any, folder_of: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {key: _replaced(item, folder_of) for key, item in value.items()}
     return [_replaced(item, folder_of) for item in value] if isinstance(value, list) else value
-
-
-def _tiny_model(config: Any) -> Path:
-    """Return the folder of the model that a run's `tiny_model` block describes."""
-    pool = DATA_POOLS.get(config.datapool.id, {"split": "train", **config.datapool.args})
-    pairs = pairs_of(pool)
-    folder = f"tiny_model-{digest(config.tiny_model, pairs)}"
-    return _created(TINY_MODEL, folder, lambda place: make_tiny_model(place, config.tiny_model, pairs))
 
 
 def embedded_model(name: str) -> Path:
@@ -161,22 +159,16 @@ def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _make(family: Any, texts: str, folder: Path) -> None:
-    from rl4lms_like.training.small_models.warm_start import (
-        WarmStartSettings,
-        make_model,
-        make_warm_start,
-        make_word_tokenizer,
-        train_language_model,
-    )
+    from rl4lms_like.training.small_models import warm_start
 
     if texts == "films":
-        make_warm_start(folder, WarmStartSettings(family=family))
+        warm_start.make_warm_start(folder, warm_start.WarmStartSettings(family=family))
         return
     words = [str(number) for number in range(N_NUMBERS)] if texts == "numbers" else [*"0123456789-", " "]
-    tokenizer = make_word_tokenizer(words, separated=texts == "numbers")
-    model = make_model(tokenizer, family=family)
+    tokenizer = warm_start.make_word_tokenizer(words, separated=texts == "numbers")
+    model = warm_start.make_model(tokenizer, family=family)
     if texts == "numbers":
-        train_language_model(model, tokenizer, numbers_that_often_grow(6400), steps=400, lr=5e-3)
+        warm_start.train_language_model(model, tokenizer, numbers_that_often_grow(6400), steps=400, lr=5e-3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -193,3 +185,80 @@ def numbers_that_often_grow(n: int, seed: int = 0) -> list[str]:
             numbers.append(following if grows else rng.randrange(N_NUMBERS))
         texts.append(" ".join(map(str, numbers)))
     return texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModelConfig:
+    """The `tiny_model` block: architecture and training of the model `embedded/tiny_model`.
+
+    It stands for a model that was pretrained: its answers have the right form and are right now and then, so that
+    reinforcement learning has something to improve. It is trained on prompts of the data pool's split `train` with
+    their first references, and created when it is first used. The loss is over the references only. Words without
+    digits that occur in a tenth of the prompts are one token each; all others are spelled in characters.
+
+    Args:
+        family: `gpt2`, or `t5` with `n_layer` encoder and as many decoder layers.
+        n_layer: number of layers.
+        n_embd: width of the hidden states.
+        n_head: number of attention heads; a divisor of `n_embd`.
+        n_positions: maximum number of tokens of prompt and response together.
+        steps: number of optimizer steps.
+        batch_size: number of texts per step.
+        lr: maximum learning rate.
+        wrong_answers: fraction of the texts in which the reference is that of another, random prompt. The model is then
+            less often right than without them.
+        seed: seed of weights and texts; independent of the run's seed.
+    """
+
+    family: Literal["gpt2", "t5"] = "gpt2"
+    n_layer: Count = 2
+    n_embd: Count = 64
+    n_head: Count = 4
+    n_positions: Count = 96
+    steps: Count = 600
+    batch_size: Count = 128
+    lr: Positive = 3e-3
+    wrong_answers: Fraction = 0.5
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_head {self.n_head} does not divide n_embd {self.n_embd}")
+
+
+def _tiny_model(config: Any) -> Path:
+    """Return the folder of the model that a run's `tiny_model` block describes.
+
+    Raises:
+        DataPoolError: no sample has a reference.
+    """
+    pool = DATA_POOLS.get(config.datapool.id, {"split": "train", **config.datapool.args})
+    pairs = [(sample.prompt_or_input_text, sample.references[0]) for sample, _ in pool if sample.references]
+    if not pairs:
+        raise DataPoolError("no sample of the split 'train' has a reference, on which tiny_model could be trained")
+    digest = hashlib.sha256(json.dumps([asdict(config.tiny_model), pairs]).encode()).hexdigest()[:16]
+    return _created(TINY_MODEL, f"tiny_model-{digest}", lambda place: _make_tiny_model(place, config.tiny_model, pairs))
+
+
+def _make_tiny_model(folder: Path, settings: TinyModelConfig, pairs: Sequence[Pair]) -> None:
+    """Train a model on pairs of prompt and answer, and save it with its tokenizer.
+
+    Raises:
+        ConfigError: the model has too few positions for them.
+    """
+    from rl4lms_like.training.small_models.warm_start import make_spelling_tokenizer, train_and_save
+
+    tokenizer = make_spelling_tokenizer([prompt for prompt, _ in pairs])
+    needed = max(sum(len(tokenizer(text)["input_ids"]) for text in pair) + 1 for pair in pairs)
+    if needed > settings.n_positions:
+        text = f"prompt, response and end token need up to {needed} positions, the model has {settings.n_positions}"
+        raise ConfigError([ConfigIssue("tiny_model.n_positions", text)])
+    texts = partly_wrong(pairs, settings.steps * settings.batch_size, settings.wrong_answers, settings.seed)
+    train_and_save(folder, tokenizer, settings, texts)
+
+
+def partly_wrong(pairs: Sequence[Pair], n: int, wrong: float, seed: int) -> list[Pair]:
+    """Draw `n` pairs with replacement; each has the answer of another random pair with probability `wrong`."""
+    rng = random.Random(f"{seed}-pairs")
+    drawn = [rng.choice(pairs) for _ in range(n)]
+    return [(prompt, rng.choice(pairs)[1] if rng.random() < wrong else answer) for prompt, answer in drawn]

@@ -13,11 +13,11 @@ import hashlib
 import json
 import math
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from transformers import (
 )
 
 from rl4lms_like.data_pools.film_opinions import TABLE, film_opinions, split_opinion
+from rl4lms_like.tracking.run_folder import write_whole
 
 SPECIAL_TOKEN = "<|endoftext|>"
 """Begins, ends and pads a text; id 0."""
@@ -43,10 +44,7 @@ SPECIAL_TOKEN = "<|endoftext|>"
 Family = Literal["gpt2", "t5"]
 
 RECORD = "warm_start.json"
-"""File next to the model with settings, held-out perplexity and the files' checksums; written last."""
-
-Progress = Callable[[int, int, float], None]
-"""Function called with (steps done, total steps, loss in nats per token)."""
+"""File next to the model with its settings and its held-out perplexity; written last."""
 
 Example = tuple[list[int], list[int]]
 """Input ids and target ids; if a causal model learns whole texts, the first list is empty."""
@@ -68,21 +66,6 @@ class WarmStartSettings:
     steps: int = 1600
     lr: float = 1e-2  # maximum
     batch_size: int = 16  # texts per step
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """Model folder for `AutoModel*.from_pretrained` and `AutoTokenizer.from_pretrained`."""
-
-    folder: Path
-    settings: WarmStartSettings
-    perplexity: float  # per token, on held-out texts
-    n_parameters: int
-    seconds: float  # duration of the training
-    reused: bool  # an intact folder with the same settings already existed
-
-
-# --- tokenizer and model ---------------------------------------------------------------------------------------------
 
 
 def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
@@ -179,9 +162,6 @@ def make_model(
         return T5ForConditionalGeneration(T5Config.from_dict(own))
 
 
-# --- training --------------------------------------------------------------------------------------------------------
-
-
 def train_language_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -191,21 +171,12 @@ def train_language_model(
     lr: float = 1e-2,
     batch_size: int = 16,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> None:
-    """Train a model in place by maximum likelihood, with AdamW, linear warm-up and linear decay to 0.
+    """Train a model in place by maximum likelihood, with AdamW, linear warm-up to `lr` and linear decay to 0.
 
-    The loss is over real tokens and the end token; of a pair, only over those of the response.
-
-    Args:
-        model: causal (learns whole texts) or encoder-decoder (reads a text's first words, learns the rest).
-        tokenizer: its id 0 ends and pads texts.
-        texts: training texts, or pairs of prompt and response; for a causal model they must fit its positions.
-        steps: optimizer steps.
-        lr: maximum learning rate.
-        batch_size: texts per step; batches have texts of similar length.
-        seed: of batches and prompt lengths.
-        progress: called after every step.
+    The texts are whole, or pairs of prompt and response; for a causal model they must fit its positions. A causal model
+    learns whole texts; an encoder-decoder reads a text's first words and learns the rest. The loss is over real tokens
+    and the end token; of a pair, only over those of the response. A batch has texts of similar length.
     """
     examples = _examples(model, tokenizer, texts, seed)
     warm_up = max(1, steps // 16)
@@ -215,15 +186,13 @@ def train_language_model(
     )
     model.train()
     with one_thread():
-        for step, batch in zip(range(steps), _batches(examples, batch_size, seed), strict=False):
+        for batch in islice(_batches(examples, batch_size, seed), steps):
             loss = _losses(model, batch).mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            if progress is not None:
-                progress(step + 1, steps, loss.item())
     model.eval()
 
 
@@ -301,45 +270,36 @@ def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
 
 
-# --- folder ----------------------------------------------------------------------------------------------------------
+def make_warm_start(folder: str | Path, settings: WarmStartSettings | None = None) -> float:
+    """Train a model on film opinions and save it with its tokenizer; reuse a folder with the same settings.
 
-
-def make_warm_start(
-    folder: str | Path, settings: WarmStartSettings | None = None, *, progress: Progress | None = None
-) -> WarmStart:
-    """Train a model on film opinions and save it with its tokenizer; reuse an intact folder with the same settings."""
+    Returns:
+        Its perplexity per token on held-out texts.
+    """
     folder, settings = Path(folder), settings or WarmStartSettings()
     # the settings, and the hash of the grammar that generates the texts
     own = {**asdict(settings), "grammar": hashlib.sha256(TABLE.encode()).hexdigest()}
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8")) if (folder / RECORD).is_file() else {}
-    reused = record.get("settings") == own and record["sha256"] == _checksums(folder, record["sha256"])
-    if not reused:
-        start = time.perf_counter()
-        record = {"settings": own, **_train(folder, settings, progress)}
-        record["seconds"] = round(time.perf_counter() - start, 1)
-        record["sha256"] = _checksums(folder, sorted(path.name for path in folder.glob("*.*")))
-        unfinished = folder / f"{RECORD}.tmp"
-        unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(folder / RECORD)
-    return WarmStart(folder, settings, record["perplexity"], record["n_parameters"], record["seconds"], reused)
+    file = folder / RECORD
+    record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if record.get("settings") != own:
+        file.unlink(missing_ok=True)
+        texts = film_opinions(settings.n_texts, settings.seed)
+        tokenizer = make_tokenizer(texts, settings.vocab_size)
+        model = train_and_save(folder, tokenizer, settings, texts)
+        held_out = film_opinions(settings.n_held_out, settings.seed, split="val")
+        record = {"settings": own, "perplexity": perplexity(model, tokenizer, held_out)}
+        write_whole(file, json.dumps(record, indent=2) + "\n")
+    return float(record["perplexity"])
 
 
-def _train(folder: Path, settings: WarmStartSettings, progress: Progress | None) -> dict[str, Any]:
-    """Train and save a model; return its perplexity on held-out texts and its number of parameters."""
-    seed, texts = settings.seed, film_opinions(settings.n_texts, settings.seed)
-    tokenizer = make_tokenizer(texts, settings.vocab_size)
+def train_and_save(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, settings: Any, texts: Sequence[str] | Sequence[tuple[str, str]]
+) -> PreTrainedModel:
+    """Train a model with the sizes and the schedule of some settings; save it with its tokenizer, and return it."""
     sizes = ("family", "n_layer", "n_embd", "n_head", "n_positions", "seed")
     model = make_model(tokenizer, **{name: getattr(settings, name) for name in sizes})
     schedule = {name: getattr(settings, name) for name in ("steps", "lr", "batch_size", "seed")}
-    train_language_model(model, tokenizer, texts, **schedule, progress=progress)
-    held_out = perplexity(model, tokenizer, film_opinions(settings.n_held_out, seed, split="val"))
-    (folder / RECORD).unlink(missing_ok=True)
+    train_language_model(model, tokenizer, texts, **schedule)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return {"perplexity": held_out, "n_parameters": model.num_parameters()}
-
-
-def _checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of the files that exist."""
-    files = [folder / name for name in names]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+    return model

@@ -15,7 +15,7 @@ import torch
 from stable_baselines3.common.utils import set_random_seed
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.ranks import Ranks
@@ -28,14 +28,13 @@ from rl4lms_like.policies.loading import auto_class_of, check_model_weights, loa
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.training.assemble import (
-    SMALL_MODEL,
     build_datapools,
     build_tokenizer,
     chat_template_of,
     end_tokens,
     load_generation_config,
-    n_parameters,
     render_prompts,
+    set_n_threads,
 )
 from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
 from rl4lms_like.training.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
@@ -83,10 +82,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     Raises:
         ConfigError: settings of the config are not compatible.
         DataPoolError: a data pool could not be prepared, or has no references to learn from.
-        MissingExtraError: a dependency of the Trainer or of a metric is not installed.
-        NotReadyError: several components lack resources.
-        ModelError: a model or tokenizer cannot be loaded, or they do not match.
-        ComponentError: a metric or the post-processor could not be built.
+        RL4LMsLikeError: a model, a component or one of their dependencies is missing; subclasses name the cause.
     """
     ranks = ranks or Ranks()
     found = prepare(config, ranks)
@@ -95,7 +91,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     check_best_metric(config, examples, samples)
     model = load_model(auto_class_of(found.model_config), config.alg.model_name, dropout=True)[0]
     add_adapters(model, config, dropout=True)
-    use_one_thread_if_small(model, config)
+    set_n_threads(config, model)
     start = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
     arguments = make_training_arguments(config, "checkpoints")
     objective = CrossEntropy(
@@ -135,13 +131,9 @@ class Prepared(NamedTuple):
 def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -> Prepared:
     """Check the settings, and load tokenizer, components and data; raises the errors of `assemble_supervised`.
 
-    Args:
-        config: config of the run.
-        ranks: the processes that train together.
-        unused: modules of the language model that the run does not use.
+    `unused` returns the modules of the language model that the run does not use.
     """
-    if config.n_threads != "auto":
-        torch.set_num_threads(int(config.n_threads))
+    set_n_threads(config)
     check_settings(config)
     with ranks.main_first():
         config = with_embedded_models(config)
@@ -167,12 +159,6 @@ def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool
             add_lora(model, config.alg.peft, dropout=dropout)
 
 
-def use_one_thread_if_small(model: PreTrainedModel, config: OfflineConfig) -> None:
-    """Use one thread for a small model, with `n_threads: auto`."""
-    if config.n_threads == "auto" and n_parameters(model) <= SMALL_MODEL:
-        torch.set_num_threads(1)
-
-
 def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
     """Create the generator of evaluations."""
     return TextGenerator(
@@ -188,8 +174,6 @@ def check_settings(config: OfflineConfig) -> None:
 
     Raises:
         ConfigError: lists every error.
-        MissingExtraError: a dependency of the Trainer or of a metric is not installed.
-        NotReadyError: several components lack resources.
     """
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
     devices = supervised_device_issues(config.device)
@@ -254,12 +238,7 @@ def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConf
 
 
 def max_prompt_length(config: OfflineConfig, limit: int) -> int:
-    """Return the largest prompt length in tokens, such that a causal model's response fits after the prompt.
-
-    Args:
-        config: config of the run.
-        limit: largest number of tokens that the tokenizer and the model accept.
-    """
+    """Return the largest prompt length in tokens, such that a causal model's response fits after it within `limit`."""
     asked = min(config.tokenizer.max_length or limit, limit)
     if config.alg.model_type == "seq2seq" or limit == NO_LIMIT:
         return asked
@@ -283,9 +262,6 @@ def check_best_metric(config: OfflineConfig, examples: Mapping[str, Any], sample
         raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
 
 
-# --- plan for `check` -------------------------------------------------------------------------------------------------
-
-
 def config_to_plan(config: Offline) -> Offline:
     """Check the settings of a run that may be trained on another machine; return its config with embedded models.
 
@@ -298,15 +274,26 @@ def config_to_plan(config: Offline) -> Offline:
     return with_embedded_models(config)
 
 
-def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]] | None]) -> list[tuple[str, str]]:
-    """Compute the size of a run before weights are loaded.
+class Schedule(NamedTuple):
+    """Size of the optimizer steps of a run, their number, and how often they read all examples."""
 
-    Args:
-        config: config of the run.
-        find: prepares the samples of all splits; called last. Returns None if the data are not on this machine.
+    batch_size: int
+    n_steps: int
+    n_epochs: float
 
-    Returns:
-        Lines of name and value.
+
+def schedule_of(config: OfflineConfig, n_examples: int) -> Schedule:
+    """Return the schedule of a run with this number of examples."""
+    arguments = make_training_arguments(config, "checkpoints")
+    batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    per_epoch = max(math.ceil(n_examples / batch_size), 1)
+    if arguments.max_steps > 0:
+        return Schedule(batch_size, arguments.max_steps, round(arguments.max_steps / per_epoch, 2))
+    return Schedule(batch_size, math.ceil(arguments.num_train_epochs * per_epoch), arguments.num_train_epochs)
+
+
+def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:
+    """Return the size of a run as lines of name and value, before weights are loaded; `find` prepares the samples.
 
     Raises:
         ConfigError: settings have errors.
@@ -314,24 +301,17 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     """
     config = config_to_plan(config)
     encoder = load_encoder(config)[-1]
-    found = find()
-    if found is None:
-        raise DataPoolError("the data were not loaded")
-    samples, arguments = found["train"], make_training_arguments(config, "checkpoints")
+    samples = find()["train"]
     n_examples = sum(len(sample.references) for sample in samples)
+    schedule = schedule_of(config, n_examples)
     encoded = encoder.encode(samples[:N_ENCODED])
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
-    batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    per_epoch = max(math.ceil(n_examples / batch_size), 1)
-    steps, n_epochs = math.ceil(arguments.num_train_epochs * per_epoch), arguments.num_train_epochs
-    if arguments.max_steps > 0:
-        steps, n_epochs = arguments.max_steps, round(arguments.max_steps / per_epoch, 2)
     return [
         ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
         ("prompts", prompt_lengths(samples, encoder.tokenizer, encoder.max_prompt_length)),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
-        ("batches", f"of {batch_size:,} examples"),
-        ("optimizer steps", f"{steps:,} in {n_epochs:g} epochs"),
+        ("batches", f"of {schedule.batch_size:,} examples"),
+        ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),
     ]
 
 

@@ -144,10 +144,8 @@ class ExampleEncoder:
         ids, written = ChatTemplate(self.tokenizer).encode(turns)
         prompt_ids = self._layout(NO_LIMIT).encode(sample).tolist()
         if ids[: len(prompt_ids)] != prompt_ids:
-            raise chat_template_issue(
-                f"the chat template of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} "
-                f"differently if a response follows, so the run would not train on the prompts of generation"
-            )
+            text = f"of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} differently"
+            raise chat_template_issue(f"the chat template {text} if a response follows")
         learned = [True] * len(ids) if self.loss_on_prompt else written
         return (
             ids,
@@ -205,14 +203,10 @@ class ExampleCollator:
     """Collates examples, padded on the right: `input_ids`, `attention_mask`, `labels`, all `[n, length]`.
 
     Batches of a seq2seq model also have `decoder_input_ids`: the labels shifted right, after the start token.
-
-    Args:
-        pad_token_id: padding of `input_ids`; labels are padded with -100.
-        start_token_id: start token of a seq2seq model's decoder; None for causal models.
     """
 
-    pad_token_id: int
-    start_token_id: int | None = None
+    pad_token_id: int  # padding of `input_ids`; labels are padded with -100
+    start_token_id: int | None = None  # of a seq2seq model's decoder; None for causal models
 
     def __call__(self, rows: Sequence[Example]) -> dict[str, Tensor]:
         """Collate examples into a batch."""

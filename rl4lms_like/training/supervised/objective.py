@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,18 +65,14 @@ class TrainingObjective(ABC):
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
         """Return the number of items of an optimizer step; called with all of its micro-batches before the first one.
 
-        Args:
-            batches: the micro-batches.
-            n_items: number of labels in them, if they have labels.
+        If they have labels, `n_items` is the number of these.
         """
         return n_items
 
     def prepare(self, folder: Path, examples: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
-        """Compute what the loss needs besides the batches; called before training, also of a resumed run.
+        """Compute what the loss needs besides the batches of each split; called before training, also of a resumed run.
 
-        Args:
-            folder: the run's folder.
-            examples: the examples of each split.
+        Files are kept in the run's folder.
         """
 
     def measure(self, rows: Sequence[Any]) -> dict[str, float]:
@@ -90,14 +87,7 @@ class TrainingObjective(ABC):
         return {}
 
     def alerts(self, split: str, step: int, n_steps: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return new alerts by name, after numbers of `train` or `val` were logged.
-
-        Args:
-            split: `train` or `val`.
-            step: number of optimizer steps so far.
-            n_steps: number of optimizer steps of the whole run.
-            numbers: what was logged.
-        """
+        """Return new alerts by name, after the numbers of `train` or `val` in optimizer step `step` of `n_steps`."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,28 +98,20 @@ class TrainingObjective(ABC):
         """Restore the state returned by `state_dict`."""
 
 
+@dataclass
 class CrossEntropy(TrainingObjective):
     """Cross-entropy of the learned tokens.
 
     The losses of some models, such as T5, are means over a micro-batch and ignore the number of items of the step, so
     the loss is computed here.
-
-    Args:
-        collator: makes the batches.
-        is_encoder_decoder: True for seq2seq models, whose labels are not shifted.
-        label_smoothing: `label_smoothing_factor` of the Trainer.
-        use_cache: argument of the model's forward.
     """
 
     name = "supervised"
 
-    def __init__(
-        self, collator: ExampleCollator, *, is_encoder_decoder: bool, label_smoothing: float, use_cache: bool | None
-    ) -> None:
-        self.collator = collator
-        self.is_encoder_decoder = is_encoder_decoder
-        self.label_smoothing = label_smoothing
-        self.use_cache = use_cache
+    collator: ExampleCollator
+    is_encoder_decoder: bool  # True for seq2seq models, whose labels are not shifted
+    label_smoothing: float  # `label_smoothing_factor` of the Trainer
+    use_cache: bool | None  # argument of the model's forward
 
     def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
         return self.collator(rows)

@@ -70,12 +70,7 @@ SHOWN_EVERY_S = 10.0
 
 
 class ReferenceTrainer(Trainer):
-    """transformers' Trainer with the loss of an objective, our evaluation and our checkpoints.
-
-    Args:
-        owner: evaluates and saves.
-        resume_state: checkpoint to resume from, if any.
-        **arguments: arguments of `Trainer`.
+    """transformers' Trainer with the loss of an objective; its `owner` evaluates and saves.
 
     Raises:
         ValueError: the optimizer rejects its arguments.
@@ -130,18 +125,12 @@ class ReferenceTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Compute the loss of a micro-batch: a sum, divided by `num_items_in_batch`.
-
-        Raises:
-            ModelError: the loss is not finite during training.
-        """
+        """Compute the loss of a micro-batch; raise a `ModelError` if it is not finite during training."""
         is_training = model.training
         loss = self.objective.loss(model, inputs, num_items_in_batch)
         if is_training and not torch.isfinite(loss):
-            raise ModelError(
-                f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken. "
-                f"Lower {PATH}.learning_rate, or check the data"
-            )
+            text = f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken"
+            raise ModelError(f"{text}. Lower {PATH}.learning_rate, or check the data")
         return (loss, {}) if return_outputs else loss
 
     def evaluation_loop(
@@ -190,8 +179,7 @@ class ReferenceTrainer(Trainer):
     def write_checkpoint(self, name: str) -> None:
         """Write a checkpoint of the model and, unless `save_only_model` is set, of the training state.
 
-        Args:
-            name: template of the folder's name, `checkpoint-{}` or `interrupted_{:05d}`.
+        `name` is the template of the folder's name.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
@@ -216,9 +204,8 @@ class ReferenceTrainer(Trainer):
     def _training_state(self, *, before_step: bool) -> TrainingState:
         """Capture the state of the run between two steps.
 
-        Args:
-            before_step: whether the next step is about to begin. If it is the first of its epoch, the order of the
-                examples is drawn already. The random state before that is captured, so that it can be drawn again.
+        With `before_step` the next step is about to begin. If it is the first of its epoch, the order of the examples
+        is drawn already. The random state before that is captured, so that it can be drawn again.
         """
         owner, optimizer, scheduler = self.owner, self.optimizer, self.lr_scheduler
         assert optimizer is not None and scheduler is not None
@@ -271,8 +258,7 @@ class ReferenceTrainer(Trainer):
     def remove_older(self, *, has_ended: bool = False) -> None:
         """Remove the oldest checkpoints until `save_total_limit` are left; the best one is always kept.
 
-        Args:
-            has_ended: with a limit of one, also remove the newest checkpoint if another one is the best.
+        With a limit of one, also the newest is removed if training has ended and another one is the best.
         """
         best, limit = self.state.best_model_checkpoint, self.save_total_limit
         spare = [] if best is None else [Path(best)]
@@ -340,7 +326,7 @@ class ReferenceTrainer(Trainer):
         optimizer, scheduler, numbers = self.optimizer, self.lr_scheduler, found.state.numbers
         assert optimizer is not None and scheduler is not None
         with states.restoring(found.folder):
-            states.load_optimizer(optimizer, numbers["optimizer"], found.state.part("optimizer."), factored=True)
+            states.load_optimizer(optimizer, numbers["optimizer"], found.state.part("optimizer."))
             scheduler.load_state_dict(numbers["scheduler"])
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(numbers["scaler"])
@@ -383,11 +369,7 @@ class ReferenceTrainer(Trainer):
 
 
 class Reporter(TrainerCallback):
-    """Callback that forwards the Trainer's logs to the tracker.
-
-    Args:
-        owner: the supervised trainer that holds the tracker.
-    """
+    """Callback that forwards the Trainer's logs to the tracker of `owner`."""
 
     def __init__(self, owner: SupervisedTrainer) -> None:
         self.tracker = owner.tracker
@@ -453,10 +435,6 @@ def trained(model: Any) -> dict[str, Tensor]:
 class ResumeState:
     """Checkpoint from which a run resumes. Weights and metrics are restored here, the rest by the Trainer.
 
-    Args:
-        folder: folder of the checkpoint.
-        owner: trainer of a run that was just assembled from the same config.
-
     Raises:
         CheckpointError: the checkpoint is damaged, or belongs to another run.
     """
@@ -473,8 +451,6 @@ class ResumeState:
             done = numbers["trainer"]
             self.step = self.trainer_state.global_step
             self.stopped_early = done["has_ended"] and self.step < self.trainer_state.max_steps
-            if self.step != done["iteration"]:
-                raise CheckpointError(f"{TRAINER_STATE} belongs to another step than the other files")
             self.is_within_epoch = bool(math.fmod(done["passes"], 1))
             self.n_learned = int(done["n_learned"])
             self.objective: dict[str, Any] = done.get("objective", {})

@@ -28,10 +28,10 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
-from rl4lms_like.tracking.base import IN_SHORT, Tracker
-from rl4lms_like.tracking.run_folder import ALARMS_FILE
+from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.config.cross_checks import SUPERVISED, unknown_metric
+from rl4lms_like.training.doctor.alerts import report_alert
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
@@ -131,7 +131,7 @@ class SupervisedTrainer:
         seed, objective = self.run.config.seed, self.run.objective
         measured = objective.measure(self.run.examples[split].rows) if split in self.run.examples else {}
         if self.run.generator is None:
-            return Evaluation(measured, [], {})
+            return Evaluation(measured, [])
         responder = Responder(
             self.run.generator,
             self.run.tokenizer,
@@ -152,9 +152,7 @@ class SupervisedTrainer:
         """Report new alerts of the objective, as the run doctor of RL runs does."""
         n_steps = self.trainer.state.max_steps
         for name, alert in self.run.objective.alerts(split, self.step, n_steps, numbers).items():
-            logger.warning("step %d, %s: %s. %s", self.step, name, alert.message, alert.advice, extra=IN_SHORT)
-            line = {"alarm": name, "iteration": self.step, "said": alert.message, "advice": alert.advice}
-            self.tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": []})
+            report_alert(self.tracker, "step", self.step, name, alert)
 
     def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:
         """Save the language model and the tokenizer for `from_pretrained`.
@@ -243,8 +241,7 @@ class SupervisedTrainer:
         state = self.trainer.state
         if not self.trainer.args.load_best_model_at_end or state.best_model_checkpoint is None:
             return False
-        self.tracker.log_info(
-            f"the best checkpoint is of step {state.best_global_step} "
-            f"({self.trainer.args.metric_for_best_model} {state.best_metric:.4g}); its model is the final model"
-        )
+        best = f"{self.trainer.args.metric_for_best_model} {state.best_metric:.4g}"
+        text = f"the best checkpoint is of step {state.best_global_step} ({best}); its model is the final model"
+        self.tracker.log_info(text)
         return bool(state.best_global_step != state.global_step)

@@ -15,6 +15,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+from stable_baselines3.common.utils import get_device
+from transformers import TrainingArguments
+
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.core.schema import check_arguments, check_value, join
@@ -23,33 +26,22 @@ from rl4lms_like.training.config.run_config import OfflineConfig
 
 PATH = "alg.training_args"
 
-NOT_SETTABLE = {
-    "output_dir": "checkpoints go to checkpoints/ in the run folder",
-    "seed": "use the config's own seed",
-    "data_seed": "use the config's own seed",
-    "use_cpu": "use the config's own device",
-    "report_to": "the run has its own tracker; --log_to_wandb logs to Weights & Biases",
-    "run_name": "use the name of the experiment",
-    "disable_tqdm": "progress is shown on the console",
-    "remove_unused_columns": "examples have no unused columns",
-    "prediction_loss_only": "metrics read generated texts, see train_evaluation.metrics",
-    "resume_from_checkpoint": "repeat the same command, or use --resume",
-    "restore_callback_states_from_checkpoint": "resumed runs always restore them",
-    "ignore_data_skip": "resumed runs always continue with the next examples",
-    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "a run always trains and evaluates"),
-    **dict.fromkeys(
-        ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "local_rank", "ddp_backend", "ddp_timeout"),
-        "torchrun starts several processes, and `distributed` has their settings",
+_REASONS = {
+    "use the config's own seed": "seed data_seed",
+    "use the config's own device": "use_cpu",
+    "the run has its own tracker; --log_to_wandb logs to Weights & Biases": "report_to",
+    "repeat the same command, or use --resume": (
+        "resume_from_checkpoint restore_callback_states_from_checkpoint ignore_data_skip"
     ),
-    **dict.fromkeys(
-        ("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
-        "runs are not uploaded",
+    "metrics are set by train_evaluation.metrics": "include_for_metrics batch_eval_metrics prediction_loss_only",
+    "evaluation uses the precision of training; bf16 computes in bfloat16": "bf16_full_eval fp16_full_eval",
+    "it is set by the run": "output_dir run_name disable_tqdm remove_unused_columns do_train do_eval do_predict",
+    "torchrun starts several processes, and `distributed` has their settings": (
+        "deepspeed fsdp fsdp_config parallelism_config local_rank ddp_backend ddp_timeout"
     ),
-    **dict.fromkeys(
-        ("bf16_full_eval", "fp16_full_eval"), "evaluation uses the precision of training; bf16 computes in bfloat16"
-    ),
-    **dict.fromkeys(("include_for_metrics", "batch_eval_metrics"), "metrics are set by train_evaluation.metrics"),
+    "runs are not uploaded": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push",
 }
+NOT_SETTABLE = {key: why for why, keys in _REASONS.items() for key in keys.split()}
 """Keys of `TrainingArguments` that are set by the run or not supported -> the reason, for the error message."""
 
 _RANGES: dict[str, Any] = {
@@ -65,19 +57,11 @@ _RANGES: dict[str, Any] = {
 
 
 def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, has_val: bool = True) -> Any:
-    """Create the `TrainingArguments` of a run.
-
-    Args:
-        config: config of the run.
-        output_dir: folder for checkpoints.
-        has_val: whether there are samples to evaluate on during training.
+    """Create the `TrainingArguments` of a run, without evaluations during training if there are no samples for them.
 
     Raises:
         ConfigError: lists every error in `alg.training_args`.
     """
-    from stable_baselines3.common.utils import get_device
-    from transformers import TrainingArguments
-
     given = config.alg.training_args
     arguments, issues = check_arguments(
         TrainingArguments, {key: value for key, value in given.items() if key not in NOT_SETTABLE}, PATH
@@ -120,8 +104,6 @@ def _as_one_process() -> Iterator[None]:
 
 def _further_issues(given: dict[str, Any], arguments: dict[str, Any]) -> list[ConfigIssue]:
     """Return the errors in the given keys that their annotations do not cover."""
-    from transformers import TrainingArguments
-
     issues = [
         ConfigIssue(join(PATH, key), f"cannot be set: {why}") for key, why in NOT_SETTABLE.items() if key in given
     ]

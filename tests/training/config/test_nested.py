@@ -152,7 +152,7 @@ def parsed(id, args=None):
 
 
 def built(id, args=None):
-    return build_component(REWARDS, parsed(id, args).reward_fn, "reward")
+    return build_component(REWARDS, parsed(id, args).reward_fn)
 
 
 def mistakes_of(id, args=None):
@@ -302,7 +302,7 @@ def test_a_metric_may_hold_a_reward():
     metric = {"id": "pass_at_k", "args": {"k": [1, "2"], "scorer": {"id": "math_equal", "args": {"rel_tol": 0.01}}}}
     blocks["train_evaluation"]["metrics"] = [metric]
     config = parse_config(blocks)
-    built_metric = build_component(METRICS, config.train_evaluation.metrics[0], "metric")
+    built_metric = build_component(METRICS, config.train_evaluation.metrics[0])
     assert isinstance(built_metric, PassAtK) and built_metric.k == [1, 2]
     assert isinstance(built_metric.scorer, MathEqualReward) and built_metric.scorer.rel_tol == 0.01
     metric["args"]["scorer"] = "increasing_numbers"

@@ -103,10 +103,10 @@ def components(blocks) -> Iterator[tuple[str, str]]:
     yield from (("metric", metric["id"]) for metric in blocks["train_evaluation"]["metrics"])
 
 
-def build(registry, config, kind) -> Any:
+def build(registry, config) -> Any:
     """The component, or what is missing for it."""
     try:
-        return build_component(registry, config, kind)
+        return build_component(registry, config)
     except MissingResourceError as error:
         return error
 
@@ -121,9 +121,9 @@ def test_it_loads_and_binds_as_it_stands(name):
 @pytest.mark.parametrize("run", NAMES, indirect=True)
 def test_what_needs_no_weights_is_built(run, request, a_model):
     blocks = CONFIGS[request.node.callspec.params["run"]]
-    built = {("metric", metric.id): build(METRICS, metric, "metric") for metric in run.train_evaluation.metrics}
+    built = {("metric", metric.id): build(METRICS, metric) for metric in run.train_evaluation.metrics}
     if isinstance(run, RunConfig):
-        built["reward", run.reward_fn.id] = build(REWARDS, run.reward_fn, "reward")
+        built["reward", run.reward_fn.id] = build(REWARDS, run.reward_fn)
     missing = {part: str(result) for part, result in built.items() if isinstance(result, MissingResourceError)}
     assert missing.keys() == MISSING.keys() & set(components(blocks)), "correct the table MISSING"
     for part, message in missing.items():

@@ -409,8 +409,6 @@ def test_what_should_be_known_is_noticed(run):
         "distribution",
         "alg.policy.args.generation_kwargs.max_new_tokens": "not given; responses have at most 20 tokens",
         "env.args.terminate_on_eos": "false: responses continue after the end-of-text token, to the full length",
-        "alg.args.batch_size": "above the minimum of a rollout, n_steps * n_envs = 1280 tokens: one minibatch may hold "
-        "all of it",
     }
     assert parse_config(run).alg.args["normalize_advantage"] is True
 

@@ -74,13 +74,15 @@ def test_what_is_no_config_is_a_config_error(text, datum):
 @pytest.mark.parametrize(
     ("text", "data"),
     [
-        ("010", " 010 .* 8, .* 8"),
-        ("1:30", " 1:30 .* 90, .* 60"),
-        ("-1:30.5", " -1:30.5 .* -90.5"),
+        ("010", "'010' .* 8"),
+        ("1:30", "'1:30' .* 60"),
+        ("-1:30.5", "'-1:30.5' .* 60"),
+        (":".join("1" * 100_000), "60"),
     ],
+    ids=("eights", "sixties", "negative", "long"),
 )
 def test_a_number_that_yaml_reads_as_another_one_is_refused(text, data):
-    _, issues = parse_yaml(f"a: 0\nb:\n- {text}\n- c: 1\n  c: 2\n{text}: 0\n", "f.yml")
+    _, issues = parse_yaml(f"a: 0\nb:\n- {text}\n- c: 1\n  c: 2\n? {text}\n: 0\n", "f.yml")
     assert [issue.path for issue in issues] == ["b.0", "b.1.c", text]
     assert re.search(data, issues[0].message)
     with pytest.raises(ValueError, match=data):
@@ -104,9 +106,8 @@ LAUGHS = "a: [&l0 [x], " + ", ".join(f"&l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" 
         ("a: !!bool x", "'x'"),
         ("a: !!timestamp x", ""),
         ("a: 2022-13-45", "month"),
-        (f"a: {':'.join('1' * 200)}.5", "line 1"),
     ],
-    ids=("loop", "deep", "very_deep", "laughs", "nul", "int", "bool", "timestamp", "date", "sixties"),
+    ids=("loop", "deep", "very_deep", "laughs", "nul", "int", "bool", "timestamp", "date"),
 )
 def test_what_no_config_could_hold_is_a_mistake_in_files_and_overrides(text, datum):
     with raises_at("", mentions=datum):

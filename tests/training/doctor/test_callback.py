@@ -299,14 +299,6 @@ def doctor_of(tmp_path):
         yield make
 
 
-def test_a_damaged_memory_is_refused(config, doctor_of):
-    doctor = doctor_of(config)
-    state = doctor.state_dict()
-    state["told"]["ratio_gap"] = 3
-    with pytest.raises(ValueError):
-        doctor.load_state_dict(state)
-
-
 # --- evaluations ------------------------------------------------------------------------------------------------------
 
 
@@ -325,8 +317,8 @@ def test_a_held_out_metric_that_falls_while_the_reward_rises_is_told_with_its_wo
             {"prompt_text": "p", "generated_text": f"t{k}", "answers/exact_match": float(k < 100 * score)}
             for k in range(100)
         ]
-        doctor.on_evaluation_end(epoch, "test", Evaluation({}, [], {}))
-        doctor.on_evaluation_end(epoch, "val", Evaluation({"answers/exact_match": score}, texts, {}))
+        doctor.on_evaluation_end(epoch, "test", Evaluation({}, []))
+        doctor.on_evaluation_end(epoch, "val", Evaluation({"answers/exact_match": score}, texts))
     doctor.tracker.done()
     (line,) = lines(doctor.tracker.run_path / "alarms.jsonl")
     assert (line["alarm"], line["iteration"]) == ("reward_hacking", 2)
@@ -377,7 +369,7 @@ def test_a_score_that_is_no_number_is_no_mark(config, doctor_of):
     config["doctor"]["held_out"] = [{"metric": "length/words", "mode": "min"}]
     doctor = doctor_of(config)
     for epoch, score in enumerate([float("inf"), 3.0, float("nan")]):
-        doctor.on_evaluation_end(epoch, "val", Evaluation({"length/words": score}, [], {}))
+        doctor.on_evaluation_end(epoch, "val", Evaluation({"length/words": score}, []))
     assert [held_out_score.score for held_out_score in doctor.history.held_out["length/words"].last] == [3.0]
     doctor.tracker.done()
 

@@ -49,8 +49,8 @@ def full(monkeypatch):
     ("owner", "method", "at_call", "part", "key"),
     [
         (TextGenerator, "generate", 1, "evaluation", "a smaller train_evaluation.eval_batch_size (is 4)"),
-        (LMActorCriticPolicy, "generate", 5, "generation", "a smaller env.n_envs (is 4; more alg.args.n_steps keep"),
-        (LMActorCriticPolicy, "score", 2, "scoring", "a smaller alg.args.micro_batch_size (now null; the gradient"),
+        (LMActorCriticPolicy, "generate", 5, "generation", "a smaller env.n_envs (is 4)"),
+        (LMActorCriticPolicy, "score", 2, "scoring", "a smaller alg.args.micro_batch_size (now null)"),
         (LMActorCriticPolicy, "evaluate_actions", 3, "update", "alg.policy.args.gradient_checkpointing: true"),
         (torch.optim.AdamW, "step", 3, "update", "alg.policy.args.critic: shared"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -123,14 +122,6 @@ def test_of_a_pair_only_the_answer_is_learned(tokenizer, family):
     assert math.log(perplexity(model, tokenizer, [(prompt, answer)])) == pytest.approx(expected, rel=1e-5)
 
 
-def test_progress_is_told_after_every_step(texts, tokenizer):
-    reported = []
-    model = make_model(tokenizer, n_embd=16, n_head=2)
-    train_language_model(model, tokenizer, texts, steps=3, progress=lambda *news: reported.append(news))
-    assert [(done, total) for done, total, _ in reported] == [(1, 3), (2, 3), (3, 3)]
-    assert reported[0][2] > reported[-1][2] > 0
-
-
 def test_the_number_of_threads_is_given_back():
     before = torch.get_num_threads()
     with one_thread():
@@ -140,45 +131,31 @@ def test_the_number_of_threads_is_given_back():
 
 @pytest.mark.parametrize(("family", "auto_model"), [("gpt2", AutoModelForCausalLM), ("t5", AutoModelForSeq2SeqLM)])
 def test_the_folder_loads_and_writes(tmp_path, family, auto_model):
-    made = make_warm_start(tmp_path / "warm", replace(TINY, family=family))
-    model, tokenizer = auto_model.from_pretrained(made.folder), AutoTokenizer.from_pretrained(made.folder)
+    measured = make_warm_start(tmp_path, replace(TINY, family=family))
+    model, tokenizer = auto_model.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     held_out = film_opinions(TINY.n_held_out, TINY.seed, split="val")
-    assert perplexity(model, tokenizer, held_out) == pytest.approx(made.perplexity, rel=1e-6)
-    assert model.num_parameters() == made.n_parameters
+    assert perplexity(model, tokenizer, held_out) == pytest.approx(measured, rel=1e-6)
     prompts = tokenizer(["This Korean cartoon was shown"], return_tensors="pt")
     written = model.generate(**prompts, do_sample=True, max_new_tokens=5)
     assert written.shape[1] > 1
 
 
-def test_an_intact_folder_is_reused_and_a_fresh_one_is_equal(tmp_path):
-    made = make_warm_start(tmp_path / "warm", TINY)
-    again = make_warm_start(tmp_path / "warm", TINY)
-    fresh = make_warm_start(tmp_path / "other", TINY)
-    assert (made.reused, again.reused, fresh.reused) == (False, True, False)
-    assert made.perplexity == again.perplexity == fresh.perplexity
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("warm", "other")]
-    assert weights[0] == weights[1]
+def test_a_folder_with_the_same_settings_is_reused_and_a_fresh_one_is_equal(tmp_path):
+    first, second = tmp_path / "warm", tmp_path / "other"
+    measured = make_warm_start(first, TINY)
+    written = {file: file.stat().st_mtime_ns for file in first.iterdir()}
+    assert make_warm_start(first, TINY) == make_warm_start(second, TINY) == measured
+    assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == written
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    assert make_warm_start(second, replace(TINY, seed=1)) != measured
 
 
-def test_other_settings_or_damaged_files_are_made_anew(tmp_path):
-    first = make_warm_start(tmp_path, TINY)
-    other = make_warm_start(tmp_path, replace(TINY, seed=1))
-    assert not other.reused and other.perplexity != first.perplexity
-    weights = tmp_path / "model.safetensors"
-    intact = weights.read_bytes()
-    weights.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
-    assert not make_warm_start(tmp_path, replace(TINY, seed=1)).reused
-    assert weights.read_bytes() == intact
+def test_an_unfinished_folder_is_made_again(tmp_path):
+    measured = make_warm_start(tmp_path, TINY)
+    (tmp_path / RECORD).unlink()
     (tmp_path / "tokenizer.json").unlink()
-    assert not make_warm_start(tmp_path, replace(TINY, seed=1)).reused
-
-
-def test_the_record_says_how_it_was_made(tmp_path):
-    made = make_warm_start(tmp_path, TINY)
-    record = json.loads((tmp_path / RECORD).read_text())
-    assert record["settings"]["steps"] == TINY.steps
-    assert record["perplexity"] == made.perplexity
-    assert {"model.safetensors", "tokenizer.json", "config.json"} <= record["sha256"].keys()
+    assert make_warm_start(tmp_path, TINY) == measured
+    assert (tmp_path / "tokenizer.json").is_file()
 
 
 def assert_same_weights(first, second) -> None:
