@@ -137,7 +137,6 @@ class JsonlPool(TextGenPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_column: the field that holds the prompt; `a.b` selects a nested field.
             reference_column: one or more fields with references: a text, a list of texts or null.
             meta_columns: fields that are passed to rewards and metrics as `meta_info`.
@@ -165,7 +164,6 @@ class CsvPool(TextGenPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_column: the column that holds the prompt.
             reference_column: one or more columns with one reference each.
             delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
@@ -200,7 +198,6 @@ class TextPool(TextGenPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             separator: separator of texts, such as `<|endoftext|>`; default: the end of a line.
             prompt_words: number of words of each text in the prompt.
             prompt_sentences: number of sentences of each text in the prompt, instead of words. Default: the whole text.

@@ -39,7 +39,6 @@ class Gsm8k(TextGenPool):
         r"""Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_prefix: text prepended to every question.
             prompt_suffix: text appended to every question, such as a request to write the answer after `####`.
             n_val: number of rows at the end of the file of `train` that are `val`, if `data_files` has no file for it.

@@ -55,7 +55,6 @@ class HfDatasetPool(TextGenPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             path: hub id, folder written by `save_to_disk`, or a format (`json`, `csv`, `parquet`, `text`).
             prompt_column: the column that holds the prompt; `a.b` selects a nested column.
             name: configuration of the dataset.
@@ -75,12 +74,7 @@ def dataset_rows(
     split_names: Mapping[str, str] | None,
     splitting: Splitting,
 ) -> tuple[Iterator[tuple[int, LocatedRow]], str]:
-    """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`.
-
-    Raises:
-        DataPoolError: the dataset cannot be loaded, or has no such split.
-        MissingExtraError: the package `datasets` is not installed.
-    """
+    """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`."""
     tables = _load(path, name, data_files)
     own_name, owned = _split_of(split, tables, split_names, path)
     table = tables[own_name]

@@ -50,7 +50,6 @@ class NarrativeQA(PublishedPool):
         """Build the pool of a split. By default UnifiedQA's files are downloaded once.
 
         Args:
-            split: `train`, `val` or `test`.
             data_dir: a local copy: UnifiedQA's `{train,dev,test}.tsv` (no header, prompt and answer), or tables with
                 the columns question, answers, document.summary.text (see `published`).
             hub_id: a hub repository with these columns, used instead, such as `deepmind/narrativeqa`, which also

@@ -28,8 +28,7 @@ from rl4lms_like.data_pools.splits import Splitting
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows
 
 Messages: TypeAlias = "list[dict[str, Any]]"
-PROMPT = "prompt"
-"""Default column of the prompt, if there is one."""
+PROMPT = "prompt"  # default column of the prompt, if there is one
 _LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -177,7 +176,6 @@ class PreferencePool(TextGenPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             dataset: instead of files: hub id of a dataset, or a folder written by `save_to_disk`.
             name: configuration of the dataset.
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.

@@ -55,11 +55,7 @@ def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
 
 
 def refuse_devices(file: Path) -> None:
-    """Check a path before it is opened: reading a device such as `/dev/zero` or a pipe may never end.
-
-    Raises:
-        DataPoolError: the path is a device, a pipe or a socket.
-    """
+    """Raise a `DataPoolError` for a device such as `/dev/zero` or a pipe: reading it may never end."""
     if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):  # Path's versions can raise
         raise DataPoolError(f"cannot read {file}: it is a device or a pipe; give a regular file")
 
@@ -88,7 +84,7 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
 
     Raises:
         DataPoolError: it has another format, or cannot be read; the message names file and line.
-        MissingExtraError: it is a parquet file and pyarrow is not installed.
+        MissingExtraError: pyarrow is not installed, for a parquet file.
     """
     if (ending := _ending(file)) not in READERS:
         raise DataPoolError(f"{file}: expected a file that ends with {', '.join('.' + known for known in READERS)}")
@@ -100,11 +96,7 @@ def _ending(file: Path) -> str:
 
 
 def json_line_rows(file: Path) -> Iterator[LocatedRow]:
-    """Yield the objects of a file with one JSON object per line; empty lines are skipped.
-
-    Raises:
-        DataPoolError: the file cannot be read, a line is not a JSON object, or an object has a repeated key.
-    """
+    """Yield the objects of a file with one JSON object per line; empty lines are skipped. Errors as `table_rows`."""
     with open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -120,11 +112,7 @@ def json_line_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def json_rows(file: Path) -> Iterator[LocatedRow]:
-    """Yield the objects of a JSON file: a list of objects, an object with one list of objects, or JSON Lines.
-
-    Raises:
-        DataPoolError: the file cannot be read, contains something else, or an object has a repeated key.
-    """
+    """Yield the objects of a JSON file: a list of objects, an object with one list of objects, or JSON Lines."""
     with open_text(file) as lines:
         text = lines.read()
     try:
@@ -146,16 +134,7 @@ def json_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
-    """Yield the rows of a file of delimiter-separated values with a header line.
-
-    Args:
-        file: path of the file.
-        delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
-
-    Raises:
-        DataPoolError: the file cannot be read, the header has a repeated column, or a row has more or fewer values than
-            the header.
-    """
+    """Yield the rows of delimiter-separated values with a header line; default: tabs in `.tsv` files, else commas."""
     csv.field_size_limit(_LONGEST_VALUE)
     with open_text(file) as lines:
         table = csv.reader(lines, delimiter=delimiter or ("\t" if _ending(file) == "tsv" else ","), strict=True)
@@ -173,12 +152,7 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
 
 
 def parquet_rows(file: Path) -> Iterator[LocatedRow]:
-    """Yield the rows of a parquet file.
-
-    Raises:
-        DataPoolError: the file cannot be read, or has a repeated column.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Yield the rows of a parquet file; a `DataPoolError` for one that cannot be read or has a repeated column."""
     parquet = import_extra("pyarrow.parquet", extra="data", needed_by=f"reading {file.name}")
     try:
         table = parquet.ParquetFile(file)
@@ -243,11 +217,7 @@ def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
-    """Return the text in a column.
-
-    Raises:
-        DataPoolError: there is no such column, or it does not hold text.
-    """
+    """Return the text in a column, or raise a `DataPoolError` if there is none."""
     value = cell(row, name, where)
     if not _is_text(value):
         raise DataPoolError(f"{where}, column {name!r}: expected text, got {shown(value)}")
@@ -255,11 +225,7 @@ def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
-    """Return the texts in a column that holds a list of texts, one text, or null (no text).
-
-    Raises:
-        DataPoolError: there is no such column, or it holds something else.
-    """
+    """Return the texts in a column that holds a list of texts, one text, or null (no text); else a `DataPoolError`."""
     value = cell(row, name, where)
     if value is None:
         return []
@@ -270,11 +236,7 @@ def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
 
 
 def prompt_cell(row: Mapping[str, Any], name: str, where: str) -> str | list[dict[str, Any]]:
-    """Return the text, or the list of messages with `role` and `content`, in a column.
-
-    Raises:
-        DataPoolError: there is no such column, or it holds something else.
-    """
+    """Return the text, or the list of messages with `role` and `content`, in a column; else a `DataPoolError`."""
     value = cell(row, name, where)
     if isinstance(value, str):
         return text_cell(row, name, where)
