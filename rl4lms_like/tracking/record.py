@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,29 +33,17 @@ METRICS = re.compile(r"^(?P<split>.+)_split_metrics\.jsonl$")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of a run folder.
+    """Content of a run folder."""
 
-    Args:
-        path: the folder.
-        config: the run's config as plain data.
-        iterations: logged values of each iteration, with `iteration` and `timesteps`, in order.
-        evaluations: split -> epoch, in order -> metric key -> corpus score.
-        predictions: split -> epoch, in order -> file.
-        credit: recorded values of single tokens, one mapping per line.
-        alarms: alerts of the run doctor, in order.
-        began: first time in the log.
-        ended: last time in the log.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    iterations: list[dict[str, Any]]
-    evaluations: dict[str, dict[Epoch, dict[str, Any]]]
-    predictions: dict[str, dict[Epoch, Path]]
-    credit: list[dict[str, Any]]
-    alarms: list[dict[str, Any]]
-    began: datetime | None
-    ended: datetime | None
+    path: Path  # the folder
+    config: Mapping[str, Any]  # the run's config as plain data
+    iterations: list[dict[str, Any]]  # logged values of each iteration, with `iteration` and `timesteps`, in order
+    evaluations: dict[str, dict[Epoch, dict[str, Any]]]  # split -> epoch, in order -> metric key -> corpus score
+    predictions: dict[str, dict[Epoch, Path]]  # split -> epoch, in order -> file
+    credit: list[dict[str, Any]]  # recorded values of single tokens, one mapping per line
+    alarms: list[dict[str, Any]]  # alerts of the run doctor, in order
+    began: datetime | None  # first time in the log
+    ended: datetime | None  # last time in the log
 
     def setting(self, *path: str) -> Any:
         """Return a value of the config, or None if a key of `path` is missing."""
@@ -112,6 +100,12 @@ def read_predictions(file: Path) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         raise RL4LMsLikeError(f"{file}: expected a list of objects, got {shown(content)}")
     return [_object(item, file) for item in content]
+
+
+def spaced(items: Sequence[Item], n: int) -> Sequence[Item]:
+    """Return the first, the last and evenly spaced items between them, at most `n` (2 or more)."""
+    last = len(items) - 1
+    return items if last < n else [items[step * last // (n - 1)] for step in range(n)]
 
 
 @contextmanager

@@ -14,13 +14,12 @@ from typing import Any
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.record import RunRecord, lines_of, number, written_by_a_run
+from rl4lms_like.tracking.record import RunRecord, lines_of, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, ROLLOUTS
 
 ITERATION, CRITIC = "iteration", "critic"
 TENSORS, TEXTS = ".safetensors", ".jsonl"
-N_ITERATIONS, N_EPISODES = 12, 10
-"""Maximum number of iterations in the report, and of episodes per iteration."""
+N_ITERATIONS, N_EPISODES = 12, 10  # maximum number of iterations in the report, and of episodes per iteration
 
 
 def rollout_file(run_folder: Path, kind: str, number: int, ending: str) -> Path:
@@ -117,7 +116,7 @@ def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, A
         each["iteration"]: {episode["number"] for episode in each["episodes"]}
         for each in (credit or {"iterations": []})["iterations"]
     }
-    chosen = [each for each in kept if each in tokens] or _spaced(kept, N_ITERATIONS)
+    chosen = [each for each in kept if each in tokens] or spaced(kept, N_ITERATIONS)
     iterations = []
     for iteration in chosen:
         file = rollout_file(run.path, ITERATION, iteration, TEXTS)
@@ -128,7 +127,7 @@ def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, A
 
 def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict[str, Any]:
     ranked = sorted(episodes, key=lambda episode: -episode["reward"])
-    spaced = _spaced(ranked, N_EPISODES)
+    chosen = spaced(ranked, N_EPISODES)
     rows = [
         {
             "number": int(episode["episode"]),
@@ -140,12 +139,6 @@ def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict
             "has_tokens": episode["episode"] in with_tokens,
         }
         for episode in ranked
-        if episode in spaced or episode["episode"] in with_tokens
+        if episode in chosen or episode["episode"] in with_tokens
     ]
     return {"rows": rows, "n_episodes": len(episodes)}
-
-
-def _spaced(items: list[Any], n: int) -> list[Any]:
-    """Return the first, the last and evenly spaced items between them, at most `n`."""
-    last = len(items) - 1
-    return items if last < n else [items[step * last // (n - 1)] for step in range(n)]

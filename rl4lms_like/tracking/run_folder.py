@@ -61,9 +61,7 @@ START_FILES |= {ROLLOUTS}  # the first rollout precedes the first iteration's li
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 """Errors of file systems without locks, for instance some network file systems."""
 
-_ESCAPED = "backslashreplace"
-"""Lone surrogates, which are invalid in UTF-8, become the JSON escape `\\ud83d`."""
-
+_ESCAPED = "backslashreplace"  # lone surrogates, which are invalid in UTF-8, become the JSON escape `\ud83d`
 logger = logging.getLogger(__name__)
 
 

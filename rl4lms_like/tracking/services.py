@@ -23,14 +23,11 @@ from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
 
-N_TEXTS = 5
-"""Number of texts of an evaluation in TensorBoard."""
-
+N_TEXTS = 5  # number of texts of an evaluation in TensorBoard
 FINISH_S = 300.0
 """Maximum seconds to wait for Weights & Biases at the end of a run; `WANDB_FINISH_TIMEOUT` overrides it."""
 
-ID_FILE = "wandb_run.json"
-"""File in the run's folder with the id of the run in Weights & Biases."""
+ID_FILE = "wandb_run.json"  # file in the run's folder with the id of the run in Weights & Biases
 
 
 class TrackerWriter(KVWriter):
