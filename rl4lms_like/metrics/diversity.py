@@ -20,7 +20,7 @@ from statistics import fmean, median
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
 from rl4lms_like.scoring.bleu import ngrams
-from rl4lms_like.scoring.nltk_data import require_sentences, words
+from rl4lms_like.scoring.nltk_data import require_data, words
 from rl4lms_like.scoring.score import Texts
 
 _TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
@@ -39,7 +39,7 @@ class DiversityMetrics(TextsMetric):
     """
 
     def __init__(self, window_size: Count = 100) -> None:
-        require_sentences("the metric 'diversity'")
+        require_data("the metric 'diversity'", "punkt_tab")
         self.window_size = window_size
 
     def results(self, texts: Texts) -> MetricResults:
@@ -111,10 +111,6 @@ def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
     1944), rounded to 5 decimals and NaN with fewer than `W` tokens. `vocab_size-N` is the number of distinct n-grams,
     `distinct-N` that number divided by the number of n-grams, `unique-N` the number of n-grams that occur once; all are
     0 without n-grams.
-
-    Args:
-        texts: at least one.
-        window_size: window of the mean segmental type-token ratio, in tokens.
     """
     tokens = [[token.lower() for token in words(text, "the metric 'diversity'")] for text in texts]
     plain = [[token for token in text if token not in _PUNCTUATION] for text in tokens]

@@ -22,8 +22,6 @@ class SampledAnswers(TextsMetric):
     """Base of metrics whose score of a prompt depends on k of its samples.
 
     Args:
-        k: numbers of samples, a list.
-        scorer: reward that decides whether a sample is right; None: `exact_match`.
         correct_from: minimum score of a right sample.
     """
 
@@ -55,10 +53,7 @@ class SampledAnswers(TextsMetric):
     def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:
         """Return the score of each prompt, for each of the numbers `k`.
 
-        Args:
-            groups: indices of the samples of each prompt, at least as many as the largest k.
-            right: True for each right sample.
-            texts: the samples.
+        `groups` has the indices of the samples of each prompt, at least as many as the largest k.
         """
 
     def results(self, texts: Texts) -> MetricResults:
@@ -108,7 +103,6 @@ class PassAtK(SampledAnswers):
         k: numbers of attempts, a list.
         scorer: reward that decides whether a sample is right, `{id, args}`: `exact_match`, `math_equal`, `regex`,
             `python` or any other batched reward; null: `exact_match` with its default arguments.
-        correct_from: minimum score of a right sample.
     """
 
     name = "pass"
@@ -130,7 +124,6 @@ class MajAtK(SampledAnswers):
         k: numbers of samples that vote, a list.
         scorer: reward that extracts the answer and decides whether it is right, `{id, args}`: `exact_match` or
             `math_equal`; null: `exact_match` with its default arguments.
-        correct_from: minimum score of a right sample.
     """
 
     name = "maj"
@@ -151,24 +144,8 @@ class MajAtK(SampledAnswers):
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return 1 - C(n - c, k) / C(n, k), their eq. 1, as a product that does not overflow for large n.
-
-    Args:
-        n: number of samples of one prompt.
-        c: number of right samples among them.
-        k: number of attempts.
-
-    Raises:
-        ValueError: there are fewer than k samples.
-    """
-    if n < k:
-        raise ValueError(f"pass@{k} needs at least {k} samples of a prompt, got {n}")
-    if n - c < k:
-        return 1.0
-    all_wrong = 1.0
-    for i in range(n - c + 1, n + 1):
-        all_wrong *= 1 - k / i
-    return 1.0 - all_wrong
+    """Return 1 - C(n - c, k) / C(n, k), their eq. 1, for k attempts and n samples (at least k), c of them right."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def groups_of(texts: Sequence[str]) -> dict[str, list[int]]:

@@ -12,9 +12,7 @@ from typing import Any
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.score import Texts
 
-PREFIX = "generate a sentence with: "
-"""Beginning of RL4LMs' CommonGen prompts."""
-
+PREFIX = "generate a sentence with: "  # beginning of RL4LMs' CommonGen prompts
 INSTRUCTION_WORDS = ("generate", "sentence")
 
 

@@ -28,8 +28,7 @@ from rl4lms_like.scoring.score import Texts
 T = TypeVar("T")
 
 _OF_ALL = ("prompts", "responses", "references", "meta_infos")
-_OF_ONE = ("prompt", "response", "references", "meta_info")
-"""Names of the keyword arguments passed to a function."""
+_OF_ONE = ("prompt", "response", "references", "meta_info")  # names of the keyword arguments passed to a function
 
 
 @dataclass(eq=False, repr=False)  # `kwargs` may contain secrets

@@ -35,11 +35,7 @@ def compiled(pattern: str, flags: Sequence[str] = ()) -> re.Pattern[str]:
 
 
 def check_group(pattern: re.Pattern[str], group: int | str) -> None:
-    """Raise an error for a group that the pattern does not have.
-
-    Raises:
-        ValueError: the pattern has no such group.
-    """
+    """Raise a `ValueError` for a group that the pattern does not have."""
     names: Mapping[str, int] = pattern.groupindex
     if group not in names if isinstance(group, str) else not 0 <= group <= pattern.groups:
         has = ", ".join(map(str, [*range(1, pattern.groups + 1), *names])) or "none"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.scoring.classifier import Classifier
+from rl4lms_like.scoring.classifier import classifier_of
+from rl4lms_like.scoring.frozen import ModelArguments
 from rl4lms_like.scoring.score import Score, Texts
 
 DEFAULT = "bleurt-base-128"
@@ -27,7 +27,7 @@ CHECKPOINTS = MappingProxyType(
 
 
 @dataclass(eq=False)
-class Bleurt(Score):
+class Bleurt(ModelArguments, Score):
     """BLEURT (Sellam et al., 2020) against the best reference, roughly from -1 to 1.
 
     In pairs that are too long, the end of the longer text is cut, as in the original. Empty texts are scored as others.
@@ -35,9 +35,6 @@ class Bleurt(Score):
     Args:
         checkpoint: `bleurt-base-128` (the default), another published checkpoint with BERT's architecture
             (`bleurt-tiny-128` to `bleurt-large-512`), or the hub id or local folder of a BERT with one logit.
-        batch_size: pairs per forward pass.
-        device: device of the model; `auto` uses a GPU if available.
-        dtype: data type of its weights.
         max_length: maximum tokens per pair; default: the length used to train the published checkpoint. Local copies
             do not store it: set 128 for a copy of `bleurt-base-128`.
     """
@@ -45,9 +42,6 @@ class Bleurt(Score):
     needs_references = True
 
     checkpoint: str | None = None
-    batch_size: Count = 32
-    device: Device = "auto"
-    dtype: Dtype = "float32"
     max_length: Count | None = None
 
     def __post_init__(self) -> None:
@@ -55,14 +49,9 @@ class Bleurt(Score):
         if name.startswith("BLEURT-20"):
             raise ValueError(f"{name} is not plain BERT and cannot be loaded; available: {', '.join(CHECKPOINTS)}")
         hub_id, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
-        self.classifier = Classifier(
-            hub_id,
-            batch_size=self.batch_size,
-            device=self.device,
-            dtype=self.dtype,
-            role="BLEURT checkpoint",
-            truncation_side="right",
-            max_length=self.max_length or tuned_with,
+        limit = self.max_length or tuned_with
+        self.classifier = classifier_of(
+            self, hub_id, role="BLEURT checkpoint", truncation_side="right", max_length=limit
         )
         self.classifier.check_label(None)
 

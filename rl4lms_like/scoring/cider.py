@@ -19,40 +19,25 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import import_extra
 from rl4lms_like.scoring.bleu import ORDER, ngrams_to_4
 from rl4lms_like.scoring.score import json_texts
 
-NEEDS = "extra 'captions'"
-SIGMA = 6.0
-"""Standard deviation of the Gaussian penalty for a difference in length, in bigrams."""
-
+SIGMA = 6.0  # standard deviation of the Gaussian penalty for a difference in length, in bigrams
 Ngram: TypeAlias = "tuple[str, ...]"
 
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Inverse document frequencies of n-grams.
+    """Inverse document frequencies of n-grams."""
 
-    Args:
-        weights: n-gram -> log(documents / documents that contain it).
-        largest: weight of an n-gram in one document, also used for an n-gram in none.
-    """
-
-    weights: Mapping[Ngram, float]
-    largest: float
+    weights: Mapping[Ngram, float]  # n-gram -> log(documents / documents that contain it)
+    largest: float  # weight of an n-gram in one document, also used for an n-gram in none
 
 
 def cider(
     generated_texts: Sequence[str], references: Sequence[Sequence[str]], frequencies: Frequencies | None = None
 ) -> list[float]:
-    """Return CIDEr-D of each text, from 0 to 10; NaN for a text without references.
-
-    Args:
-        generated_texts: `n` texts.
-        references: `n` lists of references.
-        frequencies: document frequencies; None: those of `references`.
-    """
+    """Return CIDEr-D of each text, from 0 to 10; NaN for a text without references. Default: their own frequencies."""
     counted = {text: _counts(text) for texts in references for text in texts}
     known = frequencies or _frequencies([counted[text] for text in texts] for texts in references if texts)
     vectors = {text: _Vector(counts, known) for text, counts in counted.items()}
@@ -81,20 +66,11 @@ def frequencies_of_file(path: str) -> Frequencies:
 
 
 def existing_file(path: str) -> Path:
-    """Return the path of the file of references.
-
-    Raises:
-        ValueError: the file does not exist.
-    """
+    """Return the path of the file of references, or raise a `ValueError` if it does not exist."""
     file = with_home(path)
     if not file.is_file():
         raise ValueError(f"references_file: there is no file {file.absolute()}")
     return file
-
-
-def require_cider(needed_by: str) -> None:
-    """Raise a `MissingExtraError` if spaCy is not installed, for constructors of components."""
-    import_extra("spacy", extra="captions", needed_by=needed_by)
 
 
 @lru_cache(maxsize=2**15)

@@ -25,10 +25,9 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, padded, require_finite
+from rl4lms_like.core.numbers import Finite, NonNegative, Whole
+from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, padded, require_finite
 from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
@@ -165,36 +164,29 @@ class Classifier(FrozenModel):
             self.label_index(label, single=single, config=config)
 
 
-def classifier_of(score: Any, **settings: Any) -> Classifier:
-    """Return the classifier of a score that has `model_name`, `batch_size`, `device` and `dtype` as arguments."""
-    shared = {"batch_size": score.batch_size, "device": score.device, "dtype": score.dtype}
-    return Classifier(score.model_name, **shared, **settings)
+def classifier_of(score: ModelArguments, model_name: str, **settings: Any) -> Classifier:
+    """Return the classifier of a score."""
+    return Classifier(model_name, batch_size=score.batch_size, device=score.device, dtype=score.dtype, **settings)
 
 
 @dataclass(eq=False)
-class LabelProbability(Score):
+class LabelProbability(ModelArguments, Score):
     """Softmax probability of one label under a classifier, with prompt and response concatenated to one text.
 
     Args:
         model_name: hub id or local folder of a sequence classifier.
         label_ix: index of the label.
         include_prompt_for_eval: prepend the prompt to the response; False: score the response alone.
-        batch_size: texts per forward pass.
-        device: device of the classifier; `auto` uses a GPU if available.
-        dtype: data type of its weights.
         trust_remote_code: run code shipped with the checkpoint.
     """
 
     model_name: str
     label_ix: Whole
     include_prompt_for_eval: bool = True
-    batch_size: Count = 32
-    device: Device = "auto"
-    dtype: Dtype = "float32"
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        self.classifier = classifier_of(self, trust_remote_code=self.trust_remote_code)
+        self.classifier = classifier_of(self, self.model_name, trust_remote_code=self.trust_remote_code)
         self.classifier.check_label(self.label_ix, single=False)
 
     def per_text(self, texts: Texts) -> list[float]:
@@ -204,7 +196,7 @@ class LabelProbability(Score):
 
 
 @dataclass(eq=False)
-class RewardModelScore(Score):
+class RewardModelScore(ModelArguments, Score):
     """Output of a reward model for a response: the logit of a sequence classifier, or a label's probability.
 
     Args:
@@ -215,9 +207,6 @@ class RewardModelScore(Score):
         value: `logit`, or `probability`: sigmoid of a single logit, softmax over several.
         scale: factor of the value.
         clip: maximum absolute value of the result, after scaling.
-        batch_size: texts per forward pass.
-        device: device of the model; `auto` uses a GPU if available.
-        dtype: data type of its weights.
         trust_remote_code: run code shipped with the checkpoint.
         append_eos: append the end-of-text token to the input, as in the training of many reward models; null: use
             `append_eos` of the model's config.json, else false with a warning.
@@ -229,14 +218,12 @@ class RewardModelScore(Score):
     value: Value = "logit"
     scale: Finite = 1.0
     clip: NonNegative | None = None
-    batch_size: Count = 32
-    device: Device = "auto"
-    dtype: Dtype = "float32"
     trust_remote_code: bool = False
     append_eos: bool | None = None
 
     def __post_init__(self) -> None:
-        self.classifier = classifier_of(self, role="reward model", trust_remote_code=self.trust_remote_code)
+        trust = self.trust_remote_code
+        self.classifier = classifier_of(self, self.model_name, role="reward model", trust_remote_code=trust)
         self.classifier.check_label(self.label)
 
     @cached_property

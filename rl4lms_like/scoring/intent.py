@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl4lms_like.core.devices import Device, Dtype
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.scoring.classifier import classifier_of
+from rl4lms_like.scoring.frozen import ModelArguments
 from rl4lms_like.scoring.score import Score, Texts
 
 END_OF_UTTERANCE = "<EOU>"
@@ -20,25 +19,19 @@ DEFAULT_CLASSIFIER = "rajkumarrrk/roberta-daily-dialog-intent-classifier"
 
 
 @dataclass(eq=False)
-class IntentMatch(Score):
+class IntentMatch(ModelArguments, Score):
     """1 for each response whose predicted intent is the requested one, `meta_data["intent"][0]`, else 0.
 
     Prompts are utterances, each followed by `<EOU>`, which the last one may lack.
 
     Args:
         model_name: hub id or local folder of the intent classifier; its label 0 is intent 1.
-        batch_size: texts per forward pass.
-        device: device of the classifier; `auto` uses a GPU if available.
-        dtype: data type of its weights.
     """
 
     model_name: str = DEFAULT_CLASSIFIER
-    batch_size: Count = 32
-    device: Device = "auto"
-    dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        self.classifier = classifier_of(self, role="classifier of intents")
+        self.classifier = classifier_of(self, self.model_name, role="classifier of intents")
 
     def per_text(self, texts: Texts) -> list[float]:
         targets = [_intent(meta, prompt) for meta, prompt in zip(texts.metas, texts.prompts, strict=True)]

@@ -14,13 +14,11 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from rl4lms_like.core.errors import import_extra
 from rl4lms_like.scoring.bleu import ORDER, ngrams
 from rl4lms_like.scoring.rouge import lcs_length
 from rl4lms_like.scoring.totto import TottoSample, totto_line
 
-SMOOTHING = 1e-5
-"""Replacement for a precision or recall of 0 above unigrams, and for a recall of 0."""
+SMOOTHING = 1e-5  # replacement for a precision or recall of 0 above unigrams, and for a recall of 0
 
 
 class Parent(NamedTuple):
@@ -35,11 +33,8 @@ def parent(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> li
     """Return the scores of each text against its sample; NaN for a sample without references.
 
     Lambda, the weight of the table in the recall, is the fraction of the highlighted cells that the reference does not
-    mention. Values without tokens are left out; a sample without values has no table recall.
-
-    Args:
-        generated_texts: `n` texts; an empty text is read as `<null>`, as in the script.
-        samples: `n`, from `totto_samples`.
+    mention. Values without tokens are left out; a sample without values has no table recall. An empty text is read as
+    `<null>`, as in the script.
     """
     tables: dict[int, _Table] = {}
     scores = []
@@ -51,11 +46,6 @@ def parent(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> li
             tables[id(sample)] = _Table(sample)
         scores.append(tables[id(sample)].score(_tokens(totto_line(text))))
     return scores
-
-
-def require_parent(needed_by: str) -> None:
-    """Raise a `MissingExtraError` if sacrebleu, whose tokenizer is used, is not installed."""
-    import_extra("sacrebleu", extra="lexical", needed_by=needed_by)
 
 
 class _Side:

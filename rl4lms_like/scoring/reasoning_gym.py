@@ -67,19 +67,11 @@ class ReasoningGym(Score):
 
 @lru_cache(maxsize=8)  # a run has one data set, and its scorer may depend on the config
 def create(name: str, config: str, needed_by: str, **size_and_seed: int) -> Any:
-    """Return a data set of reasoning-gym.
-
-    Args:
-        name: of the data set.
-        config: its other arguments as JSON.
-        needed_by: description of the component for messages.
-        size_and_seed: its `size` and `seed`.
+    """Return a data set of reasoning-gym; `config` has its other arguments as JSON.
 
     Raises:
         MissingExtraError: the package is not installed.
-        ValueError: the package does not know the data set, or rejects a value of the config.
-        TypeError: the data set has no such argument.
-        AssertionError: as `ValueError`; the package checks most values by assertions.
+        TypeError, ValueError, AssertionError: the package does not know the data set, an argument or a value.
     """
     package = import_extra("reasoning_gym", extra="reasoning", needed_by=needed_by)
     return package.create_dataset(name, **json.loads(config), **size_and_seed)

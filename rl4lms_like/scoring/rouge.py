@@ -39,11 +39,7 @@ def rouge(
 ) -> dict[str, list[float]]:
     """Return the F-measures of each text, by type, from 0 to 1; an empty text scores 0.
 
-    Args:
-        generated_texts: `n` texts.
-        references: at least one reference per text.
-        rouge_types: types to compute.
-        use_single_ref: compare with the first reference; False: with the best reference for each type.
+    Each text is compared with its first reference, or without `use_single_ref` with the best one for each type.
     """
     require_rouge("ROUGE")
     chosen = [texts[:1] for texts in references] if use_single_ref else references

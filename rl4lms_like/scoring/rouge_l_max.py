@@ -15,15 +15,7 @@ from functools import cache, lru_cache
 from typing import Literal
 
 from rl4lms_like.core.numbers import Fraction, Positive, Whole
-from rl4lms_like.scoring.nltk_data import (
-    CACHE_SIZE,
-    porter,
-    require_sentences,
-    require_sentences_and_wordnet,
-    require_wordnet,
-    sentences,
-    wordnet,
-)
+from rl4lms_like.scoring.nltk_data import CACHE_SIZE, porter, require_data, sentences, wordnet
 from rl4lms_like.scoring.rouge import lcs_length, require_rouge, union_of_lines
 from rl4lms_like.scoring.score import Score, Texts, readings
 
@@ -66,12 +58,8 @@ class RougeLMax(Score):
 
     def __post_init__(self) -> None:
         require_rouge(self.needed_by)
-        if self.stemming and not self.ensure_compatibility:
-            require_sentences_and_wordnet(self.needed_by)
-        elif self.stemming:
-            require_wordnet(self.needed_by)
-        elif not self.ensure_compatibility:
-            require_sentences(self.needed_by)
+        needed = {"punkt_tab": not self.ensure_compatibility, "wordnet": self.stemming}
+        require_data(self.needed_by, *(name for name, is_needed in needed.items() if is_needed))
 
     def per_text(self, texts: Texts) -> list[float]:
         read = readings(texts.references, lambda each: [_lines(text, self) for text in each])

@@ -81,11 +81,7 @@ class Score(ABC):
 
 
 def require_references(prompt_texts: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Raise an error that names the first sample without references.
-
-    Raises:
-        ValueError: a sample has no references.
-    """
+    """Raise a `ValueError` that names the first sample without references."""
     for index, (prompt, texts) in enumerate(zip(prompt_texts, references, strict=True)):
         if not texts:
             where = f"text {index} of {len(references)}"
@@ -93,12 +89,7 @@ def require_references(prompt_texts: Sequence[str], references: Sequence[Sequenc
 
 
 def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...]], T]) -> Iterator[T]:
-    """Yield `read(references)` for each sample, computed once for equal references and kept only while needed.
-
-    Args:
-        references: references of each sample.
-        read: computes what a score needs from one sample's references.
-    """
+    """Yield `read(references)` for each sample, computed once for equal references and kept only while needed."""
     left = Counter(map(tuple, references))
     kept: dict[tuple[str, ...], T] = {}
     for texts in map(tuple, references):

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from functools import cache
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rl4lms_like.core.errors import MissingResourceError, import_extra
 from rl4lms_like.scoring.cider import tokens
 
-NEEDS = "extra 'captions', Java 8 to 14, CoreNLP 3.6.0"
 JAR = "spice-1.0.jar"
 CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 OLDEST_JAVA, NEWEST_JAVA = 8, 14
@@ -34,8 +33,10 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _DOWNLOAD = "python -c 'from pycocoevalcap.spice.get_stanford_models import get_stanford_models as get; get()'"
 _CORENLP = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
 _SHOWN = 2000
-_Lack: TypeAlias = tuple[str, str, str]
-"""Missing resource, command that installs it, what to do offline."""
+_INSTALL_JAVA = (
+    "conda install -c conda-forge openjdk=11 (or install it any other way and set JAVA_HOME)",
+    f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and set JAVA_HOME to its folder",
+)
 
 
 def spice(
@@ -47,11 +48,7 @@ def spice(
 ) -> list[float]:
     """Return SPICE's F of each text, from 0 to 1; NaN for a text without references, 0 for a text without words.
 
-    Args:
-        generated_texts: `n` texts.
-        references: `n` lists of references.
-        java_memory: maximum heap size of Java.
-        timeout: seconds after which Java is stopped.
+    `java_memory` is the maximum heap size of Java, which is stopped after `timeout` seconds.
 
     Raises:
         MissingResourceError: see `require_spice`.
@@ -80,8 +77,16 @@ def require_spice(needed_by: str) -> None:
         MissingExtraError: pycocoevalcap or spaCy is not installed.
         MissingResourceError: Java or CoreNLP's jars are missing; the message lists all of them.
     """
-    folder = _folder(needed_by)
-    lacks = [lack for lack in (_java_lack(), _corenlp_lack(folder)) if lack is not None]
+    libraries = _folder(needed_by) / "lib"
+    java = _java()
+    version = _java_version(java) if java else None
+    lacks: list[tuple[str, str, str]] = []  # resource, command that installs it, what to do offline
+    if version is None or not OLDEST_JAVA <= version <= NEWEST_JAVA:
+        found = "none is found" if java is None else f"{java} is Java {version}" if version else f"{java} does not run"
+        lacks.append((f"Java {OLDEST_JAVA} to {NEWEST_JAVA} ({found})", *_INSTALL_JAVA))
+    if missing := [name for name in CORENLP_JARS if not (libraries / name).is_file()]:
+        copy = f"copy {' and '.join(missing)} of {_CORENLP} to {libraries}"
+        lacks.append((f"CoreNLP 3.6.0 ({', '.join(missing)})", _DOWNLOAD, copy))
     if lacks:
         resources, commands, offline = zip(*lacks, strict=True)
         raise MissingResourceError(
@@ -126,19 +131,6 @@ def _java() -> str | None:
     return shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
 
 
-def _java_lack() -> _Lack | None:
-    java = _java()
-    version = _java_version(java) if java else None
-    if version is not None and OLDEST_JAVA <= version <= NEWEST_JAVA:
-        return None
-    found = f"{java} is Java {version}" if version is not None else f"{java} does not run" if java else "none is found"
-    return (
-        f"Java {OLDEST_JAVA} to {NEWEST_JAVA} ({found})",
-        "conda install -c conda-forge openjdk=11 (or install it any other way and set JAVA_HOME)",
-        f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and set JAVA_HOME to its folder",
-    )
-
-
 @cache
 def _java_version(java: str) -> int | None:
     try:
@@ -149,17 +141,6 @@ def _java_version(java: str) -> int | None:
         return None
     found = _VERSION.search(message.stderr + message.stdout)
     return int(found[1]) if found else None
-
-
-def _corenlp_lack(folder: Path) -> _Lack | None:
-    missing = [name for name in CORENLP_JARS if not (folder / "lib" / name).is_file()]
-    if not missing:
-        return None
-    return (
-        f"CoreNLP 3.6.0 ({', '.join(missing)})",
-        _DOWNLOAD,
-        f"copy {' and '.join(missing)} of {_CORENLP} to {folder / 'lib'}",
-    )
 
 
 def _number(value: Any) -> float:

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 N_REFERENCES = 3
-NULL = "<null>"
-"""Placeholder for an empty text and for a missing reference."""
-
+NULL = "<null>"  # placeholder for an empty text and for a missing reference
 SUBSETS: Mapping[str, bool | None] = {"overall": None, "overlap": True, "non_overlap": False}
 """Subsets of ToTTo's development set -> the value of `overlap_subset` in their samples; None: any."""
 
@@ -46,21 +44,13 @@ _SEPARATORS = re.compile("[\t\r\n]")
 
 @dataclass(frozen=True)
 class TottoSample:
-    """One sample as in the scripts' files.
+    """One sample as in the scripts' files."""
 
-    Args:
-        references: three lines or more.
-        n_written: number of references that are not placeholders; 0 in ToTTo's hidden test set.
-        precision_entries: values that the text may mention.
-        recall_entries: values that the text should mention.
-        overlap: True if the table's header occurs in the training set.
-    """
-
-    references: tuple[str, ...]
-    n_written: int
-    precision_entries: tuple[str, ...]
-    recall_entries: tuple[str, ...]
-    overlap: bool
+    references: tuple[str, ...]  # three lines or more
+    n_written: int  # number of references that are not placeholders; 0 in ToTTo's hidden test set
+    precision_entries: tuple[str, ...]  # values that the text may mention
+    recall_entries: tuple[str, ...]  # values that the text should mention
+    overlap: bool  # True if the table's header occurs in the training set
 
 
 def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str) -> list[TottoSample]:
@@ -170,9 +160,7 @@ def detokenize(line: str) -> str:
 
     A word is joined to the word before it, the word after it, both or neither. Quotation marks alternate between
     opening and closing: `he said : " it 's 5 % "` becomes `he said: "it's 5%"`.
-
-    Args:
-        line: words separated by single spaces; tabs and other white space belong to the words around them.
+    Words are separated by single spaces; tabs and other white space belong to the words around them.
     """
     if not line.strip() or _MARKUP.fullmatch(line):
         return line

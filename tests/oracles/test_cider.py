@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from rl4lms_like.metrics.captions import CIDERMetric
-from rl4lms_like.rewards.captions import SpiderRewardFunction
+from rl4lms_like.metrics.lexical import CIDERMetric
+from rl4lms_like.rewards.lexical import SpiderRewardFunction
 from rl4lms_like.scoring.cider import cider, tokens
 from rl4lms_like.scoring.score import Texts
 
