@@ -3,9 +3,6 @@
     row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
     sample  prompt from `prompt_column`, references from `reference_column`, meta_data from `meta_columns`
 
-    data_files  {train: a, val: b, test: c}     one file per split
-    path        one file for all                 its rows are shuffled with `seed` and divided by `split_ratios`
-
 A dotted name selects a nested value: `translation.en` is `row["translation"]["en"]`.
 """
 
@@ -96,7 +93,7 @@ class DataFiles:
     """Files of a pool.
 
     Args:
-        path: one file for all splits, divided by `split_ratios`.
+        path: one file for all splits, shuffled with `seed` and divided by `split_ratios`.
         data_files: one file for each split.
     """
 

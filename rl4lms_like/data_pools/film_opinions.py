@@ -68,12 +68,8 @@ class FilmOpinions(TextGenPool):
 def film_opinions(n: int, seed: int, *, split: str = "train") -> list[str]:
     """Generate distinct opinions of one to three sentences: about 46 % praise, 42 % blame, the rest neutral or mixed.
 
-    A smaller `n` gives a prefix of a larger one: `film_opinions(10, seed) == film_opinions(99, seed)[:10]`.
-
-    Args:
-        n: number of opinions.
-        seed: seed of the draws; texts of different seeds are independent.
-        split: split of the opinions; opinions of `val` and `test` also have distinct openings.
+    A smaller `n` gives a prefix of a larger one: `film_opinions(10, seed) == film_opinions(99, seed)[:10]`. Texts of
+    different seeds are independent. Opinions of `val` and `test` also have distinct openings.
 
     Raises:
         DataPoolError: unknown split.

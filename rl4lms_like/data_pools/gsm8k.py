@@ -2,9 +2,6 @@
 
 row        {"question": "How many ...?", "answer": "She sold 48/2 = 24. ... #### 72"}
 sample     prompt from the question, reference 72, meta_data {"solution": "She sold 48/2 = 24. ... #### 72"}
-
-data_files  {train: train.jsonl, test: test.jsonl}      as published; `val` is the end of the file of `train`
-path        one file for all, divided by `split_ratios`
 """
 
 from __future__ import annotations
@@ -42,7 +39,6 @@ class Gsm8k(TextGenPool):
             prompt_prefix: text prepended to every question.
             prompt_suffix: text appended to every question, such as a request to write the answer after `####`.
             n_val: number of rows at the end of the file of `train` that are `val`, if `data_files` has no file for it.
-            path: one JSON Lines file for all splits, divided by `split_ratios`.
             data_files: one JSON Lines file for each split; that of `val` may be missing.
         """
         names_of(split)

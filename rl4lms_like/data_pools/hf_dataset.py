@@ -1,9 +1,4 @@
-"""Pool of the columns of a dataset of the `datasets` library: on the hub, saved to disk, or in local files.
-
-path: imdb                                       a dataset on the hub
-path: /data/my_set                               a folder written by `save_to_disk`
-path: parquet, data_files: {train: a.parquet}    a file format and its files
-"""
+"""Pool of the columns of a dataset of the `datasets` library: on the hub, saved to disk, or in local files."""
 
 from __future__ import annotations
 

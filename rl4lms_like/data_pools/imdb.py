@@ -50,7 +50,7 @@ def _text_files(folder: Path) -> Iterator[LocatedRow]:
 
 
 def _numbers_first(file: Path) -> tuple[int, str]:
-    """Sort key by leading number: `12_7.txt` comes after `9_8.txt`."""
+    """Return a sort key by leading number: `12_7.txt` comes after `9_8.txt`."""
     number = re.match(r"\d+", file.name)
     return int(number[0]) if number else 0, file.name
 

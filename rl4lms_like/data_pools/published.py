@@ -133,13 +133,7 @@ class PublishedPool(TextGenPool):
     def rows(
         cls, split: str, source: Source, hub: HubTable | None = None, layouts: Sequence[Find] = ()
     ) -> Iterator[LocatedRow]:
-        """Return the rows of a split, in the order of its files or table.
-
-        Args:
-            split: `train`, `val` or `test`.
-            source: source of the dataset.
-            hub: hub table to use if the user selects no other; default: the pool's.
-            layouts: readers of published files; default: the pool's.
+        """Return the rows of a split, in the order of its files or table; `hub` and `layouts` default to the pool's.
 
         Raises:
             DataPoolError: unknown split, or it cannot be loaded or found, or has no rows.

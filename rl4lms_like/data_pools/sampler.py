@@ -2,10 +2,6 @@
 
 probabilities   1.0   3.0   0.5
 cumulative      1.0   4.0   4.5     a draw is a random number below the total, located by bisection
-
-PromptSampler       base class; `update` receives the rewards of each rollout
-PrioritySampler     probabilities `weight ** priority_scale`, the default
-DifficultySampler   probabilities by the success rate of each prompt
 """
 
 from __future__ import annotations

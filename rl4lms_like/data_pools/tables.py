@@ -35,11 +35,7 @@ _LONGEST_VALUE = 2**31 - 1  # Python's default limit of 131072 characters is too
 
 @contextmanager
 def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
-    """Open a UTF-8 text file, plain or gzip-compressed, as a context manager.
-
-    Args:
-        file: path of the file.
-        newline: line ending, as for Python's `open`; default: any of the usual ones, not translated.
+    """Open a UTF-8 text file, plain or gzip-compressed; by default any usual line ending is accepted, not translated.
 
     Raises:
         DataPoolError: it is a device or a pipe, or cannot be opened, decompressed or decoded. Read errors of other
@@ -67,11 +63,7 @@ def text_lines(file: Path, newline: str | None = "\n") -> Iterator[str]:
 
 
 def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the line pairs of two parallel text files: the location, and both texts without their line ends.
-
-    Raises:
-        DataPoolError: a file cannot be read, or one has fewer lines than the other.
-    """
+    """Yield the line pairs of two parallel text files: the location, and both texts without their line ends."""
     for number, (here, there) in enumerate(zip_longest(text_lines(left), text_lines(right)), start=1):
         if here is None or there is None:
             shorter, longer = (left, right) if here is None else (right, left)
@@ -198,11 +190,7 @@ def _refuse_repeated(names: list[str], what: str) -> None:
 
 
 def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
-    """Return the value in a column; `a.b` selects a nested value.
-
-    Raises:
-        DataPoolError: there is no such column; the message suggests the most similar one.
-    """
+    """Return the value in a column (`a.b`: a nested value), or raise a `DataPoolError` that suggests a similar one."""
     if name in row:
         return row[name]
     value: Any = row

@@ -53,7 +53,7 @@ METRICS = Registry(
             ),
         ),
         "novelty": Entry(
-            ".novelty:NoveltyMetric",
+            ".diversity:NoveltyMetric",
             "fraction of n-grams and of texts that do not occur in a file of training texts",
             keys=("diversity_metrics/novelty-{n}", "diversity_metrics/novel_texts"),
         ),
@@ -206,10 +206,10 @@ METRICS = Registry(
             ".answers:RegexMetric", "fraction of responses that match a regular expression", keys=("answers/regex",)
         ),
         "pass_at_k": Entry(
-            ".pass_at_k:PassAtK", "probability that one of k samples of a prompt is right", keys=("answers/pass@{k}",)
+            ".answers:PassAtK", "probability that one of k samples of a prompt is right", keys=("answers/pass@{k}",)
         ),
         "maj_at_k": Entry(
-            ".pass_at_k:MajAtK", "fraction of right answers by majority vote over k samples", keys=("answers/maj@{k}",)
+            ".answers:MajAtK", "fraction of right answers by majority vote over k samples", keys=("answers/maj@{k}",)
         ),
     },
 )

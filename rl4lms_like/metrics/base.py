@@ -1,10 +1,4 @@
-"""Base classes of metrics.
-
-BaseMetric     any metric; the class that users derive from
-TextsMetric    from prompts, responses, references and `meta_data`; NaN for texts without the references it needs
-ScoreMetric    adapter that makes a metric from a score (`scoring.score`)
-NamedMetric    metric with a name that is appended to its keys
-"""
+"""Base classes of metrics; users derive from `BaseMetric`."""
 
 from __future__ import annotations
 

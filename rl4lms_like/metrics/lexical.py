@@ -10,11 +10,11 @@ from rl4lms_like.core.numbers import Positive
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
 from rl4lms_like.scoring import rouge_l_max
 from rl4lms_like.scoring.bleu import Bleu
-from rl4lms_like.scoring.cider import cider, existing_file, frequencies_of_file
+from rl4lms_like.scoring.cider import cider, frequencies_of_file
 from rl4lms_like.scoring.meteor import Meteor
 from rl4lms_like.scoring.parent import parent
 from rl4lms_like.scoring.rouge import ROUGE_TYPES, require_rouge, rouge
-from rl4lms_like.scoring.score import Texts, mean
+from rl4lms_like.scoring.score import Texts, existing_file, mean
 from rl4lms_like.scoring.spice import require_spice, spice
 from rl4lms_like.scoring.totto import SUBSETS, TottoSample, bleu, totto_samples
 from rl4lms_like.scoring.translation import ChrF, SacreBleuScore, TranslationEditRate
@@ -147,7 +147,7 @@ class CIDERMetric(ScoreMetric):
     def __post_init__(self) -> None:
         import_extra("spacy", extra="captions", needed_by=self.needed_by)
         if self.references_file is not None:
-            existing_file(self.references_file)
+            existing_file(self.references_file, "references_file")
 
     def per_text(self, texts: Texts) -> list[float]:
         frequencies = None if self.references_file is None else frequencies_of_file(self.references_file)

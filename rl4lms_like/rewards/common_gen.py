@@ -41,11 +41,7 @@ class BatchedCommonGenPenaltyShapingFunction(CommonGenPenaltyShapingFunction):
 def repeat_penalty(
     prompt_text: str, generated_text: str, meta_info: Mapping[str, Any] | None = None, *, prefix: str = PREFIX
 ) -> float:
-    """Return -1 if the sentence has the concepts in a row, the prefix, `generate` or `sentence`, in any case; else 0.
-
-    Raises:
-        ValueError: the prompt lacks the prefix and `meta_info` has no `concepts`.
-    """
+    """Return -1 if the sentence has the concepts in a row, the prefix, `generate` or `sentence`, in any case; or 0."""
     text = generated_text.lower()
     phrases = (concepts_in_a_row(prompt_text, meta_info, prefix=prefix), prefix, *INSTRUCTION_WORDS)
     return -1.0 if any(phrase.lower() in text for phrase in phrases) else 0.0

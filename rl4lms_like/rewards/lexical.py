@@ -8,12 +8,12 @@ from rl4lms_like.core.errors import import_extra
 from rl4lms_like.core.numbers import Finite, Positive
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.bleu import Bleu
-from rl4lms_like.scoring.cider import cider, existing_file, frequencies_of_file
+from rl4lms_like.scoring.cider import cider, frequencies_of_file
 from rl4lms_like.scoring.meteor import Meteor
 from rl4lms_like.scoring.parent import parent
 from rl4lms_like.scoring.rouge import RougeType, require_rouge, rouge
 from rl4lms_like.scoring.rouge_l_max import RougeLMax
-from rl4lms_like.scoring.score import Texts
+from rl4lms_like.scoring.score import Texts, existing_file
 from rl4lms_like.scoring.spice import require_spice, spice
 from rl4lms_like.scoring.totto import totto_samples
 from rl4lms_like.scoring.translation import ChrF, SacreBleuScore, TranslationEditRate
@@ -138,7 +138,7 @@ class SpiderRewardFunction(ScoreReward):
         if self.cider_coeff:
             import_extra("spacy", extra="captions", needed_by=self.needed_by)
         if self.references_file is not None:
-            existing_file(self.references_file)
+            existing_file(self.references_file, "references_file")
 
     def per_text(self, texts: Texts) -> list[float]:
         rewards = [0.0] * len(texts.responses)

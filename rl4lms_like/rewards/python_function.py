@@ -124,11 +124,7 @@ class PythonReward(TextReward):
 
 
 def imported_function(path: str) -> Callable[..., Any]:
-    """Import a function by its import path.
-
-    Raises:
-        ValueError: there is no such function, or configs are not allowed to select it.
-    """
+    """Import a function; a `ValueError` if there is none at the path, or configs are not allowed to select it."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise ValueError(f"function: expected an import path 'package.module:name', got {path!r}")

@@ -7,7 +7,6 @@ another architecture and are not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.scoring.classifier import classifier_of
@@ -16,13 +15,11 @@ from rl4lms_like.scoring.score import Score, Texts
 
 DEFAULT = "bleurt-base-128"
 
-CHECKPOINTS = MappingProxyType(
-    {
-        f"bleurt-{size}-{length}": (f"Elron/bleurt-{size}-{length}", length)
-        for size in ("tiny", "base", "large")
-        for length in (128, 512)
-    }
-)
+CHECKPOINTS = {
+    f"bleurt-{size}-{length}": (f"Elron/bleurt-{size}-{length}", length)
+    for size in ("tiny", "base", "large")
+    for length in (128, 512)
+}
 """Published name -> hub id of the plain BERT, and the maximum number of tokens of a pair."""
 
 

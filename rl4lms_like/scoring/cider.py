@@ -18,9 +18,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.disk import with_home
 from rl4lms_like.scoring.bleu import ORDER, ngrams_to_4
-from rl4lms_like.scoring.score import json_texts
+from rl4lms_like.scoring.score import existing_file, json_texts
 
 SIGMA = 6.0  # standard deviation of the Gaussian penalty for a difference in length, in bigrams
 Ngram: TypeAlias = "tuple[str, ...]"
@@ -61,16 +60,8 @@ def frequencies_of_file(path: str) -> Frequencies:
     Raises:
         ValueError: the file does not exist or has no references, or a line has another form.
     """
-    file = existing_file(path)
+    file = existing_file(path, "references_file")
     return _frequencies_of_file(file, file.stat().st_mtime_ns)
-
-
-def existing_file(path: str) -> Path:
-    """Return the path of the file of references, or raise a `ValueError` if it does not exist."""
-    file = with_home(path)
-    if not file.is_file():
-        raise ValueError(f"references_file: there is no file {file.absolute()}")
-    return file
 
 
 @lru_cache(maxsize=2**15)

@@ -3,17 +3,6 @@
 texts ─ tokens, truncated to the model's limit ─ sorted by length ─ batches, padded on the right ─ logits in input order
 
 A reward model has one logit. A classifier has several, of which one label is the score.
-
-template        input of the model
-    text        prompt + response, concatenated
-    response    the response alone
-    pair        prompt and response as two texts, joined by the tokenizer
-    chat        a user message and an assistant message, in the tokenizer's chat template
-
-end of the input
-    an end-of-text token, or nothing      as in the model's training: `append_eos`, here or in its config.json
-
-logit or probability  ─ times scale ─ clipped to [-clip, clip]
 """
 
 from __future__ import annotations

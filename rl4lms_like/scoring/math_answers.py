@@ -76,7 +76,6 @@ _WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\b")
 class MathEqual(Score):
     r"""1 for each response whose final number or LaTeX answer equals that of a reference, else 0.
 
-    The answer is the content of the last `\boxed{}`, else the text after the last `####`, else the last number.
     References are answers alone, or whole solutions.
 
     Args:

@@ -26,11 +26,6 @@ DATASET, CONFIG, ENTRY = "dataset", "config", "entry"
 class ReasoningGym(Score):
     """1 for each response that is the stored answer, else 0; with `strict: false`, the package's own score.
 
-    White space around an answer is removed and inner white space is collapsed, for both scores. The package's scorers
-    accept other spellings of a number and, for puzzles, every right solution. Some also score wrong texts above 0:
-    most data sets score a text that contains the answer by its length, and several score any text, up to 1 for
-    `game_of_life_halting`. A policy finds such texts. Some scorers raise an error for a text that they cannot parse.
-
     Args:
         strict: compare with the stored answer only. If false, call the package's scorer of the question's data set,
             which needs samples of the pool `reasoning_gym`.

@@ -150,11 +150,7 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[..., str]], ...] = (
 
 
 def credit_of(run: RunRecord) -> dict[str, Any] | None:
-    """Return what a run recorded about its tokens, or None if it recorded nothing.
-
-    Raises:
-        RL4LMsLikeError: the file was not written by a run.
-    """
+    """Return what a run recorded about its tokens, or None; a file that no run wrote is an `RL4LMsLikeError`."""
     lines = list({line.get("iteration"): line for line in run.credit if line.get("episodes")}.values())
     with written_by_a_run(run.path / CREDIT_FILE):
         return _credit(run, lines) if lines else None

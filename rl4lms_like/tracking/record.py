@@ -1,9 +1,5 @@
 """Reading of run folders, also of runs that are unfinished or crashed.
 
-    RunRecord.iterations    one mapping per iteration, rollout and update together, in order
-    RunRecord.evaluations   split -> epoch -> corpus scores
-    RunRecord.predictions   split -> epoch -> file with the texts
-
 If a resumed run logged an iteration again, the later values are used.
 """
 
@@ -91,11 +87,7 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def read_predictions(file: Path) -> list[dict[str, Any]]:
-    """Read the texts of one evaluation.
-
-    Raises:
-        RL4LMsLikeError: the file is not a list of objects.
-    """
+    """Read the texts of one evaluation; a file that is not a list of objects is an `RL4LMsLikeError`."""
     content = _parsed(file.read_bytes(), file)
     if not isinstance(content, list):
         raise RL4LMsLikeError(f"{file}: expected a list of objects, got {shown(content)}")
@@ -163,11 +155,7 @@ def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Ite
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file, without an incomplete last line.
-
-    Raises:
-        RL4LMsLikeError: it was not written by a run.
-    """
+    """Return the objects of a JSONL file without an incomplete last line; other content is an `RL4LMsLikeError`."""
     whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
     return [_object(_parsed(line, file), file) for line in whole.split(b"\n") if line.strip()]
 

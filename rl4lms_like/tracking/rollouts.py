@@ -57,14 +57,7 @@ def episodes_of(
     max_reward: float | None = None,
     contains: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the episodes of kept rollouts that meet all conditions.
-
-    Args:
-        run_folder: folder of the run.
-        iteration: only of this iteration.
-        min_reward: smallest task reward.
-        max_reward: largest task reward.
-        contains: text in the prompt or the response.
+    """Yield the episodes of kept rollouts that meet all conditions; `contains` is in the prompt or the response.
 
     Raises:
         RL4LMsLikeError: the run has kept no rollouts, or not this one; or a file was not written by a run.
@@ -102,12 +95,7 @@ def described(episode: Mapping[str, Any]) -> str:
 def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return what the report shows of the kept rollouts: iterations, their episodes, and links to their tokens.
 
-    Args:
-        run: the run.
-        credit: the recorded tokens in the report (`credit_of`); episodes with recorded tokens are always shown.
-
-    Raises:
-        RL4LMsLikeError: a file was not written by a run.
+    Episodes with recorded tokens (`credit_of`) are always shown. A file that no run wrote is an `RL4LMsLikeError`.
     """
     kept = kept_rollouts(run.path, ending=TEXTS)
     if not kept:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl4lms_like.metrics.pass_at_k import groups_of, pass_at_k
+from rl4lms_like.metrics.answers import groups_of, pass_at_k
 from rl4lms_like.rewards.lengths import LengthPenalty, RepetitionPenalty, SoftOverlong
 from rl4lms_like.scoring.answers import ExactMatch, Regex
 from tests.texts import texts
