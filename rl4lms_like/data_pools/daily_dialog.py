@@ -151,6 +151,6 @@ def _labels(row: Mapping[str, Any], name: str, count: int, where: str) -> Sequen
     labels = cell(row, name, where)
     if not isinstance(labels, list) or len(labels) != count:
         raise DataPoolError(
-            f"{where}, column {name!r}: expected a number for each of {count} utterances, got {shown(labels)}"
+            f"{where}, column {name!r}: expected one number per utterance, {count}, got {shown(labels)}"
         )
     return labels

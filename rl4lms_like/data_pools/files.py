@@ -74,9 +74,7 @@ class Columns:
                 text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
                 yield Sample(id, text, references, meta_data)
             elif self.prompt_prefix or self.prompt_suffix:
-                raise DataPoolError(
-                    f"{where}: prompt_prefix and prompt_suffix are for texts, and the prompt is messages"
-                )
+                raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
             else:
                 yield Sample.of_messages(id, prompt, references, meta_data)
 

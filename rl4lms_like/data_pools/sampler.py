@@ -86,9 +86,7 @@ class PromptSampler:
             DataPoolError: the state was saved with a different number of samples.
         """
         if state["n_samples"] != len(self):
-            raise DataPoolError(
-                f"the sampler's state belongs to a pool of {state['n_samples']} samples, this one has {len(self)}"
-            )
+            raise DataPoolError(f"the sampler's state is of {state['n_samples']} samples, the pool has {len(self)}")
         self._generator.bit_generator.state = state["generator"]
 
 

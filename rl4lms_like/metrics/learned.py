@@ -8,9 +8,7 @@ from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.metrics.base import ScoreMetric
 from rl4lms_like.scoring.bert_score import BERTScore
-from rl4lms_like.scoring.bleurt import Bleurt
-from rl4lms_like.scoring.classifier import LabelProbability, RewardModelScore
-from rl4lms_like.scoring.intent import IntentMatch
+from rl4lms_like.scoring.classifier import Bleurt, IntentMatch, LabelProbability, RewardModelScore
 
 
 class LearnedRewardMetric(LabelProbability, ScoreMetric):

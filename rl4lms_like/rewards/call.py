@@ -104,9 +104,7 @@ def _total(reward_fn: AnyReward, parts: Mapping[str, np.ndarray]) -> np.ndarray:
     total = np.asarray(sum(parts.values()))
     invalid = ~(np.abs(total) <= _LARGEST)
     if invalid.any():
-        raise RewardError(
-            f"the parts of {_name(reward_fn)} add up to {total[invalid][0]:g}; expected one finite number"
-        )
+        raise RewardError(f"the parts of {_name(reward_fn)} add up to {total[invalid][0]:g}; expected a finite number")
     return total
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.bert_score import BERTScore
-from rl4lms_like.scoring.bleurt import Bleurt
-from rl4lms_like.scoring.classifier import LabelProbability, RewardModelScore
+from rl4lms_like.scoring.classifier import DEFAULT_CLASSIFIER, Bleurt, IntentMatch, LabelProbability, RewardModelScore
 from rl4lms_like.scoring.frozen import ModelArguments
-from rl4lms_like.scoring.intent import DEFAULT_CLASSIFIER, IntentMatch
 from rl4lms_like.scoring.meteor import meteor
 from rl4lms_like.scoring.nltk_data import require_data
 from rl4lms_like.scoring.score import Texts

@@ -42,10 +42,8 @@ class RougeRewardFunction(ScoreReward):
         require_rouge(self.needed_by)
 
     def per_text(self, texts: Texts) -> list[float]:
-        (scores,) = rouge(
-            texts.responses, texts.references, (self.rouge_type,), use_single_ref=self.use_single_ref
-        ).values()
-        return scores
+        types = (self.rouge_type,)
+        return rouge(texts.responses, texts.references, types, use_single_ref=self.use_single_ref)[self.rouge_type]
 
 
 class RougeCombined(ScoreReward):

@@ -54,9 +54,7 @@ class BERTScore(ModelArguments, Score):
         existing_device(self.device)
         self.layer = package.model2layers.get(self.model_name) if self.num_layers is None else self.num_layers
         if self.layer is None:
-            raise ValueError(
-                f"num_layers is required: bert-score does not list the layer to compare for {self.model_name!r}"
-            )
+            raise ValueError(f"num_layers is required: bert-score does not list a layer of {self.model_name!r}")
         baselines = Path(str(package.__file__)).parent / "rescale_baseline" / self._language
         if self.rescale_with_baseline and not (baselines / f"{self.model_name}.tsv").is_file():
             raise ValueError(f"bert-score has no baseline of {self.model_name!r} for the language {self._language!r}")

@@ -102,9 +102,7 @@ def _run(request: list[dict[str, Any]], java_memory: str, timeout: float) -> lis
         command = [_java() or "java", f"-Xmx{java_memory}", "-jar", str(folder / JAR), str(asked)]
         command += ["-out", str(answered), "-cache", _parses(), "-silent"]
         try:
-            done = subprocess.run(
-                command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout
-            )
+            done = subprocess.run(command, cwd=folder, capture_output=True, errors="replace", timeout=timeout)
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"SPICE took more than {timeout:g} s for {len(request)} texts") from error
         if done.returncode or not answered.is_file():
@@ -134,9 +132,7 @@ def _java() -> str | None:
 @cache
 def _java_version(java: str) -> int | None:
     try:
-        message = subprocess.run(
-            [java, "-version"], capture_output=True, encoding="utf-8", errors="replace", timeout=60
-        )
+        message = subprocess.run([java, "-version"], capture_output=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = _VERSION.search(message.stderr + message.stdout)

@@ -154,9 +154,7 @@ class Imager:
     def __init__(self, model_name: str, settings: Any) -> None:
         units = settings.granularity.split("-")
         if len(units) > 2 or not set(units) <= set(UNITS):
-            raise ValueError(
-                f"granularity: expected one or two (document-summary) of {UNITS}, got {settings.granularity!r}"
-            )
+            raise ValueError(f"granularity: expected one or two, as 'a-b', of {UNITS}, got {settings.granularity!r}")
         self.document_unit, self.summary_unit = units[0], units[-1]
         self.use_cache, self.max_doc_sents = settings.use_cache, settings.max_doc_sents
         if set(units) & {"sentence", "2sents", "mixed"}:
