@@ -77,11 +77,7 @@ class SampledAnswers(TextsMetric):
         self.scorer = scorer
         self.needs_references = scorer is None or getattr(scorer, "needs_references", False)
         self.correct_from = correct_from
-
-    @property
-    def keys(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Keys of the results."""
-        return tuple(f"answers/{self.name}@{k}" for k in self.k)
+        self.keys = tuple(f"answers/{self.name}@{k}" for k in self.k)
 
     @abstractmethod
     def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:

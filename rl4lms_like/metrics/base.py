@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from rl4lms_like.scoring.score import Score, Texts
 
@@ -53,7 +53,7 @@ class TextsMetric(BaseMetric):
         keys: keys of its results, which are NaN if it needs references and no text has any.
     """
 
-    keys: ClassVar[tuple[str, ...]] = ()
+    keys: tuple[str, ...] = ()
 
     @abstractmethod
     def results(self, texts: Texts) -> MetricResults:

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from rl4lms_like.core.errors import import_extra
 from rl4lms_like.core.numbers import Positive
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
-from rl4lms_like.scoring import rouge_l_max
 from rl4lms_like.scoring.bleu import Bleu
-from rl4lms_like.scoring.cider import cider, frequencies_of_file
+from rl4lms_like.scoring.captions import cider, frequencies_of_file, require_spice, spice
 from rl4lms_like.scoring.meteor import Meteor
-from rl4lms_like.scoring.parent import parent
-from rl4lms_like.scoring.rouge import ROUGE_TYPES, require_rouge, rouge
+from rl4lms_like.scoring.rouge import ROUGE_TYPES, RougeLMaxScore, require_rouge, rouge
 from rl4lms_like.scoring.score import Texts, existing_file, mean
-from rl4lms_like.scoring.spice import require_spice, spice
-from rl4lms_like.scoring.totto import SUBSETS, TottoSample, bleu, totto_samples
+from rl4lms_like.scoring.totto import SUBSETS, TottoSample, bleu, parent, totto_samples
 from rl4lms_like.scoring.translation import ChrF, SacreBleuScore, TranslationEditRate
 
 
@@ -47,7 +44,7 @@ class RougeMetric(TextsMetric):
         return {f"lexical/rouge_{rouge_type}": (scores, mean(scores)) for rouge_type, scores in by_type.items()}
 
 
-class RougeLMax(rouge_l_max.RougeLMax, ScoreMetric):
+class RougeLMax(RougeLMaxScore, ScoreMetric):
     """ROUGE-L as py-rouge defines it, against the best reference, from 0 to 1, of each text and on average."""
 
     keys = ("lexical/rouge_l_max",)

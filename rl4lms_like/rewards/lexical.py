@@ -8,14 +8,11 @@ from rl4lms_like.core.errors import import_extra
 from rl4lms_like.core.numbers import Finite, Positive
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.bleu import Bleu
-from rl4lms_like.scoring.cider import cider, frequencies_of_file
+from rl4lms_like.scoring.captions import cider, frequencies_of_file, require_spice, spice
 from rl4lms_like.scoring.meteor import Meteor
-from rl4lms_like.scoring.parent import parent
-from rl4lms_like.scoring.rouge import RougeType, require_rouge, rouge
-from rl4lms_like.scoring.rouge_l_max import RougeLMax
+from rl4lms_like.scoring.rouge import RougeLMaxScore, RougeType, require_rouge, rouge
 from rl4lms_like.scoring.score import Texts, existing_file
-from rl4lms_like.scoring.spice import require_spice, spice
-from rl4lms_like.scoring.totto import totto_samples
+from rl4lms_like.scoring.totto import parent, totto_samples
 from rl4lms_like.scoring.translation import ChrF, SacreBleuScore, TranslationEditRate
 
 
@@ -60,7 +57,7 @@ class RougeCombined(ScoreReward):
         return [sum(three) / 3 for three in zip(*scores.values(), strict=True)]
 
 
-class RougeLMaxRewardFunction(RougeLMax, ScoreReward):
+class RougeLMaxRewardFunction(RougeLMaxScore, ScoreReward):
     """ROUGE-L as py-rouge defines it, against the best reference, from 0 to 1."""
 
 

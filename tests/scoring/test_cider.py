@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from rl4lms_like.scoring.cider import cider, frequencies_of_file, tokens
+from rl4lms_like.scoring.captions import cider, frequencies_of_file, tokens
 
 REFERENCES = [["A dog runs across the field.", "A dog is running."], ["A cat sits on the mat."], ["Birds fly."]]
 
