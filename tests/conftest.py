@@ -91,8 +91,7 @@ def language_data(shared_dir: Path) -> Iterator[None]:
         patch.setattr(nltk.data, "path", [folder, *nltk.data.path])
         patch.setenv("NLTK_DATA", os.pathsep.join(filter(None, [folder, known])))  # for processes that tests start
         try:
-            nltk_data.require_sentences("the test")
-            nltk_data.require_wordnet("the test")
+            nltk_data.require_data("the test", "punkt_tab", "wordnet")
         except MissingResourceError as error:
             pytest.skip(str(error))
         yield

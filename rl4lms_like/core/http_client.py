@@ -19,6 +19,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
+from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
+
 if TYPE_CHECKING:
     import httpx2
 
@@ -50,17 +52,17 @@ class HttpClient:
         max_wait_s: maximum back-off in seconds; if the server asks for a longer wait (`Retry-After`), it has failed.
         headers_from_env: header -> name of the environment variable that holds its value.
         max_response_bytes: maximum size of an answer.
-        max_connections: maximum number of connections.
+        max_connections: maximum number of concurrent requests.
     """
 
     url: str
-    timeout_s: float = 30.0
-    retries: int = 3
-    backoff_s: float = 1.0
-    max_wait_s: float = 60.0
-    headers_from_env: Mapping[str, str] | None = None
-    max_response_bytes: int = 10_000_000
-    max_connections: int = 4
+    timeout_s: Positive = 30.0
+    retries: Whole = 3
+    backoff_s: NonNegative = 1.0
+    max_wait_s: NonNegative = 60.0
+    headers_from_env: dict[str, str] | None = None
+    max_response_bytes: Count = 10_000_000
+    max_connections: Count = 4
 
     def __post_init__(self) -> None:
         check_url(self.url)

@@ -335,8 +335,9 @@ def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:
 
 def _type_hints(target: Any) -> dict[str, Any]:
     """Return the resolved annotations; those that cannot be resolved at run time become `Any`."""
-    if inspect.isclass(target) and "__dataclass_fields__" not in vars(target):  # a subclass may have its own __init__
-        target = target.__init__
+    if inspect.isclass(target):  # the fields of a dataclass are resolved in the modules of the classes that define them
+        owner = next(base for base in target.__mro__ if "__init__" in vars(base))
+        target = owner if "__dataclass_fields__" in vars(owner) else vars(owner)["__init__"]
     try:
         return typing.get_type_hints(target, include_extras=True)
     except (NameError, AttributeError, TypeError):

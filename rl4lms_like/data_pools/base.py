@@ -30,7 +30,12 @@ class TextGenPool(ABC):
     @classmethod
     @abstractmethod
     def prepare(cls, split: str, *args: Any, **kwargs: Any) -> TextGenPool:
-        """Build the pool of a split, `train`, `val` or `test`; further arguments come from the config.
+        """Build the pool of a split.
+
+        Args:
+            split: `train`, `val` or `test`.
+            args: arguments from the config.
+            kwargs: arguments from the config.
 
         Raises:
             DataPoolError: the data cannot be loaded, read or found, or has no samples for the split.
@@ -112,9 +117,10 @@ def flattened(prepare: Callable[..., Pool]) -> Callable[..., Pool]:
         prepare("train", seed=1, data_dir="reviews", max_size=100)
 
     Signature, annotations and the `Args:` of the docstring are those of the call. The docstring of `prepare` may
-    describe a field again, in terms of its pool.
+    describe a field again, in terms of its pool, and need not describe `split`.
     """
-    hints, helps = typing.get_type_hints(prepare, include_extras=True), help_of(prepare)
+    hints = typing.get_type_hints(prepare, include_extras=True)
+    helps = help_of(TextGenPool.prepare) | help_of(prepare)
     groups: dict[str, Any] = {}
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(prepare).parameters.items():

@@ -23,7 +23,7 @@ from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import HubTable, PublishedPool, Source
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, cell, json_rows, open_text, text_cell, text_lines
-from rl4lms_like.scoring.nltk_data import require_sentences, words
+from rl4lms_like.scoring.nltk_data import require_data, words
 
 _HIGHLIGHT = "@highlight"
 _SENTENCE_ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")
@@ -109,21 +109,19 @@ class CNNDailyMail(PublishedPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_suffix: text appended to the article.
             prompt_prefix: text prepended to the article.
             truncate_article: maximum number of NLTK word tokens of the article in the prompt, joined by spaces.
             data_dir: a local copy: stories `{train,val,test}/*.story`, or stories anywhere with lists of URLs,
                 `all_{train,val,test}.txt` or `mapping_{train,valid,test}.txt`; PreSumm's `*.{train,valid,test}.*.json`;
                 or tables with the columns article, highlights (see `published`).
-            hub_id: another hub repository with these columns.
 
         Raises:
             MissingExtraError: NLTK is needed for truncation and not installed; or see `TextGenPool.prepare`.
             MissingResourceError: NLTK's punkt_tab is needed for truncation and not found.
         """
         if truncate_article is not None:
-            require_sentences(cls.needed_by())
+            require_data(cls.needed_by(), "punkt_tab")
 
         def sample(index: int, where: str, row: Mapping[str, Any]) -> Sample:
             article = text_cell(row, "article", where)

@@ -61,7 +61,6 @@ class CommonGen(PublishedPool):
         `meta_data` holds the `concepts`. A set without sentences (published test split) has no references.
 
         Args:
-            split: `train`, `val` or `test`.
             concept_separator_token: text between concepts.
             concept_end_token: text after the last concept.
             prefix: text before the first concept.

@@ -27,8 +27,7 @@ from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, open_text, text_lines, texts_cell
 
 URL = "https://github.com/RevanthRameshkumar/CRD3/archive/refs/heads/master.zip"
-N_EARLIER = 2
-"""Minimum number of turns before a sample's turn."""
+N_EARLIER = 2  # minimum number of turns before a sample's turn
 
 
 def _episodes(listing: Path) -> Iterator[LocatedRow]:
@@ -62,7 +61,6 @@ class CRD3DialogueGeneration(PublishedPool):
         """Build the pool of a split. By default the project's repository is downloaded once.
 
         Args:
-            split: `train`, `val` or `test`.
             max_context_size: maximum number of turns in a prompt.
             data_dir: a local copy: the repository with `data/aligned data/{train,val,test}_files` and
                 `data/cleaned data/*.json`, or tables with the column turns (names, utterances), one dialogue per row

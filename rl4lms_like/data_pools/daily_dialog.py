@@ -105,13 +105,11 @@ class DailyDialog(PublishedPool):
         """Build the pool of a split: one sample per utterance with `context_size` utterances before it.
 
         Args:
-            split: `train`, `val` or `test`.
             context_size: number of utterances in a prompt.
             data_dir: a local copy: DailyDialog's own `dialogues_train.txt`, `dialogues_act_train.txt` and
                 `dialogues_emotion_train.txt` (validation, test), directly there or in a subfolder per split; or
                 `{train,dev,test}.txt` with lines `context,response` (no `meta_data`; a line without response has no
                 reference); or tables with the columns dialog, act, emotion or context, response (see `published`).
-            hub_id: another hub repository with these columns.
         """
         samples: list[Sample] = []
         number, longest = 0, 0
@@ -153,6 +151,6 @@ def _labels(row: Mapping[str, Any], name: str, count: int, where: str) -> Sequen
     labels = cell(row, name, where)
     if not isinstance(labels, list) or len(labels) != count:
         raise DataPoolError(
-            f"{where}, column {name!r}: expected a number for each of {count} utterances, got {shown(labels)}"
+            f"{where}, column {name!r}: expected one number per utterance, {count}, got {shown(labels)}"
         )
     return labels

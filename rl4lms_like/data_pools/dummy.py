@@ -27,5 +27,4 @@ class DummyPool(TextGenPool):
         return cls([Sample(str(index), prompt) for index in range(n_samples)])
 
 
-TestTextGenPool = DummyPool
-"""RL4LMs' name."""
+TestTextGenPool = DummyPool  # RL4LMs' name

@@ -3,17 +3,15 @@
     row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
     sample  prompt from `prompt_column`, references from `reference_column`, meta_data from `meta_columns`
 
-    data_files  {train: a, val: b, test: c}     one file per split
-    path        one file for all                 its rows are shuffled with `seed` and divided by `split_ratios`
-
 A dotted name selects a nested value: `translation.en` is `row["translation"]["en"]`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,9 +75,7 @@ class Columns:
                 text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
                 yield Sample(id, text, references, meta_data)
             elif self.prompt_prefix or self.prompt_suffix:
-                raise DataPoolError(
-                    f"{where}: prompt_prefix and prompt_suffix are for texts, and the prompt is messages"
-                )
+                raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
             else:
                 yield Sample.of_messages(id, prompt, references, meta_data)
 
@@ -92,11 +88,11 @@ def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[
 
 
 @dataclass(frozen=True)
-class DataFiles:
-    """Files of a pool.
+class DataFiles(Splitting):
+    """Files of a pool, and the division of a file for all splits.
 
     Args:
-        path: one file for all splits, divided by `split_ratios`.
+        path: one file for all splits, shuffled with `seed` and divided by `split_ratios`.
         data_files: one file for each split.
     """
 
@@ -118,12 +114,13 @@ class DataFiles:
             raise DataPoolError(f"data_files has no file for split {split!r}; it has {', '.join(self.data_files)}")
         return with_home(self.data_files[split])
 
-    def rows(self, rows: Iterable[T], split: str, splitting: Splitting) -> Iterator[tuple[int, T]]:
-        """Return the numbered rows of a split from those of its file; its own file is read only as far as needed."""
+    def rows(self, split: str, read: Callable[[Path], Iterable[T]]) -> tuple[Iterator[tuple[int, T]], str]:
+        """Return the numbered rows of a split and its file; a file of its own is read only as far as needed."""
+        file = self.file(split)
         if self.path is None:
-            return islice(enumerate(rows), splitting.max_size)
-        everything = list(rows)
-        return ((row, everything[row]) for row in splitting.of_all(len(everything), split))
+            return islice(enumerate(read(file)), self.max_size), str(file)
+        everything = list(read(file))
+        return ((row, everything[row]) for row in self.of_all(len(everything), split)), str(file)
 
 
 class JsonlPool(TextGenPool):
@@ -131,20 +128,16 @@ class JsonlPool(TextGenPool):
 
     @classmethod
     @flattened
-    def prepare(
-        cls, split: str, prompt_column: str, *, files: DataFiles, columns: Columns, splitting: Splitting
-    ) -> TextGenPool:
+    def prepare(cls, split: str, prompt_column: str, *, files: DataFiles, columns: Columns) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_column: the field that holds the prompt; `a.b` selects a nested field.
             reference_column: one or more fields with references: a text, a list of texts or null.
             meta_columns: fields that are passed to rewards and metrics as `meta_info`.
         """
-        file = files.file(split)
-        rows = files.rows(json_line_rows(file), split, splitting)
-        return cls.of(columns.samples(rows, prompt_column, split), split, str(file))
+        rows, source = files.rows(split, json_line_rows)
+        return cls.of(columns.samples(rows, prompt_column, split), split, source)
 
 
 class CsvPool(TextGenPool):
@@ -153,26 +146,17 @@ class CsvPool(TextGenPool):
     @classmethod
     @flattened
     def prepare(
-        cls,
-        split: str,
-        prompt_column: str,
-        *,
-        files: DataFiles,
-        columns: Columns,
-        splitting: Splitting,
-        delimiter: str | None = None,
+        cls, split: str, prompt_column: str, *, files: DataFiles, columns: Columns, delimiter: str | None = None
     ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_column: the column that holds the prompt.
             reference_column: one or more columns with one reference each.
             delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
         """
-        file = files.file(split)
-        rows = files.rows(csv_rows(file, delimiter), split, splitting)
-        return cls.of(columns.samples(rows, prompt_column, split), split, str(file))
+        rows, source = files.rows(split, partial(csv_rows, delimiter=delimiter))
+        return cls.of(columns.samples(rows, prompt_column, split), split, source)
 
 
 class TextPool(TextGenPool):
@@ -195,12 +179,10 @@ class TextPool(TextGenPool):
         prompt_sentences: Count | None = None,
         prompt_prefix: str = "",
         prompt_suffix: str = "",
-        splitting: Splitting,
     ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             separator: separator of texts, such as `<|endoftext|>`; default: the end of a line.
             prompt_words: number of words of each text in the prompt.
             prompt_sentences: number of sentences of each text in the prompt, instead of words. Default: the whole text.
@@ -210,13 +192,13 @@ class TextPool(TextGenPool):
         if prompt_words and prompt_sentences:
             raise DataPoolError("set prompt_words or prompt_sentences, not both")
         unit, n_units = (_SENTENCE, prompt_sentences) if prompt_sentences else (_WORD, prompt_words)
-        file = files.file(split)
+        rows, source = files.rows(split, partial(_texts, separator=separator))
         samples = []
-        for index, text in files.rows(_texts(file, separator), split, splitting):
+        for index, text in rows:
             opening, rest = _cut(text, unit, n_units)
             prompt = f"{prompt_prefix}{opening}{prompt_suffix}"
             samples.append(Sample(f"{split}_{index}", prompt, [rest] if rest else []))
-        return cls.of(samples, split, str(file))
+        return cls.of(samples, split, source)
 
 
 def _texts(file: Path, separator: str | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from annotated_types import Interval
@@ -24,9 +24,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import SPLITS
 
-OPENING_WORDS = 5
-"""Number of words that determine an opinion's split; also the minimum prompt length."""
-
+OPENING_WORDS = 5  # number of words that determine an opinion's split; also the minimum prompt length
 _MOODS = {"praise": 0.46, "blame": 0.42, "shrug": 0.12}
 _HELD_OUT_FRACTION = 20  # val and test each get one opening in 20
 
@@ -70,12 +68,8 @@ class FilmOpinions(TextGenPool):
 def film_opinions(n: int, seed: int, *, split: str = "train") -> list[str]:
     """Generate distinct opinions of one to three sentences: about 46 % praise, 42 % blame, the rest neutral or mixed.
 
-    A smaller `n` gives a prefix of a larger one: `film_opinions(10, seed) == film_opinions(99, seed)[:10]`.
-
-    Args:
-        n: number of opinions.
-        seed: seed of the draws; texts of different seeds are independent.
-        split: split of the opinions; opinions of `val` and `test` also have distinct openings.
+    A smaller `n` gives a prefix of a larger one: `film_opinions(10, seed) == film_opinions(99, seed)[:10]`. Texts of
+    different seeds are independent. Opinions of `val` and `test` also have distinct openings.
 
     Raises:
         DataPoolError: unknown split.
@@ -83,9 +77,10 @@ def film_opinions(n: int, seed: int, *, split: str = "train") -> list[str]:
     if split not in SPLITS:
         raise DataPoolError(f"film_opinions: unknown split {split!r}; known: {', '.join(SPLITS)}")
     texts: dict[str, str] = {}
-    for text in _drawn(random.Random(f"{seed}-{split}")):
-        if len(texts) >= n:
-            break
+    rng = random.Random(f"{seed}-{split}")
+    while len(texts) < n:
+        [mood] = rng.choices(list(_MOODS), weights=list(_MOODS.values()))
+        text = write(mood, rng)
         if split_of(text) == split:
             texts.setdefault(text if split == "train" else opening(text), text)
     return list(texts.values())
@@ -107,19 +102,6 @@ def split_opinion(text: str, n_words: int) -> tuple[str, str]:
     words = text.split(" ")
     n_words = max(OPENING_WORDS, min(n_words, len(words) - 2))
     return " ".join(words[:n_words]), " ".join(words[n_words:])
-
-
-def made_up_fraction(texts: Sequence[str]) -> float:
-    """Return the fraction of texts with a word outside the grammar; 0 for texts of the grammar."""
-    pieces = (piece for options in RULES.values() for option in options for piece in option[::2])
-    known = {*words_of(" ".join(pieces)), "an"}
-    return sum(not known.issuperset(words_of(text)) for text in texts) / len(texts)
-
-
-def _drawn(rng: random.Random) -> Iterator[str]:
-    while True:
-        [mood] = rng.choices(list(_MOODS), weights=list(_MOODS.values()))
-        yield write(mood, rng)
 
 
 # --- grammar ---------------------------------------------------------------------------------------------------------
@@ -287,11 +269,6 @@ RULES: Mapping[str, list[list[str]]] = _parsed(TABLE)
 
 ONCE = frozenset({"good", "bad", "plain", "thing", "things", "player", "kin", "hero", "town"})
 """Symbols of which a text uses each option at most once."""
-
-
-def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation."""
-    return re.findall(r"[a-z]+(?:-[a-z]+)*", text.lower())
 
 
 def write(symbol: str, rng: random.Random) -> str:

@@ -2,9 +2,6 @@
 
 row        {"question": "How many ...?", "answer": "She sold 48/2 = 24. ... #### 72"}
 sample     prompt from the question, reference 72, meta_data {"solution": "She sold 48/2 = 24. ... #### 72"}
-
-data_files  {train: train.jsonl, test: test.jsonl}      as published; `val` is the end of the file of `train`
-path        one file for all, divided by `split_ratios`
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
-from rl4lms_like.data_pools.splits import Splitting, names_of
+from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import json_line_rows, text_cell
 
 MARK = "####"
@@ -27,34 +24,24 @@ class Gsm8k(TextGenPool):
     @classmethod
     @flattened
     def prepare(
-        cls,
-        split: str,
-        prompt_prefix: str = "",
-        prompt_suffix: str = "",
-        n_val: Count = 500,
-        *,
-        files: DataFiles,
-        splitting: Splitting,
+        cls, split: str, prompt_prefix: str = "", prompt_suffix: str = "", n_val: Count = 500, *, files: DataFiles
     ) -> TextGenPool:
         r"""Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_prefix: text prepended to every question.
             prompt_suffix: text appended to every question, such as a request to write the answer after `####`.
             n_val: number of rows at the end of the file of `train` that are `val`, if `data_files` has no file for it.
-            path: one JSON Lines file for all splits, divided by `split_ratios`.
             data_files: one JSON Lines file for each split; that of `val` may be missing.
         """
         names_of(split)
         divided = files.path is None and files.data_files is not None and "val" not in files.data_files
         if divided and split != "test":
-            file = files.file("train")
-            rows = list(enumerate(json_line_rows(file)))
-            chosen = iter((rows[:-n_val] if split == "train" else rows[-n_val:])[: splitting.max_size])
+            source = str(files.file("train"))
+            rows = list(enumerate(json_line_rows(files.file("train"))))
+            chosen = iter((rows[:-n_val] if split == "train" else rows[-n_val:])[: files.max_size])
         else:
-            file = files.file(split)
-            chosen = files.rows(json_line_rows(file), split, splitting)
+            chosen, source = files.rows(split, json_line_rows)
         samples = []
         for index, (where, row) in chosen:
             question, solution = text_cell(row, "question", where), text_cell(row, "answer", where)
@@ -63,4 +50,4 @@ class Gsm8k(TextGenPool):
                 raise DataPoolError(f"{where}, column 'answer': there is no final answer after {MARK}")
             prompt = f"{prompt_prefix}{question}{prompt_suffix}"
             samples.append(Sample(f"{split}_{index}", prompt, [answer], {"solution": solution}))
-        return cls.of(samples, split, str(file))
+        return cls.of(samples, split, source)

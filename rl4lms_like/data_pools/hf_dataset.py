@@ -1,9 +1,4 @@
-"""Pool of the columns of a dataset of the `datasets` library: on the hub, saved to disk, or in local files.
-
-path: imdb                                       a dataset on the hub
-path: /data/my_set                               a folder written by `save_to_disk`
-path: parquet, data_files: {train: a.parquet}    a file format and its files
-"""
+"""Pool of the columns of a dataset of the `datasets` library: on the hub, saved to disk, or in local files."""
 
 from __future__ import annotations
 
@@ -55,7 +50,6 @@ class HfDatasetPool(TextGenPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             path: hub id, folder written by `save_to_disk`, or a format (`json`, `csv`, `parquet`, `text`).
             prompt_column: the column that holds the prompt; `a.b` selects a nested column.
             name: configuration of the dataset.
@@ -75,12 +69,7 @@ def dataset_rows(
     split_names: Mapping[str, str] | None,
     splitting: Splitting,
 ) -> tuple[Iterator[tuple[int, LocatedRow]], str]:
-    """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`.
-
-    Raises:
-        DataPoolError: the dataset cannot be loaded, or has no such split.
-        MissingExtraError: the package `datasets` is not installed.
-    """
+    """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`."""
     tables = _load(path, name, data_files)
     own_name, owned = _split_of(split, tables, split_names, path)
     table = tables[own_name]

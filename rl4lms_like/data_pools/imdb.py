@@ -50,7 +50,7 @@ def _text_files(folder: Path) -> Iterator[LocatedRow]:
 
 
 def _numbers_first(file: Path) -> tuple[int, str]:
-    """Sort key by leading number: `12_7.txt` comes after `9_8.txt`."""
+    """Return a sort key by leading number: `12_7.txt` comes after `9_8.txt`."""
     number = re.match(r"\d+", file.name)
     return int(number[0]) if number else 0, file.name
 
@@ -68,11 +68,9 @@ class IMDB(PublishedPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             seed: seed of the shuffle; the default is that of RL4LMs' configs.
             data_dir: a local copy: `aclImdb` (`train/pos/*.txt`, `train/neg/*.txt`, `test/pos/*.txt`, ...), or tables
                 named `train` and `test` with the columns text, label (see `published`).
-            hub_id: another hub repository with these columns.
         """
         reviews = (text_cell(row, "text", where) for where, row in cls._shuffled(split, seed, source))
         samples = (Sample(f"{split}_{index}", halves(text)[0], [text]) for index, text in enumerate(reviews))
@@ -99,12 +97,10 @@ class IMDBForSeq2Seq(IMDB):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             positive_ratio: fraction of the positive training reviews to use.
             seed: seed of the shuffle; with the same seed the splits are those of `imdb`.
             data_dir: a local copy, as for `imdb`: `aclImdb` (`train/pos/*.txt`, `train/neg/*.txt`, `test/pos/*.txt`,
                 ...), or tables named `train` and `test` with the columns text, label (see `published`).
-            hub_id: another hub repository with the columns text, label.
         """
         samples = []
         for index, (where, row) in enumerate(cls._shuffled(split, seed, source)):

@@ -50,7 +50,6 @@ class NarrativeQA(PublishedPool):
         """Build the pool of a split. By default UnifiedQA's files are downloaded once.
 
         Args:
-            split: `train`, `val` or `test`.
             data_dir: a local copy: UnifiedQA's `{train,dev,test}.tsv` (no header, prompt and answer), or tables with
                 the columns question, answers, document.summary.text (see `published`).
             hub_id: a hub repository with these columns, used instead, such as `deepmind/narrativeqa`, which also
@@ -80,15 +79,11 @@ def normalized(text: str) -> str:
 def _prompt_and_answers(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
     if "prompt" in row:
         return text_cell(row, "prompt", where), [text_cell(row, "answer", where)]
-    question, answers = cell(row, "question", where), cell(row, "answers", where)
-    question = (
-        text_cell(question, "text", where) if isinstance(question, Mapping) else text_cell(row, "question", where)
-    )
-    if isinstance(answers, Mapping):  # `datasets` stores a list of dicts column by column
-        answers = cell(answers, "text", where)
+    # Question and answers are texts or objects with `text`; `datasets` stores a list of objects column by column.
+    places = [f"{name}.text" if isinstance(row.get(name), Mapping) else name for name in ("question", "answers")]
+    question, answers = text_cell(row, places[0], where), cell(row, places[1], where)
     if not isinstance(answers, list):
         raise DataPoolError(f"{where}, column 'answers': expected a list, got {shown(answers)}")
-    texts = [
-        text_cell(answer if isinstance(answer, Mapping) else {"text": answer}, "text", where) for answer in answers
-    ]
+    rows = [answer if isinstance(answer, Mapping) else {"text": answer} for answer in answers]
+    texts = [text_cell(answer, "text", where) for answer in rows]
     return f"{question}{_SEPARATOR}{text_cell(row, 'document.summary.text', where)}", texts

@@ -24,12 +24,10 @@ from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
 from rl4lms_like.data_pools.hf_dataset import dataset_rows
-from rl4lms_like.data_pools.splits import Splitting
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows
 
 Messages: TypeAlias = "list[dict[str, Any]]"
-PROMPT = "prompt"
-"""Default column of the prompt, if there is one."""
+PROMPT = "prompt"  # default column of the prompt, if there is one
 _LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -172,22 +170,19 @@ class PreferencePool(TextGenPool):
         name: str | None = None,
         split_names: dict[str, str] | None = None,
         columns: PreferenceColumns,
-        splitting: Splitting,
     ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             dataset: instead of files: hub id of a dataset, or a folder written by `save_to_disk`.
             name: configuration of the dataset.
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
             split_ratios: fractions of train, val and test if there is only one file, or the dataset has only one split.
         """
         if dataset is None:
-            file = files.file(split)
-            rows, source = files.rows(table_rows(file), split, splitting), str(file)
+            rows, source = files.rows(split, table_rows)
         elif files.path is None and files.data_files is None:
-            rows, source = dataset_rows(split, dataset, name, None, split_names, splitting)
+            rows, source = dataset_rows(split, dataset, name, None, split_names, files)
         else:
             raise DataPoolError("set one of `path`, `data_files` and `dataset`")
         return cls.of(columns.preferences(rows, split), split, source)

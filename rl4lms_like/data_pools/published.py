@@ -36,8 +36,7 @@ from rl4lms_like.data_pools.tables import READERS, LocatedRow, parquet_rows, tab
 Find: TypeAlias = "Callable[[Path, str], Iterator[LocatedRow] | None]"
 """Function from folder and split to the rows, or None if the folder has no such files."""
 
-CONVERTED = "refs/convert/parquet"
-"""Revision in which the hub keeps its parquet conversions."""
+CONVERTED = "refs/convert/parquet"  # revision in which the hub keeps its parquet conversions
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,7 @@ class HubTable:
     revision: str | None = None
 
     def rows(self, split: str, needed_by: str) -> Iterator[LocatedRow]:
-        """Return the rows of a split, in the table's order.
-
-        Raises:
-            DataPoolError: the dataset cannot be loaded, or has no such split.
-            MissingExtraError: `datasets` is not installed.
-        """
+        """Return the rows of a split, in the table's order; errors as in `PublishedPool.rows`."""
         datasets = import_extra("datasets", extra="data", needed_by=needed_by)
         with fetching(f"{needed_by}: cannot load {self.path!r} from the hub"):
             if self.revision == CONVERTED:
@@ -139,13 +133,7 @@ class PublishedPool(TextGenPool):
     def rows(
         cls, split: str, source: Source, hub: HubTable | None = None, layouts: Sequence[Find] = ()
     ) -> Iterator[LocatedRow]:
-        """Return the rows of a split, in the order of its files or table.
-
-        Args:
-            split: `train`, `val` or `test`.
-            source: source of the dataset.
-            hub: hub table to use if the user selects no other; default: the pool's.
-            layouts: readers of published files; default: the pool's.
+        """Return the rows of a split, in the order of its files or table; `hub` and `layouts` default to the pool's.
 
         Raises:
             DataPoolError: unknown split, or it cannot be loaded or found, or has no rows.
@@ -186,12 +174,7 @@ class PublishedPool(TextGenPool):
 
 
 def saved_tables(folder: Path, needed_by: str) -> Mapping[str, Any] | None:
-    """Load a folder written by `save_to_disk`: split name -> table, or None for another folder.
-
-    Raises:
-        DataPoolError: the folder cannot be read.
-        MissingExtraError: `datasets` is not installed.
-    """
+    """Load a folder written by `save_to_disk`: split name -> table, or None for another folder."""
     if not any((folder / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
         return None
     datasets = import_extra("datasets", extra="data", needed_by=needed_by)
@@ -215,12 +198,7 @@ def _rows_of(split: str, tables: Mapping[str, Any], source: str) -> Iterator[Loc
 
 
 def downloaded(url: str, needed_by: str, *, unpack: bool = False) -> Path:
-    """Download a file once and return its path; with `unpack`, extract it and return the folder.
-
-    Raises:
-        DataPoolError: the file cannot be downloaded.
-        MissingExtraError: `datasets` is not installed.
-    """
+    """Download a file once and return its path; with `unpack`, extract it and return the folder."""
     datasets = import_extra("datasets", extra="data", needed_by=needed_by)
     settings = datasets.DownloadConfig(use_etag=False)  # an etag needs a server's reply each time
     manager = datasets.DownloadManager(dataset_name=url.rsplit("/", 1)[-1], download_config=settings)
@@ -261,24 +239,17 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def files_of(read: Callable[..., Iterator[LocatedRow]], *names: str) -> Find:
-    """Return a layout of one or more files per split, plain or gzip-compressed.
+    """Return a layout of files per split, plain or gzip-compressed, all of which must exist; `read` gives the rows.
 
-        files_of(paired_lines, "{0}.src.txt", "{0}.tgt.txt")         train.src.txt and train.tgt.txt
-
-    Args:
-        read: function from these files to the rows.
-        names: names of the files, all of which must exist, with `{0}` for a common name of the split.
+    files_of(paired_lines, "{0}.src.txt", "{0}.tgt.txt")         train.src.txt and train.tgt.txt
     """
 
     def find(folder: Path, split: str) -> Iterator[LocatedRow] | None:
         for split_name in names_of(split):
-            files = [_plain_or_packed(folder / file.format(split_name)) for file in names]
-            if all(files):
+            plain = [folder / file.format(split_name) for file in names]
+            files = [file if file.is_file() else file.with_name(f"{file.name}.gz") for file in plain]
+            if all(file.is_file() for file in files):
                 return read(*files)
         return None
 
     return find
-
-
-def _plain_or_packed(file: Path) -> Path | None:
-    return next((path for path in (file, file.with_name(f"{file.name}.gz")) if path.is_file()), None)

@@ -2,10 +2,6 @@
 
 probabilities   1.0   3.0   0.5
 cumulative      1.0   4.0   4.5     a draw is a random number below the total, located by bisection
-
-PromptSampler       base class; `update` receives the rewards of each rollout
-PrioritySampler     probabilities `weight ** priority_scale`, the default
-DifficultySampler   probabilities by the success rate of each prompt
 """
 
 from __future__ import annotations
@@ -90,9 +86,7 @@ class PromptSampler:
             DataPoolError: the state was saved with a different number of samples.
         """
         if state["n_samples"] != len(self):
-            raise DataPoolError(
-                f"the sampler's state belongs to a pool of {state['n_samples']} samples, this one has {len(self)}"
-            )
+            raise DataPoolError(f"the sampler's state is of {state['n_samples']} samples, the pool has {len(self)}")
         self._generator.bit_generator.state = state["generator"]
 
 

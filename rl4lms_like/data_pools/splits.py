@@ -14,11 +14,7 @@ SPLITS = ("train", "val", "test")
 
 
 def names_of(split: str) -> tuple[str, ...]:
-    """Return the common names of a split in published datasets.
-
-    Raises:
-        DataPoolError: unknown split.
-    """
+    """Return the common names of a split in published datasets, or raise a `DataPoolError` for an unknown split."""
     if split not in SPLITS:
         raise DataPoolError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
     return ("validation", "val", "valid", "dev") if split == "val" else (split,)
@@ -48,11 +44,7 @@ class Splitting:
     seed: int = 0
 
     def of_all(self, n_rows: int, split: str) -> list[int]:
-        """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1.
-
-        Raises:
-            DataPoolError: unknown split, or ratios that are not three fractions.
-        """
+        """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1."""
         names_of(split)
         position, ratios = SPLITS.index(split), self.split_ratios
         check_ratios(ratios)

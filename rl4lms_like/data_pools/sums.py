@@ -19,9 +19,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import names_of
 
-LIMIT = 50
-"""Default limit of the numbers."""
-
+LIMIT = 50  # default limit of the numbers
 _HELD_OUT_FRACTION = 10  # val and test each get one question in 10
 
 
@@ -35,20 +33,13 @@ class Sums(TextGenPool):
         Args:
             split: `train`, `val` or `test`.
             limit: both numbers are whole numbers from 0 to below this.
-
-        Raises:
-            DataPoolError: unknown split.
         """
         asked = questions(split, limit)
         return cls([Sample(question, question, [str(result)]) for question, result in asked])
 
 
 def questions(split: str, limit: int = LIMIT) -> list[tuple[str, int]]:
-    """Return the questions of a split and their results, in a fixed random order.
-
-    Raises:
-        DataPoolError: unknown split.
-    """
+    """Return the questions of a split and their results, in a fixed random order; unknown splits: `DataPoolError`."""
     names_of(split)
     every = [(f"{a}+{b}=", a + b) for a in range(limit) for b in range(limit)]
     found = [(question, result) for question, result in every if split_of(question) == split]

@@ -35,11 +35,7 @@ _LONGEST_VALUE = 2**31 - 1  # Python's default limit of 131072 characters is too
 
 @contextmanager
 def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
-    """Open a UTF-8 text file, plain or gzip-compressed, as a context manager.
-
-    Args:
-        file: path of the file.
-        newline: line ending, as for Python's `open`; default: any of the usual ones, not translated.
+    """Open a UTF-8 text file, plain or gzip-compressed; by default any usual line ending is accepted, not translated.
 
     Raises:
         DataPoolError: it is a device or a pipe, or cannot be opened, decompressed or decoded. Read errors of other
@@ -55,11 +51,7 @@ def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
 
 
 def refuse_devices(file: Path) -> None:
-    """Check a path before it is opened: reading a device such as `/dev/zero` or a pipe may never end.
-
-    Raises:
-        DataPoolError: the path is a device, a pipe or a socket.
-    """
+    """Raise a `DataPoolError` for a device such as `/dev/zero` or a pipe: reading it may never end."""
     if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):  # Path's versions can raise
         raise DataPoolError(f"cannot read {file}: it is a device or a pipe; give a regular file")
 
@@ -71,11 +63,7 @@ def text_lines(file: Path, newline: str | None = "\n") -> Iterator[str]:
 
 
 def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the line pairs of two parallel text files: the location, and both texts without their line ends.
-
-    Raises:
-        DataPoolError: a file cannot be read, or one has fewer lines than the other.
-    """
+    """Yield the line pairs of two parallel text files: the location, and both texts without their line ends."""
     for number, (here, there) in enumerate(zip_longest(text_lines(left), text_lines(right)), start=1):
         if here is None or there is None:
             shorter, longer = (left, right) if here is None else (right, left)
@@ -88,7 +76,7 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
 
     Raises:
         DataPoolError: it has another format, or cannot be read; the message names file and line.
-        MissingExtraError: it is a parquet file and pyarrow is not installed.
+        MissingExtraError: pyarrow is not installed, for a parquet file.
     """
     if (ending := _ending(file)) not in READERS:
         raise DataPoolError(f"{file}: expected a file that ends with {', '.join('.' + known for known in READERS)}")
@@ -100,11 +88,7 @@ def _ending(file: Path) -> str:
 
 
 def json_line_rows(file: Path) -> Iterator[LocatedRow]:
-    """Yield the objects of a file with one JSON object per line; empty lines are skipped.
-
-    Raises:
-        DataPoolError: the file cannot be read, a line is not a JSON object, or an object has a repeated key.
-    """
+    """Yield the objects of a file with one JSON object per line; empty lines are skipped. Errors as `table_rows`."""
     with open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -120,11 +104,7 @@ def json_line_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def json_rows(file: Path) -> Iterator[LocatedRow]:
-    """Yield the objects of a JSON file: a list of objects, an object with one list of objects, or JSON Lines.
-
-    Raises:
-        DataPoolError: the file cannot be read, contains something else, or an object has a repeated key.
-    """
+    """Yield the objects of a JSON file: a list of objects, an object with one list of objects, or JSON Lines."""
     with open_text(file) as lines:
         text = lines.read()
     try:
@@ -146,16 +126,7 @@ def json_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
-    """Yield the rows of a file of delimiter-separated values with a header line.
-
-    Args:
-        file: path of the file.
-        delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
-
-    Raises:
-        DataPoolError: the file cannot be read, the header has a repeated column, or a row has more or fewer values than
-            the header.
-    """
+    """Yield the rows of delimiter-separated values with a header line; default: tabs in `.tsv` files, else commas."""
     csv.field_size_limit(_LONGEST_VALUE)
     with open_text(file) as lines:
         table = csv.reader(lines, delimiter=delimiter or ("\t" if _ending(file) == "tsv" else ","), strict=True)
@@ -173,12 +144,7 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
 
 
 def parquet_rows(file: Path) -> Iterator[LocatedRow]:
-    """Yield the rows of a parquet file.
-
-    Raises:
-        DataPoolError: the file cannot be read, or has a repeated column.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Yield the rows of a parquet file; a `DataPoolError` for one that cannot be read or has a repeated column."""
     parquet = import_extra("pyarrow.parquet", extra="data", needed_by=f"reading {file.name}")
     try:
         table = parquet.ParquetFile(file)
@@ -224,11 +190,7 @@ def _refuse_repeated(names: list[str], what: str) -> None:
 
 
 def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
-    """Return the value in a column; `a.b` selects a nested value.
-
-    Raises:
-        DataPoolError: there is no such column; the message suggests the most similar one.
-    """
+    """Return the value in a column (`a.b`: a nested value), or raise a `DataPoolError` that suggests a similar one."""
     if name in row:
         return row[name]
     value: Any = row
@@ -243,11 +205,7 @@ def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
-    """Return the text in a column.
-
-    Raises:
-        DataPoolError: there is no such column, or it does not hold text.
-    """
+    """Return the text in a column, or raise a `DataPoolError` if there is none."""
     value = cell(row, name, where)
     if not _is_text(value):
         raise DataPoolError(f"{where}, column {name!r}: expected text, got {shown(value)}")
@@ -255,11 +213,7 @@ def text_cell(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
-    """Return the texts in a column that holds a list of texts, one text, or null (no text).
-
-    Raises:
-        DataPoolError: there is no such column, or it holds something else.
-    """
+    """Return the texts in a column that holds a list of texts, one text, or null (no text); else a `DataPoolError`."""
     value = cell(row, name, where)
     if value is None:
         return []
@@ -270,11 +224,7 @@ def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
 
 
 def prompt_cell(row: Mapping[str, Any], name: str, where: str) -> str | list[dict[str, Any]]:
-    """Return the text, or the list of messages with `role` and `content`, in a column.
-
-    Raises:
-        DataPoolError: there is no such column, or it holds something else.
-    """
+    """Return the text, or the list of messages with `role` and `content`, in a column; else a `DataPoolError`."""
     value = cell(row, name, where)
     if isinstance(value, str):
         return text_cell(row, name, where)

@@ -31,11 +31,8 @@ from rl4lms_like.data_pools.tables import cell, dict_rows, json_line_rows
 STAGES = ("original_sentence", "sentence_after_deletion", "sentence_after_ambiguity", "final_sentence")
 """Fields of an annotation: the sentence after each editing step."""
 
-Cell: TypeAlias = Mapping[str, Any]
-"""Mapping with the keys `value`, `is_header`, `column_span`, `row_span`."""
-
-Table: TypeAlias = Sequence[Sequence[Cell]]
-"""Rows of cells."""
+Cell: TypeAlias = Mapping[str, Any]  # mapping with the keys `value`, `is_header`, `column_span`, `row_span`
+Table: TypeAlias = Sequence[Sequence[Cell]]  # rows of cells
 
 
 class ToTTo(PublishedPool):
@@ -59,12 +56,10 @@ class ToTTo(PublishedPool):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             representation: `subtable`, the highlighted cells with their headers, or `fulltable`, all cells.
             data_dir: a local copy: `totto_{train,dev,test}_data.jsonl` (`unlabeled_totto_test_data.jsonl`), there or in
                 its folder `totto_data`; the project's samples `{train,dev}_sample.jsonl`; or tables with the columns
                 table, highlighted_cells, table_page_title, table_section_title, sentence_annotations (see `published`).
-            hub_id: another hub repository with these columns.
         """
         rows = enumerate(cls.rows(split, source))
         samples = (_sample(row, f"{split}_{index}", representation, where) for index, (where, row) in rows)
@@ -79,11 +74,7 @@ def _sample(row: Mapping[str, Any], id: str, representation: str, where: str) ->
 
 
 def prompt_of(row: Mapping[str, Any], representation: str, where: str) -> str:
-    """Return the prompt of a row: the table as text without titles, then again with titles.
-
-    Raises:
-        DataPoolError: the row does not have ToTTo's format.
-    """
+    """Return the prompt of a row: the table as text without titles, then again with titles."""
     linearise = {"subtable": highlighted_text, "fulltable": full_text}.get(representation)
     if linearise is None:
         raise DataPoolError(f"unknown representation {representation!r}; known: subtable, fulltable")
@@ -155,15 +146,7 @@ def highlighted_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> st
 
 
 def full_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
-    """Return all cells as text, row by row, each with its headers; highlighted cells have a separate tag.
-
-    Args:
-        table: rows of cells.
-        highlighted: row, and index in the row, of each highlighted cell, from 0.
-
-    Raises:
-        IndexError: a highlighted cell is not in the table.
-    """
+    """Return all cells as text, row by row, as `highlighted_text`; highlighted cells have a separate tag."""
     rows = [_row(cells) for cells in table]
     for row, place in highlighted:
         _ = rows[row].cells[place]  # raises an IndexError if the cell does not exist

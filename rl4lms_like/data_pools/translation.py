@@ -107,7 +107,6 @@ class EnglishToGerman(_Translation):
         """Build the pool of a split.
 
         Args:
-            split: `train`, `val` or `test`.
             prompt_suffix: text appended to the English text.
             prompt_prefix: text prepended to the English text.
             data_dir: a local copy of all three splits, in the files of `WMT`, or `train.source` with `train.target`.

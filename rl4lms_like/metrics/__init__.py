@@ -53,7 +53,7 @@ METRICS = Registry(
             ),
         ),
         "novelty": Entry(
-            ".novelty:NoveltyMetric",
+            ".diversity:NoveltyMetric",
             "fraction of n-grams and of texts that do not occur in a file of training texts",
             keys=("diversity_metrics/novelty-{n}", "diversity_metrics/novel_texts"),
         ),
@@ -129,25 +129,25 @@ METRICS = Registry(
             keys=("semantic/reward_model",),
         ),
         "bert_score": Entry(
-            ".semantic:BERTScoreMetric",
+            ".learned:BERTScoreMetric",
             "BERTScore's F1 against the best reference",
             needs="extra 'semantic', a model of the hub (roberta-large for English) or a local one",
             keys=("semantic/bert_score",),
         ),
         "bleurt": Entry(
-            ".semantic:BLEURTMetric",
+            ".learned:BLEURTMetric",
             "BLEURT against the best reference",
             needs="a BLEURT checkpoint as plain BERT (Elron/bleurt-base-128)",
             keys=("semantic/bleurt",),
         ),
         "intent_accuracy": Entry(
-            ".dialog:IntentAccuracyDailyDialog",
+            ".learned:IntentAccuracyDailyDialog",
             "fraction of responses with the requested intent",
             needs="the model rajkumarrrk/roberta-daily-dialog-intent-classifier",
             keys=("intent/accuracy",),
         ),
         "parent_totto": Entry(
-            ".tables:ParentToTTo",
+            ".lexical:ParentToTTo",
             "PARENT as ToTTo's script computes it, all texts and both subsets, 0 to 1",
             needs="extra 'lexical', ToTTo's tables in meta_data (the pool 'totto')",
             keys=tuple(
@@ -157,19 +157,19 @@ METRICS = Registry(
             ),
         ),
         "bleu_totto": Entry(
-            ".tables:BLEUToTTo",
+            ".lexical:BLEUToTTo",
             "BLEU-4 as ToTTo's script computes it, all texts and both subsets, 0 to 1",
             needs="extra 'lexical', ToTTo's tables in meta_data (the pool 'totto')",
             keys=("table_to_text/bleu_overall", "table_to_text/bleu_overlap", "table_to_text/bleu_non_overlap"),
         ),
         "cider": Entry(
-            ".captions:CIDERMetric",
+            ".lexical:CIDERMetric",
             "CIDEr-D (n-gram overlap weighted by rarity), 0 to 10",
             needs="extra 'captions'",
             keys=("lexical/cider",),
         ),
         "spice": Entry(
-            ".captions:SpiceMetric",
+            ".lexical:SpiceMetric",
             "SPICE (overlap of objects, attributes and relations), 0 to 1",
             needs="extra 'captions', Java 8 to 14, CoreNLP 3.6.0",
             keys=("lexical/spice",),
@@ -206,14 +206,12 @@ METRICS = Registry(
             ".answers:RegexMetric", "fraction of responses that match a regular expression", keys=("answers/regex",)
         ),
         "pass_at_k": Entry(
-            ".pass_at_k:PassAtK", "probability that one of k samples of a prompt is right", keys=("answers/pass@{k}",)
+            ".answers:PassAtK", "probability that one of k samples of a prompt is right", keys=("answers/pass@{k}",)
         ),
         "maj_at_k": Entry(
-            ".pass_at_k:MajAtK", "fraction of right answers by majority vote over k samples", keys=("answers/maj@{k}",)
+            ".answers:MajAtK", "fraction of right answers by majority vote over k samples", keys=("answers/maj@{k}",)
         ),
     },
 )
-MetricRegistry = METRICS
-"""Alias with RL4LMs' name."""
-
+MetricRegistry = METRICS  # alias with RL4LMs' name
 __all__ = ["METRICS", "BaseMetric", "MetricRegistry", "MetricResults"]

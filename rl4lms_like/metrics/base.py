@@ -1,16 +1,10 @@
-"""Base classes of metrics.
-
-BaseMetric     any metric; the class that users derive from
-TextsMetric    from prompts, responses, references and `meta_data`; NaN for texts without the references it needs
-ScoreMetric    adapter that makes a metric from a score (`scoring.score`)
-NamedMetric    metric with a name that is appended to its keys
-"""
+"""Base classes of metrics; users derive from `BaseMetric`."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from rl4lms_like.scoring.score import Score, Texts
 
@@ -59,7 +53,7 @@ class TextsMetric(BaseMetric):
         keys: keys of its results, which are NaN if it needs references and no text has any.
     """
 
-    keys: ClassVar[tuple[str, ...]] = ()
+    keys: tuple[str, ...] = ()
 
     @abstractmethod
     def results(self, texts: Texts) -> MetricResults:

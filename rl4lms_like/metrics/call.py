@@ -42,12 +42,7 @@ def compute_metric(
 
 
 def compute_metrics(metrics: Sequence[BaseMetric], *arguments: Any, **named: Any) -> MetricResults:
-    """Return the results of all metrics.
-
-    Args:
-        metrics: the metrics.
-        arguments: the other arguments of `compute_metric`, by position.
-        named: the same, by name.
+    """Return the results of all metrics; the other arguments are those of `compute_metric`.
 
     Raises:
         MetricError: a metric failed, or two metrics report the same key.

@@ -1,7 +1,11 @@
-"""Metrics of repetition: n-grams, frequent sentences, equal texts, lengths.
+"""Metrics of repetition and novelty: n-grams, frequent sentences, equal texts, lengths.
 
 `distinct_n`    of lower-cased words and single punctuation marks, and of sentences
 `diversity`     GEM-metrics' statistics of NLTK's words in lower case; names in `-nopunct` are without punctuation
+`novelty`       of lower-cased words and single punctuation marks, compared with those of the training texts
+
+    generated    the cat sat on my roof
+    trained on   the cat sat | on my way       2-grams: 3 of 5 known (the cat, cat sat, on my), novelty 2/5
 
 Sentences end in `.`, `!` or `?` and contain a letter or digit; differences in white space and case are ignored.
 Entropies are in bits. A conditional entropy is that of an n-gram's last word given the others.
@@ -13,15 +17,16 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from statistics import fmean, median
 
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
 from rl4lms_like.scoring.bleu import ngrams
-from rl4lms_like.scoring.nltk_data import require_sentences, words
-from rl4lms_like.scoring.score import Texts
+from rl4lms_like.scoring.nltk_data import require_data, words
+from rl4lms_like.scoring.score import Texts, existing_file, json_texts
 
 _TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 _LETTER_OR_DIGIT = re.compile(r"\w")
@@ -39,7 +44,7 @@ class DiversityMetrics(TextsMetric):
     """
 
     def __init__(self, window_size: Count = 100) -> None:
-        require_sentences("the metric 'diversity'")
+        require_data("the metric 'diversity'", "punkt_tab")
         self.window_size = window_size
 
     def results(self, texts: Texts) -> MetricResults:
@@ -111,10 +116,6 @@ def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
     1944), rounded to 5 decimals and NaN with fewer than `W` tokens. `vocab_size-N` is the number of distinct n-grams,
     `distinct-N` that number divided by the number of n-grams, `unique-N` the number of n-grams that occur once; all are
     0 without n-grams.
-
-    Args:
-        texts: at least one.
-        window_size: window of the mean segmental type-token ratio, in tokens.
     """
     tokens = [[token.lower() for token in words(text, "the metric 'diversity'")] for text in texts]
     plain = [[token for token in text if token not in _PUNCTUATION] for text in tokens]
@@ -174,3 +175,61 @@ def _conditional_entropy(counts: _Grams, shorter: _Grams) -> float:
         count / total * math.log2((shorter[gram[:-1]] / total_shorter) / (count / total))
         for gram, count in counts.items()
     )
+
+
+class NoveltyMetric(TextsMetric):
+    """Fraction of n-grams, and of whole texts, that do not occur in a file of training texts.
+
+    The file is read line by line; only the n-grams of the generated texts are kept in memory.
+
+    Args:
+        training_texts: the file, one text per line; `.jsonl`: one object per line. It is read at every evaluation.
+        field: key of the text, or of a list of texts, in each object.
+        max_n: n-grams of 1 to `max_n` tokens are counted.
+    """
+
+    def __init__(self, training_texts: str, field: str = "text", max_n: Count = 3) -> None:
+        self.path = existing_file(training_texts, "training_texts")
+        self.field = field
+        self.max_n = max_n
+
+    def results(self, texts: Texts) -> MetricResults:
+        """Compute `diversity_metrics/novelty-N` of each text and over all n-grams, and `.../novel_texts`, 0 or 1.
+
+        A text without n-grams of an order is NaN. A text is not novel if it equals a training text, ignoring case and
+        white space.
+        """
+        read = [tokens(text) for text in texts.responses]
+        grams = {order: [list(ngrams(text, order)) for text in read] for order in range(1, self.max_n + 1)}
+        wanted = {order: set(chain.from_iterable(each)) for order, each in grams.items()}
+        known: dict[int, set[tuple[str, ...]]] = {order: set() for order in grams}
+        whole, copied = {tuple(text) for text in read}, set()
+        for training_text in read_texts(self.path, self.field):
+            its_tokens = tokens(training_text)
+            if tuple(its_tokens) in whole:
+                copied.add(tuple(its_tokens))
+            for order, found in known.items():
+                found.update(wanted[order].intersection(ngrams(its_tokens, order)))
+        results: MetricResults = {
+            f"diversity_metrics/novelty-{order}": (
+                [_fraction_of_new(text, known[order]) for text in each],
+                _fraction_of_new(list(chain.from_iterable(each)), known[order]),
+            )
+            for order, each in grams.items()
+        }
+        novel = [float(tuple(text) not in copied) for text in read]
+        return results | {"diversity_metrics/novel_texts": (novel, fmean(novel))}
+
+
+def read_texts(path: Path, field: str = "text") -> Iterator[str]:
+    """Yield the texts of a file, one per line; of a `.jsonl` file, those of `field`."""
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if path.suffix != ".jsonl":
+                yield line.rstrip("\n")
+            elif line.strip():
+                yield from json_texts(line, field, f"{path}, line {number}", bare=False)
+
+
+def _fraction_of_new(grams: list[tuple[str, ...]], known: set[tuple[str, ...]]) -> float:
+    return sum(gram not in known for gram in grams) / len(grams) if grams else math.nan

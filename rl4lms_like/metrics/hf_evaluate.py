@@ -52,13 +52,9 @@ class EvaluateMetric(TextsMetric):
         self.compute_args = compute_args or {}
         self.result_keys = result_keys
         self.name = Path(path).stem if path.endswith(".py") else Path(path).name
+        self.keys = tuple(f"evaluate/{self.name}/{key}" for key in result_keys or ())
         self._metric = _loaded(path, config_name)
         _check_inputs(self._metric, self.inputs)
-
-    @property
-    def keys(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Keys of the results, as far as the arguments list them."""
-        return tuple(f"evaluate/{self.name}/{key}" for key in self.result_keys or ())
 
     def results(self, texts: Texts) -> MetricResults:
         """Compute `evaluate/<name>/<key>`."""

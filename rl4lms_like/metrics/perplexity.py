@@ -144,14 +144,7 @@ def response_surprisals(
     """Return for each response the sum of its tokens' negative log-probs, in nats, and the number of scored tokens.
 
     A token without a preceding token (no prompt, no BOS) cannot be scored. If a text has more tokens than the model has
-    positions, the beginning of its prompt is cut.
-
-    Args:
-        model: causal model in evaluation mode.
-        tokenizer: the model's own tokenizer.
-        prompt_texts: `n` texts.
-        generated_texts: `n` texts, without special tokens.
-        batch_size: texts per forward pass; batches have texts of similar length.
+    positions, the beginning of its prompt is cut. The model is causal and in evaluation mode.
     """
     import torch
 
@@ -177,16 +170,8 @@ def strided_perplexity(model: PreTrainedModel, ids: Sequence[int], *, stride: in
 
     The step at position `i` reads up to `window` tokens that end at `i + stride`, and scores the last `stride` of them:
     their mean negative log-prob, times their number. The result is `exp` of the sum over all steps divided by the
-    number of tokens. The first token of the text has no context; it gets the mean of the others of its step.
-
-    Args:
-        model: causal model; its mode is restored afterwards.
-        ids: token ids of the text.
-        stride: tokens that are scored per step; at most `window`.
-        window: maximum number of tokens that are read per step.
-
-    Returns:
-        The perplexity; NaN for fewer than two tokens, infinity beyond the range of a float.
+    number of tokens. The first token of the text has no context; it gets the mean of the others of its step. It is NaN
+    for fewer than two tokens, and infinity beyond the range of a float.
     """
     import torch
 

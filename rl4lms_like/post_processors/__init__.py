@@ -66,8 +66,7 @@ POST_PROCESSORS = PostProcessors(
     },
     signature_of=arguments_signature,
 )
-PostProcessorRegistry = POST_PROCESSORS
-"""Alias with RL4LMs' name."""
+PostProcessorRegistry = POST_PROCESSORS  # alias with RL4LMs' name
 
 
 def post_process(function: Callable[[str], str], texts: Sequence[str]) -> list[str]:

@@ -59,17 +59,17 @@ REWARDS = Registry(
             needs="the named model, a sequence classifier",
         ),
         "bert_score": Entry(
-            ".semantic:BERTScoreRewardFunction",
+            ".learned:BERTScoreRewardFunction",
             "BERTScore F1 against the best reference",
             needs="extra 'semantic', a model from the hub (roberta-large for English) or a local one",
         ),
         "bleurt": Entry(
-            ".semantic:BLEURTRewardFunction",
+            ".learned:BLEURTRewardFunction",
             "BLEURT against the best reference",
             needs="a BLEURT checkpoint in plain BERT format (Elron/bleurt-base-128)",
         ),
         "intent_accuracy": Entry(
-            ".dialog:IntentAccuracy",
+            ".learned:IntentAccuracy",
             "1 if the response has the requested intent, plus METEOR",
             needs="the model rajkumarrrk/roberta-daily-dialog-intent-classifier; for METEOR extra 'lexical', "
             "NLTK's punkt_tab, WordNet",
@@ -81,12 +81,12 @@ REWARDS = Registry(
             "NLTK's punkt_tab, WordNet",
         ),
         "parent": Entry(
-            ".tables:PARENTRewardFunction",
+            ".lexical:PARENTRewardFunction",
             "PARENT F-score against a ToTTo table and its sentences, 0 to 1",
             needs="extra 'lexical', ToTTo's tables in meta_data (the pool 'totto')",
         ),
         "spider": Entry(
-            ".captions:SpiderRewardFunction",
+            ".lexical:SpiderRewardFunction",
             "weighted sum of SPICE and CIDEr",
             needs="extra 'captions'; SPICE: Java 8 to 14, CoreNLP 3.6.0",
         ),
@@ -115,9 +115,7 @@ REWARDS = Registry(
         ),
     },
 )
-RewardFunctionRegistry = REWARDS
-"""RL4LMs' name."""
-
+RewardFunctionRegistry = REWARDS  # RL4LMs' name
 _PENALTY = "a penalty is 0 for every text that it does not punish; add it to a reward for good texts"
 _NO_4_GRAM = "a text has a BLEU-4 of 0 without four consecutive words in common, so has a reference of three words"
 _PROMPT_COUNTS = (

@@ -94,7 +94,7 @@ class AuditedReward:
 def n_calls(reward: AnyReward, probes: Probes) -> int:
     """Return the maximum number of calls that an audit makes of a reward, or of all its parts together."""
     total = 0
-    for leaf in _leaves(reward):
+    for leaf in leaves(reward):
         per_text = [_calls_of(leaf, episode) for episode in probes.episodes]
         n_references = sum(per_text[index] for index in probes.of("reference").values())
         total += len(probes) + 5 if is_batched(leaf.reward) else 6 * sum(per_text) + n_references
@@ -111,7 +111,7 @@ def audit_reward(reward: AnyReward, probes: Probes) -> list[AuditedReward]:
     Each text is scored alone, and four times together with all others: twice in the same order, in reverse order, and
     with other references. Texts for which the reward fails are not scored together.
     """
-    by_part = {leaf.name: _measured(leaf, probes) for leaf in _leaves(reward)}
+    by_part = {leaf.name: _measured(leaf, probes) for leaf in leaves(reward)}
     if not isinstance(reward, RewardOfParts):
         return [_audited("", measured, probes) for measured in by_part.values()]
     return [_audited(name, measured, probes) for name, measured in [("", _sum(by_part)), *by_part.items()]]
@@ -135,31 +135,18 @@ def _audited(name: str, measured: _Measured, probes: Probes) -> AuditedReward:
 
 @dataclass
 class _Measured:
-    """Rewards `[n]` of all probes in each way of calling, NaN where a call failed, with times and errors.
+    """Rewards `[n]` of all probes in each way of calling, NaN where a call failed, with times and errors."""
 
-    Args:
-        alone: one text per call.
-        together: all texts in one call.
-        again: a second time.
-        backwards: in reverse order; the entries are in the order of the probes.
-        others: with other references.
-        wider: with more padding in the arrays of references; otherwise as `together`.
-        seconds: of a call with one text.
-        seconds_per_call: the same, divided by the tokens for rewards that are called for each token.
-        seconds_together: of a call with all texts.
-        errors: indices of the texts of a failed call -> message.
-    """
-
-    alone: np.ndarray
-    together: np.ndarray
-    again: np.ndarray
-    backwards: np.ndarray
-    others: np.ndarray
-    wider: np.ndarray
-    seconds: np.ndarray
-    seconds_per_call: np.ndarray
-    seconds_together: float
-    errors: dict[tuple[int, ...], str]
+    alone: np.ndarray  # one text per call
+    together: np.ndarray  # all texts in one call
+    again: np.ndarray  # a second time
+    backwards: np.ndarray  # in reverse order; the entries are in the order of the probes
+    others: np.ndarray  # with other references
+    wider: np.ndarray  # with more padding in the arrays of references; otherwise as `together`
+    seconds: np.ndarray  # of a call with one text
+    seconds_per_call: np.ndarray  # the same, divided by the tokens for rewards that are called for each token
+    seconds_together: float  # of a call with all texts
+    errors: dict[tuple[int, ...], str]  # indices of the texts of a failed call -> message
 
     @property
     def paid(self) -> np.ndarray:
@@ -188,10 +175,6 @@ class _Calls:
         starts = np.cumsum([0, *(episode.n_actions for episode in chosen[:-1])])
         rewards[list(indices)] = self.leaf.weight * np.add.reduceat(of_tokens.astype(float), starts)
         return rewards, seconds
-
-
-def _leaves(reward: AnyReward) -> list[Leaf]:
-    return list(leaves(reward)) if isinstance(reward, RewardOfParts) else [Leaf("", 1.0, reward)]
 
 
 def _measured(leaf: Leaf, probes: Probes) -> _Measured:

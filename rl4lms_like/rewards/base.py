@@ -1,9 +1,4 @@
-"""Base classes of reward functions.
-
-RewardFunction          one token per call: two observations and an action in, one number out
-BatchedRewardFunction   many texts per call: a list of texts in, a list of numbers out
-RewardOfParts           weighted sum of other rewards (`combine.CombinedReward`)
-"""
+"""Base classes of reward functions: called for one token (`RewardFunction`) or many texts (`BatchedRewardFunction`)."""
 
 from __future__ import annotations
 

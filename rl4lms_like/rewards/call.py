@@ -50,11 +50,7 @@ class TokenRewards(NamedTuple):
 def score_transition(
     reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
 ) -> float:
-    """Return the reward of one token; a batched reward is called with a batch of one.
-
-    Raises:
-        RewardError: the reward failed, or did not return one finite number.
-    """
+    """Return the reward of one token; a batched reward is called with a batch of one. Errors as in `score_episodes`."""
     return score_transition_in_parts(reward_fn, previous, action, current, done).total
 
 
@@ -92,13 +88,13 @@ def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation
 
 def _parts(reward_fn: AnyReward, score: Callable[[AnyReward], np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weighted scores of each part, by name; the name of a reward without parts is empty."""
-    if not isinstance(reward_fn, RewardOfParts):
-        return {"": score(reward_fn)}
     parts: dict[str, np.ndarray] = {}
     for leaf in leaves(reward_fn):
         try:
             paid = leaf.weight * score(leaf.reward)
         except RewardError as error:
+            if not leaf.name:
+                raise
             raise RewardError(f"part {leaf.name!r}: {error}") from error
         parts[leaf.name] = parts.get(leaf.name, 0.0) + paid
     return parts
@@ -108,9 +104,7 @@ def _total(reward_fn: AnyReward, parts: Mapping[str, np.ndarray]) -> np.ndarray:
     total = np.asarray(sum(parts.values()))
     invalid = ~(np.abs(total) <= _LARGEST)
     if invalid.any():
-        raise RewardError(
-            f"the parts of {_name(reward_fn)} add up to {total[invalid][0]:g}; expected one finite number"
-        )
+        raise RewardError(f"the parts of {_name(reward_fn)} add up to {total[invalid][0]:g}; expected a finite number")
     return total
 
 
@@ -122,21 +116,20 @@ class Leaf(NamedTuple):
     reward: AnyReward
 
 
-def leaves(reward_fn: RewardOfParts) -> Iterator[Leaf]:
-    """Yield the parts of a reward; nested parts are flattened and named `outer/inner`."""
+def leaves(reward_fn: AnyReward) -> Iterator[Leaf]:
+    """Yield the parts of a reward, nested ones named `outer/inner`; a reward without parts has one without a name."""
+    if not isinstance(reward_fn, RewardOfParts):
+        yield Leaf("", 1.0, reward_fn)
+        return
     for part in reward_fn.parts:
-        if isinstance(part.reward, RewardOfParts):
-            for leaf in leaves(part.reward):
-                yield Leaf(f"{part.label}/{leaf.name}", part.weight * leaf.weight, leaf.reward)
-        else:
-            yield Leaf(part.label, part.weight, part.reward)
+        for leaf in leaves(part.reward):
+            name = f"{part.label}/{leaf.name}" if leaf.name else part.label
+            yield Leaf(name, part.weight * leaf.weight, leaf.reward)
 
 
 def is_batched(reward_fn: AnyReward) -> bool:
     """Return True if the reward, or a part of it, scores many texts in one call."""
-    if isinstance(reward_fn, RewardOfParts):
-        return any(is_batched(part.reward) for part in reward_fn.parts)
-    return isinstance(reward_fn, BatchedRewardFunction)
+    return any(isinstance(leaf.reward, BatchedRewardFunction) for leaf in leaves(reward_fn))
 
 
 def _score_of_transition(

@@ -1,8 +1,5 @@
 """Weighted sum of other rewards, with each part logged separately.
 
-    combine             explicit parts, `{id, args, weight, name}`
-    args.shaping_fn     of any reward in a config: that reward plus a second one, both with weight 1
-
 Parts may be single-token or batched, terminal or dense, or combinations themselves.
 """
 
@@ -53,7 +50,7 @@ class CombinedReward(RewardOfParts):
 
 
 def shaped(reward: Any, name: str, shaping: Any, shaping_name: str) -> CombinedReward:
-    """Return the sum of a reward and its shaping function; a shaping function of the same name gets a suffix."""
+    """Return the sum of a reward and its `shaping_fn`; a shaping function of the same name gets a suffix."""
     second = shaping_name if shaping_name != name else f"{shaping_name}_shaping"
     parts: Sequence[RewardPart] = [RewardPart(reward, name=name), RewardPart(shaping, name=second)]
     return CombinedReward(list(parts))

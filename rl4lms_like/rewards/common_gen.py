@@ -12,9 +12,7 @@ from typing import Any
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.score import Texts
 
-PREFIX = "generate a sentence with: "
-"""Beginning of RL4LMs' CommonGen prompts."""
-
+PREFIX = "generate a sentence with: "  # beginning of RL4LMs' CommonGen prompts
 INSTRUCTION_WORDS = ("generate", "sentence")
 
 
@@ -43,11 +41,7 @@ class BatchedCommonGenPenaltyShapingFunction(CommonGenPenaltyShapingFunction):
 def repeat_penalty(
     prompt_text: str, generated_text: str, meta_info: Mapping[str, Any] | None = None, *, prefix: str = PREFIX
 ) -> float:
-    """Return -1 if the sentence has the concepts in a row, the prefix, `generate` or `sentence`, in any case; else 0.
-
-    Raises:
-        ValueError: the prompt lacks the prefix and `meta_info` has no `concepts`.
-    """
+    """Return -1 if the sentence has the concepts in a row, the prefix, `generate` or `sentence`, in any case; or 0."""
     text = generated_text.lower()
     phrases = (concepts_in_a_row(prompt_text, meta_info, prefix=prefix), prefix, *INSTRUCTION_WORDS)
     return -1.0 if any(phrase.lower() in text for phrase in phrases) else 0.0

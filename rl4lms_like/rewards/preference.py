@@ -18,12 +18,11 @@ from rl4lms_like.core.numbers import Count, Finite, NonNegative
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.classifier import batches_by_length
 from rl4lms_like.scoring.frozen import FrozenModel, longest_input, padded, require_finite
-from rl4lms_like.scoring.meteor import meteor, require_meteor
+from rl4lms_like.scoring.meteor import meteor
+from rl4lms_like.scoring.nltk_data import require_data
 from rl4lms_like.scoring.score import Texts
 
-BASE = "google-t5/t5-11b"
-"""Model from which the published weights were tuned; it provides config and tokenizer."""
-
+BASE = "google-t5/t5-11b"  # model from which the published weights were tuned; it provides config and tokenizer
 WEIGHTS_FILE = "t5-11b~commongen_prefs.pt"
 _WEIGHTS_URL = f"https://storage.googleapis.com/ai2-jack-public/rl4lms_preference_models/{WEIGHTS_FILE}"
 
@@ -61,7 +60,7 @@ class CommonGenPrefRM(ScoreReward):
     def __post_init__(self) -> None:
         self.needs_references = bool(self.meteor_coeff)
         if self.meteor_coeff:
-            require_meteor(self.needed_by)
+            require_data(self.needed_by, "punkt_tab", "wordnet")
         self.model = PreferenceT5(
             self.model_name, self.weights, device=self.device, dtype=self.dtype, needed_by=self.needed_by
         )
@@ -167,8 +166,7 @@ class PreferenceT5(FrozenModel):
 
 def n_missing(text: str, concepts: Sequence[str]) -> int:
     """Return the number of concepts that are not a substring of the lower-cased text."""
-    lowered = text.lower()
-    return sum(concept not in lowered for concept in concepts)
+    return sum(concept not in text.lower() for concept in concepts)
 
 
 def _first_step(model: Any, rows: list[list[int]]) -> Any:

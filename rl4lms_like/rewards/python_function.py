@@ -28,8 +28,7 @@ from rl4lms_like.scoring.score import Texts
 T = TypeVar("T")
 
 _OF_ALL = ("prompts", "responses", "references", "meta_infos")
-_OF_ONE = ("prompt", "response", "references", "meta_info")
-"""Names of the keyword arguments passed to a function."""
+_OF_ONE = ("prompt", "response", "references", "meta_info")  # names of the keyword arguments passed to a function
 
 
 @dataclass(eq=False, repr=False)  # `kwargs` may contain secrets
@@ -125,11 +124,7 @@ class PythonReward(TextReward):
 
 
 def imported_function(path: str) -> Callable[..., Any]:
-    """Import a function by its import path.
-
-    Raises:
-        ValueError: there is no such function, or configs are not allowed to select it.
-    """
+    """Import a function; a `ValueError` if there is none at the path, or configs are not allowed to select it."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise ValueError(f"function: expected an import path 'package.module:name', got {path!r}")

@@ -1,9 +1,4 @@
-"""Base classes of rewards that score the finished response, which are most rewards of the library.
-
-TextReward        from prompts, responses, references and `meta_data`, all of a batch in one call
-ScoreReward       adapter that makes a reward from a score (`scoring.score`); the metric of the same name uses it too
-LastTokenReward   from the last observation of an episode
-"""
+"""Base classes of rewards that score the finished response, which are most rewards of the library."""
 
 from __future__ import annotations
 

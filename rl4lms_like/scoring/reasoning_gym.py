@@ -26,11 +26,6 @@ DATASET, CONFIG, ENTRY = "dataset", "config", "entry"
 class ReasoningGym(Score):
     """1 for each response that is the stored answer, else 0; with `strict: false`, the package's own score.
 
-    White space around an answer is removed and inner white space is collapsed, for both scores. The package's scorers
-    accept other spellings of a number and, for puzzles, every right solution. Some also score wrong texts above 0:
-    most data sets score a text that contains the answer by its length, and several score any text, up to 1 for
-    `game_of_life_halting`. A policy finds such texts. Some scorers raise an error for a text that they cannot parse.
-
     Args:
         strict: compare with the stored answer only. If false, call the package's scorer of the question's data set,
             which needs samples of the pool `reasoning_gym`.
@@ -67,19 +62,11 @@ class ReasoningGym(Score):
 
 @lru_cache(maxsize=8)  # a run has one data set, and its scorer may depend on the config
 def create(name: str, config: str, needed_by: str, **size_and_seed: int) -> Any:
-    """Return a data set of reasoning-gym.
-
-    Args:
-        name: of the data set.
-        config: its other arguments as JSON.
-        needed_by: description of the component for messages.
-        size_and_seed: its `size` and `seed`.
+    """Return a data set of reasoning-gym; `config` has its other arguments as JSON.
 
     Raises:
         MissingExtraError: the package is not installed.
-        ValueError: the package does not know the data set, or rejects a value of the config.
-        TypeError: the data set has no such argument.
-        AssertionError: as `ValueError`; the package checks most values by assertions.
+        TypeError, ValueError, AssertionError: the package does not know the data set, an argument or a value.
     """
     package = import_extra("reasoning_gym", extra="reasoning", needed_by=needed_by)
     return package.create_dataset(name, **json.loads(config), **size_and_seed)

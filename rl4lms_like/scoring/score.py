@@ -15,9 +15,11 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.wording import beginning
 
 T = TypeVar("T")
@@ -81,11 +83,7 @@ class Score(ABC):
 
 
 def require_references(prompt_texts: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Raise an error that names the first sample without references.
-
-    Raises:
-        ValueError: a sample has no references.
-    """
+    """Raise a `ValueError` that names the first sample without references."""
     for index, (prompt, texts) in enumerate(zip(prompt_texts, references, strict=True)):
         if not texts:
             where = f"text {index} of {len(references)}"
@@ -93,12 +91,7 @@ def require_references(prompt_texts: Sequence[str], references: Sequence[Sequenc
 
 
 def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...]], T]) -> Iterator[T]:
-    """Yield `read(references)` for each sample, computed once for equal references and kept only while needed.
-
-    Args:
-        references: references of each sample.
-        read: computes what a score needs from one sample's references.
-    """
+    """Yield `read(references)` for each sample, computed once for equal references and kept only while needed."""
     left = Counter(map(tuple, references))
     kept: dict[tuple[str, ...], T] = {}
     for texts in map(tuple, references):
@@ -113,6 +106,14 @@ def mean(scores: Sequence[float]) -> float:
     """Return the mean of the scores that are not NaN, or NaN if there are none."""
     known = [score for score in scores if not math.isnan(score)]
     return fmean(known) if known else math.nan
+
+
+def existing_file(path: str, argument: str) -> Path:
+    """Return the path of a file, or raise a `ValueError` with the argument's name if there is none."""
+    file = with_home(path)
+    if not file.is_file():
+        raise ValueError(f"{argument}: there is no file {file.absolute()}")
+    return file
 
 
 def json_texts(line: str, field: str, where: str, *, bare: bool) -> list[str]:

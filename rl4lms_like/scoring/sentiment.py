@@ -8,8 +8,7 @@ from typing import Any
 
 from rl4lms_like.scoring.score import Score, Texts
 
-POSITIVE = 0.05
-"""Minimum compound score of a positive text, according to VADER's authors."""
+POSITIVE = 0.05  # minimum compound score of a positive text, according to VADER's authors
 
 
 def sentiment(text: str) -> float:

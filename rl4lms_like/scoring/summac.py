@@ -21,20 +21,14 @@ from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.scoring.classifier import Classifier
-from rl4lms_like.scoring.nltk_data import require_sentences, sentences
+from rl4lms_like.scoring.nltk_data import require_data, sentences
 
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_LENGTH = 500
-"""Maximum number of tokens of both texts together, as in SummaC."""
-
-_TOKENIZED_AT_ONCE = 4096
-"""Number of pairs; the tokens of all chunk pairs of a split would fill the memory."""
-
-SHORTEST_CHUNK = 11
-"""Minimum number of characters of a chunk; shorter chunks are left out."""
-
+MAX_LENGTH = 500  # maximum number of tokens of both texts together, as in SummaC
+_TOKENIZED_AT_ONCE = 4096  # number of pairs; the tokens of all chunk pairs of a split would fill the memory
+SHORTEST_CHUNK = 11  # minimum number of characters of a chunk; shorter chunks are left out
 UNITS = ("paragraph", "sentence", "document", "2sents", "mixed")
 Operation: TypeAlias = Literal["min", "mean", "max"]
 
@@ -107,15 +101,9 @@ class NliModel(Classifier):
             self.labels = labels_of(config.id2label, checkpoint)
 
     def probabilities(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Return the probabilities of entailment, contradiction and neutral.
+        """Return the probabilities of the `Labels` for pairs of premise and hypothesis, `[n, 3]` float64.
 
         In pairs that are too long, the end of the longer text is cut, then of both.
-
-        Args:
-            pairs: `n` pairs of premise and hypothesis.
-
-        Returns:
-            `[n, 3]` float64, in the order of `Labels`.
 
         Raises:
             ModelError: the checkpoint cannot be loaded, its labels are not these three, or it returns NaN.
@@ -166,13 +154,11 @@ class Imager:
     def __init__(self, model_name: str, settings: Any) -> None:
         units = settings.granularity.split("-")
         if len(units) > 2 or not set(units) <= set(UNITS):
-            raise ValueError(
-                f"granularity: expected one or two (document-summary) of {UNITS}, got {settings.granularity!r}"
-            )
+            raise ValueError(f"granularity: expected one or two, as 'a-b', of {UNITS}, got {settings.granularity!r}")
         self.document_unit, self.summary_unit = units[0], units[-1]
         self.use_cache, self.max_doc_sents = settings.use_cache, settings.max_doc_sents
         if set(units) & {"sentence", "2sents", "mixed"}:
-            require_sentences(settings.needed_by)
+            require_data(settings.needed_by, "punkt_tab")
         self.nli = NliModel(model_name, device=settings.device, batch_size=settings.batch_size)
         self._cache: dict[tuple[str, str], np.ndarray] = {}
 
@@ -245,10 +231,7 @@ class Head:
     norm_histo: bool
 
     def score(self, image: Sequence[np.ndarray]) -> float:
-        """Return SummaC-Conv, the probability of `consistent`, from 0 to 1.
-
-        Args:
-            image: layers, `[3 per model, n_document_chunks, n_summary_chunks]`.
+        """Return SummaC-Conv, the probability of `consistent`; `image` is `[3 per model, n_document, n_summary]`.
 
         Raises:
             ModelError: the weights in the file do not fit this head.

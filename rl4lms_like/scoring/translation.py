@@ -11,16 +11,12 @@ of a hundred words; `edit_rate` is faster. Samples may have different numbers of
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from operator import add
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import MissingResourceError, import_extra
 from rl4lms_like.core.numbers import NonNegative
-from rl4lms_like.scoring.bleu import ReferenceGrams, n_grams_of
 from rl4lms_like.scoring.edit_rate import edits
 from rl4lms_like.scoring.nltk_data import EXTRA
 from rl4lms_like.scoring.score import Score, Texts, readings
@@ -52,12 +48,15 @@ class TranslationScore(Score):
             texts.references, lambda each: metric._extract_reference_info(list(map(metric._preprocess_segment, each)))
         )
         statistics = [
-            metric._compute_segment_statistics(metric._preprocess_segment(text), info)
+            self._statistics(metric, metric._preprocess_segment(text), info)
             for text, info in zip(texts.responses, infos, strict=True)
         ]
         _clear_caches(metric)
         scores = [float(metric._compute_score_from_stats(each).score) / 100 for each in statistics]
         return scores, float(metric._aggregate_and_compute(statistics).score) / 100
+
+    def _statistics(self, metric: Any, text: str, reference_info: dict[str, Any]) -> list[float]:
+        return metric._compute_segment_statistics(text, reference_info)
 
 
 @dataclass(eq=False)
@@ -84,9 +83,9 @@ class SacreBleuScore(TranslationScore):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from sacrebleu import BLEU
+        import sacrebleu
 
-        known = list(BLEU.TOKENIZERS)
+        known = list(sacrebleu.BLEU.TOKENIZERS)
         if self.tokenize is not None and self.tokenize not in known:
             raise ValueError(f"sacrebleu has no tokenizer {self.tokenize!r}; it has {', '.join(known)}")
         try:
@@ -101,7 +100,15 @@ class SacreBleuScore(TranslationScore):
 
     @property
     def metric(self) -> Any:
-        return _bleu(self.lowercase, self.tokenize, self.smooth_method, self.smooth_value, self.use_effective_order)
+        return _metric(
+            "BLEU",
+            lowercase=self.lowercase,
+            force=True,
+            tokenize=self.tokenize,
+            smooth_method=self.smooth_method,
+            smooth_value=self.smooth_value,
+            effective_order=self.use_effective_order,
+        )
 
 
 class TranslationEditRate(TranslationScore):
@@ -111,7 +118,12 @@ class TranslationEditRate(TranslationScore):
 
     @property
     def metric(self) -> Any:
-        return _ter()
+        return _metric("TER")
+
+    def _statistics(self, metric: Any, text: str, reference_info: dict[str, Any]) -> list[float]:
+        references, words = reference_info["ref_words"], text.split()
+        fewest = min(edits(words, reference) for reference in references)
+        return [fewest, sum(map(len, references)) / len(references)]
 
 
 class ChrF(TranslationScore):
@@ -121,86 +133,14 @@ class ChrF(TranslationScore):
 
     @property
     def metric(self) -> Any:
-        return _chrf()
+        return _metric("CHRF")
 
 
-@cache
-def _bleu(
-    lowercase: bool, tokenize: str | None, smooth_method: str, smooth_value: float | None, effective_order: bool
-) -> Any:
-    from sacrebleu.metrics.bleu import BLEU
+@cache  # a tokenizer of sentence pieces loads a model
+def _metric(name: str, **options: Any) -> Any:
+    import sacrebleu
 
-    class Bleu(BLEU):
-        """sacrebleu's BLEU with a faster count of n-grams."""
-
-        def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-            return {"grams": ReferenceGrams([text.split() for text in refs])}
-
-        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
-            tokens, grams = hypothesis.split(), ref_kwargs["grams"]
-            nearest = self._get_closest_ref_len(len(tokens), grams.lengths)
-            return [len(tokens), nearest, *grams.matches(tokens), *n_grams_of(len(tokens))]
-
-    return Bleu(
-        lowercase=lowercase,
-        force=True,
-        tokenize=tokenize,
-        smooth_method=smooth_method,
-        smooth_value=smooth_value,
-        effective_order=effective_order,
-    )
-
-
-@cache
-def _ter() -> Any:
-    from sacrebleu.metrics.ter import TER
-
-    class Ter(TER):
-        """sacrebleu's TER with a faster count of edits."""
-
-        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
-            references, words = ref_kwargs["ref_words"], hypothesis.split()
-            fewest = min(edits(words, reference) for reference in references)
-            return [fewest, sum(map(len, references)) / len(references)]
-
-    return Ter()
-
-
-@cache
-def _chrf() -> Any:
-    from sacrebleu.metrics.chrf import CHRF
-
-    class Chrf(CHRF):
-        """sacrebleu's chrF that counts only those n-grams of a reference that the text contains."""
-
-        def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-            return {"ref_ngrams": [_character_runs(text, self.char_order) for text in refs]}
-
-        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
-            counts = [Counter(runs) for runs in _character_runs(hypothesis, self.char_order)]
-            statistics = [_matches(counts, reference) for reference in ref_kwargs["ref_ngrams"]]
-            return max(statistics, key=self._compute_f_score)
-
-    return Chrf()
-
-
-def _character_runs(text: str, longest: int) -> list[list[str]]:
-    """Return the character n-grams of each order from 1 to `longest`, without white space."""
-    line = "".join(text.split())
-    by_length = [list(line)]
-    for length in range(1, longest):
-        by_length.append(list(map(add, by_length[-1], line[length:])))
-    return by_length
-
-
-def _matches(counts: list[Counter[str]], reference: list[list[str]]) -> list[int]:
-    """Return for each order: n-grams of the text (0 if the reference has none), of the reference, in common."""
-    statistics = []
-    for ours, theirs in zip(counts, reference, strict=True):
-        both = Counter(filter(ours.__contains__, theirs))
-        common = sum(map(min, both.values(), map(ours.__getitem__, both)))
-        statistics += [ours.total() if theirs else 0, len(theirs), common]
-    return statistics
+    return getattr(sacrebleu, name)(**options)
 
 
 def _clear_caches(metric: Any) -> None:

@@ -288,27 +288,16 @@ def _rule(kind: str, y: float) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """Chart over iterations; drawn if the run logged any of its keys.
+    """Chart over iterations; drawn if the run logged any of its keys."""
 
-    Args:
-        group: heading of its section.
-        title: caption.
-        note: one-line description with the unit.
-        lines: label -> keys; the first key that was logged is used.
-        band: shade one standard deviation around the line (`<key>_std`).
-        target: path in the config of the target value.
-        log: logarithmic axis.
-        from_zero: the axis includes zero.
-    """
-
-    group: str
-    title: str
-    note: str
-    lines: Mapping[str, tuple[str, ...]]
-    band: bool = False
-    target: tuple[str, ...] = ()
-    log: bool = False
-    from_zero: bool = False
+    group: str  # heading of its section
+    title: str  # caption
+    note: str  # one-line description with the unit
+    lines: Mapping[str, tuple[str, ...]]  # label -> keys; the first key that was logged is used
+    band: bool = False  # shade one standard deviation around the line (`<key>_std`)
+    target: tuple[str, ...] = ()  # path in the config of the target value
+    log: bool = False  # logarithmic axis
+    from_zero: bool = False  # the axis includes zero
 
 
 LEARNING = "Learning curves"
@@ -366,9 +355,7 @@ CURVES = (
     Curve(COST, "Time", "seconds per iteration",
           {"update": ("time/update_s",), "rollout": ("time/rollout_s",)}, from_zero=True),
 )  # fmt: skip
-
-PART = "rollout_info/reward/"
-"""Prefix of the keys of a combined reward's parts."""
+PART = "rollout_info/reward/"  # prefix of the keys of a combined reward's parts
 
 
 def part_curves(keys: Iterable[str]) -> list[Curve]:

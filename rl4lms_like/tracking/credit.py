@@ -17,19 +17,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.record import RunRecord, number, written_by_a_run
+from rl4lms_like.tracking.record import RunRecord, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 
-N_ITERATIONS, N_EPISODES = 12, 10
-"""Maximum number of iterations shown, and of episodes per iteration."""
-N_TOKENS = 8000
-"""Maximum number of tokens shown; with long responses fewer iterations are shown."""
-LONGEST = 400
-"""Maximum number of tokens of one response; of a longer one the beginning and the end are shown."""
-LEVELS = 5
-"""Number of colours on each side of the middle."""
-COVERED = 0.98
-"""Fraction of the tokens within the scale; the others get its outermost colours."""
+N_ITERATIONS, N_EPISODES = 12, 10  # maximum number of iterations shown, and of episodes per iteration
+N_TOKENS = 8000  # maximum number of tokens shown; with long responses fewer iterations are shown
+LONGEST = 400  # maximum number of tokens of one response; of a longer one the beginning and the end are shown
+LEVELS = 5  # number of colours on each side of the middle
+COVERED = 0.98  # fraction of the tokens within the scale; the others get its outermost colours
 END, LINE_BREAK, TAB, PART = "■", "↵", "⇥", "▫"
 CLIPPED = "clipped"
 CUT_LEVEL, OUT_LEVEL = 5, 2
@@ -38,27 +33,18 @@ _NOT_SHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\
 _WITHOUT_WIDTH = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]+")
 """Joiners, direction marks and variation selectors, which are invisible on their own."""
 
-Numbers: TypeAlias = "Mapping[str, float | None]"
-"""Numbers of a token, by the names of the episode's lists."""
+Numbers: TypeAlias = "Mapping[str, float | None]"  # numbers of a token, by the names of the episode's lists
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Quantity that determines the colour of tokens.
+    """Quantity that determines the colour of tokens."""
 
-    Args:
-        key: first letter of its CSS classes.
-        name: label of its button.
-        field: name of the episode's list with its values.
-        note: meaning of the colours.
-        is_ratio: use a logarithmic scale around 1; otherwise the scale is centred on 0.
-    """
-
-    key: str
-    name: str
-    field: str
-    note: str
-    is_ratio: bool = False
+    key: str  # first letter of its CSS classes
+    name: str  # label of its button
+    field: str  # name of the episode's list with its values
+    note: str  # meaning of the colours
+    is_ratio: bool = False  # use a logarithmic scale around 1; otherwise the scale is centred on 0
 
     def place(self, value: float | None) -> float | None:
         """Return the signed distance from the middle, or None if there is no number."""
@@ -164,11 +150,7 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[..., str]], ...] = (
 
 
 def credit_of(run: RunRecord) -> dict[str, Any] | None:
-    """Return what a run recorded about its tokens, or None if it recorded nothing.
-
-    Raises:
-        RL4LMsLikeError: the file was not written by a run.
-    """
+    """Return what a run recorded about its tokens, or None; a file that no run wrote is an `RL4LMsLikeError`."""
     lines = list({line.get("iteration"): line for line in run.credit if line.get("episodes")}.values())
     with written_by_a_run(run.path / CREDIT_FILE):
         return _credit(run, lines) if lines else None
@@ -210,16 +192,15 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
 def _few_episodes(line: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the line with N_EPISODES evenly spaced episodes and the followed one."""
     episodes = line["episodes"]
-    steps = {step * (len(episodes) - 1) // (N_EPISODES - 1) for step in range(N_EPISODES)}
-    chosen = [each for index, each in enumerate(episodes) if index in steps or each["followed"]]
+    few = spaced(episodes, N_EPISODES)
+    chosen = [each for each in episodes if each in few or each["followed"]]
     return {**line, "episodes": chosen, "n_left_out": len(episodes) - len(chosen)}
 
 
 def _with_room(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the first, the last and evenly spaced lines between them, up to N_TOKENS tokens."""
-    last = len(lines) - 1
     for n in range(min(N_ITERATIONS, len(lines)), 1, -1):
-        chosen = [lines[step * last // (n - 1)] for step in range(n)]
+        chosen = spaced(lines, n)
         tokens = [min(len(episode["tokens"]), LONGEST) for line in chosen for episode in line["episodes"]]
         if n == 2 or sum(tokens) <= N_TOKENS:
             return chosen

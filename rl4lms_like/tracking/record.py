@@ -1,9 +1,5 @@
 """Reading of run folders, also of runs that are unfinished or crashed.
 
-    RunRecord.iterations    one mapping per iteration, rollout and update together, in order
-    RunRecord.evaluations   split -> epoch -> corpus scores
-    RunRecord.predictions   split -> epoch -> file with the texts
-
 If a resumed run logged an iteration again, the later values are used.
 """
 
@@ -11,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,29 +29,17 @@ METRICS = re.compile(r"^(?P<split>.+)_split_metrics\.jsonl$")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of a run folder.
+    """Content of a run folder."""
 
-    Args:
-        path: the folder.
-        config: the run's config as plain data.
-        iterations: logged values of each iteration, with `iteration` and `timesteps`, in order.
-        evaluations: split -> epoch, in order -> metric key -> corpus score.
-        predictions: split -> epoch, in order -> file.
-        credit: recorded values of single tokens, one mapping per line.
-        alarms: alerts of the run doctor, in order.
-        began: first time in the log.
-        ended: last time in the log.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    iterations: list[dict[str, Any]]
-    evaluations: dict[str, dict[Epoch, dict[str, Any]]]
-    predictions: dict[str, dict[Epoch, Path]]
-    credit: list[dict[str, Any]]
-    alarms: list[dict[str, Any]]
-    began: datetime | None
-    ended: datetime | None
+    path: Path  # the folder
+    config: Mapping[str, Any]  # the run's config as plain data
+    iterations: list[dict[str, Any]]  # logged values of each iteration, with `iteration` and `timesteps`, in order
+    evaluations: dict[str, dict[Epoch, dict[str, Any]]]  # split -> epoch, in order -> metric key -> corpus score
+    predictions: dict[str, dict[Epoch, Path]]  # split -> epoch, in order -> file
+    credit: list[dict[str, Any]]  # recorded values of single tokens, one mapping per line
+    alarms: list[dict[str, Any]]  # alerts of the run doctor, in order
+    began: datetime | None  # first time in the log
+    ended: datetime | None  # last time in the log
 
     def setting(self, *path: str) -> Any:
         """Return a value of the config, or None if a key of `path` is missing."""
@@ -103,15 +87,17 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def read_predictions(file: Path) -> list[dict[str, Any]]:
-    """Read the texts of one evaluation.
-
-    Raises:
-        RL4LMsLikeError: the file is not a list of objects.
-    """
+    """Read the texts of one evaluation; a file that is not a list of objects is an `RL4LMsLikeError`."""
     content = _parsed(file.read_bytes(), file)
     if not isinstance(content, list):
         raise RL4LMsLikeError(f"{file}: expected a list of objects, got {shown(content)}")
     return [_object(item, file) for item in content]
+
+
+def spaced(items: Sequence[Item], n: int) -> Sequence[Item]:
+    """Return the first, the last and evenly spaced items between them, at most `n` (2 or more)."""
+    last = len(items) - 1
+    return items if last < n else [items[step * last // (n - 1)] for step in range(n)]
 
 
 @contextmanager
@@ -169,11 +155,7 @@ def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Ite
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file, without an incomplete last line.
-
-    Raises:
-        RL4LMsLikeError: it was not written by a run.
-    """
+    """Return the objects of a JSONL file without an incomplete last line; other content is an `RL4LMsLikeError`."""
     whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
     return [_object(_parsed(line, file), file) for line in whole.split(b"\n") if line.strip()]
 

@@ -20,7 +20,7 @@ from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.tracking import charts
 from rl4lms_like.tracking.charts import Curve, Series, format_number
 from rl4lms_like.tracking.credit import credit_of, signed
-from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run, written_by_a_run
+from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run, spaced, written_by_a_run
 from rl4lms_like.tracking.rollouts import rollouts_of
 from rl4lms_like.tracking.run_folder import ALARMS_FILE, REPORT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
@@ -230,10 +230,9 @@ def _samples(run: RunRecord, split: str) -> dict[str, Any]:
     epochs = tuple(dict.fromkeys((next(iter(files)), next(reversed(files)))))
     sides = [{str(item.get("sample_id")): item for item in read_predictions(files[epoch])} for epoch in epochs]
     ids = [sample_id for sample_id in sides[0] if all(sample_id in side for side in sides)]
-    n_pairs = min(len(ids), N_SHOWN + N_FOLDED)
-    spaced = [ids[index * len(ids) // n_pairs] for index in range(n_pairs)]
-    pairs = [_pair(sample_id, [side[sample_id] for side in sides]) for sample_id in spaced]
-    shown = pairs[:: max(1, n_pairs // N_SHOWN)][:N_SHOWN]
+    chosen = spaced(ids, N_SHOWN + N_FOLDED)
+    pairs = [_pair(sample_id, [side[sample_id] for side in sides]) for sample_id in chosen]
+    shown = spaced(pairs, N_SHOWN)
     folded = [pair for pair in pairs if pair not in shown]
     return {"split": split, "epochs": epochs, "total": len(ids), "shown": shown, "folded": folded}
 
@@ -256,5 +255,5 @@ def _pair(sample_id: str, sides: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _table(run: RunRecord) -> tuple[list[str], list[list[str]]]:
     """Return all numbers of the iterations as a table; long runs are thinned evenly."""
     keys = list(dict.fromkeys(key for line in run.iterations for key in line))
-    stride = -(-len(run.iterations) // N_TABLE_ROWS) or 1
-    return keys, [[format_number(number(line.get(key)), 4) for key in keys] for line in run.iterations[::stride]]
+    lines = spaced(run.iterations, N_TABLE_ROWS)
+    return keys, [[format_number(number(line.get(key)), 4) for key in keys] for line in lines]

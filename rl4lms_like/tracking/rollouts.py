@@ -14,13 +14,12 @@ from typing import Any
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.wording import printable
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.record import RunRecord, lines_of, number, written_by_a_run
+from rl4lms_like.tracking.record import RunRecord, lines_of, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, ROLLOUTS
 
 ITERATION, CRITIC = "iteration", "critic"
 TENSORS, TEXTS = ".safetensors", ".jsonl"
-N_ITERATIONS, N_EPISODES = 12, 10
-"""Maximum number of iterations in the report, and of episodes per iteration."""
+N_ITERATIONS, N_EPISODES = 12, 10  # maximum number of iterations in the report, and of episodes per iteration
 
 
 def rollout_file(run_folder: Path, kind: str, number: int, ending: str) -> Path:
@@ -58,14 +57,7 @@ def episodes_of(
     max_reward: float | None = None,
     contains: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the episodes of kept rollouts that meet all conditions.
-
-    Args:
-        run_folder: folder of the run.
-        iteration: only of this iteration.
-        min_reward: smallest task reward.
-        max_reward: largest task reward.
-        contains: text in the prompt or the response.
+    """Yield the episodes of kept rollouts that meet all conditions; `contains` is in the prompt or the response.
 
     Raises:
         RL4LMsLikeError: the run has kept no rollouts, or not this one; or a file was not written by a run.
@@ -103,12 +95,7 @@ def described(episode: Mapping[str, Any]) -> str:
 def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return what the report shows of the kept rollouts: iterations, their episodes, and links to their tokens.
 
-    Args:
-        run: the run.
-        credit: the recorded tokens in the report (`credit_of`); episodes with recorded tokens are always shown.
-
-    Raises:
-        RL4LMsLikeError: a file was not written by a run.
+    Episodes with recorded tokens (`credit_of`) are always shown. A file that no run wrote is an `RL4LMsLikeError`.
     """
     kept = kept_rollouts(run.path, ending=TEXTS)
     if not kept:
@@ -117,7 +104,7 @@ def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, A
         each["iteration"]: {episode["number"] for episode in each["episodes"]}
         for each in (credit or {"iterations": []})["iterations"]
     }
-    chosen = [each for each in kept if each in tokens] or _spaced(kept, N_ITERATIONS)
+    chosen = [each for each in kept if each in tokens] or spaced(kept, N_ITERATIONS)
     iterations = []
     for iteration in chosen:
         file = rollout_file(run.path, ITERATION, iteration, TEXTS)
@@ -128,7 +115,7 @@ def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, A
 
 def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict[str, Any]:
     ranked = sorted(episodes, key=lambda episode: -episode["reward"])
-    spaced = _spaced(ranked, N_EPISODES)
+    chosen = spaced(ranked, N_EPISODES)
     rows = [
         {
             "number": int(episode["episode"]),
@@ -140,12 +127,6 @@ def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict
             "has_tokens": episode["episode"] in with_tokens,
         }
         for episode in ranked
-        if episode in spaced or episode["episode"] in with_tokens
+        if episode in chosen or episode["episode"] in with_tokens
     ]
     return {"rows": rows, "n_episodes": len(episodes)}
-
-
-def _spaced(items: list[Any], n: int) -> list[Any]:
-    """Return the first, the last and evenly spaced items between them, at most `n`."""
-    last = len(items) - 1
-    return items if last < n else [items[step * last // (n - 1)] for step in range(n)]

@@ -33,7 +33,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rl4lms_like.core.disk import reason, refuse_links, remove_path, with_filename
+from rl4lms_like.core.disk import flush, reason, refuse_links, remove_path, with_filename
 from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
@@ -55,15 +55,10 @@ PREDICTIONS_FILES = "epoch_*_split_predictions.json"
 CHECKPOINTS = "checkpoints"
 ROLLOUTS = "rollouts"
 REPORT_FILE = "report.html"
-WANDB_FILES = {"wandb", "wandb_run.json"}
-START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE, *WANDB_FILES}
-START_FILES |= {ROLLOUTS}  # the first rollout precedes the first iteration's lines
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""Errors of file systems without locks, for instance some network file systems."""
-
-_ESCAPED = "backslashreplace"
-"""Lone surrogates, which are invalid in UTF-8, become the JSON escape `\\ud83d`."""
-
+START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE}
+START_FILES |= {ROLLOUTS, "wandb", "wandb_run.json"}  # the first rollout precedes the first iteration's lines
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}  # as some network file systems raise
+_ESCAPED = "backslashreplace"  # lone surrogates, which are invalid in UTF-8, become the JSON escape `\ud83d`
 logger = logging.getLogger(__name__)
 
 
@@ -116,8 +111,8 @@ class RunFolder(Sink):
     def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
         """Return the sizes of line files and predictions in bytes; `on_disk` flushes line files to disk first."""
         for file in _files_of_lines(self.path) if on_disk else ():
-            with with_filename(file), file.open("rb") as stream:
-                os.fsync(stream.fileno())
+            with with_filename(file):
+                flush(file)
         files = (*_files_of_lines(self.path), *self.path.glob(PREDICTIONS_FILES))
         return {file.name: file.stat().st_size for file in sorted(files)}
 
@@ -142,8 +137,8 @@ class RunFolder(Sink):
         """Mark the run as finished, after all other files are flushed to disk."""
         self.file_sizes()
         write_whole(self.path / FINISHED_FILE, json.dumps({"iterations": iterations}) + "\n")
-        with with_filename(self.path / FINISHED_FILE), (self.path / FINISHED_FILE).open("rb") as stream:
-            os.fsync(stream.fileno())
+        with with_filename(self.path / FINISHED_FILE):
+            flush(self.path / FINISHED_FILE)
 
     def keep_texts(self, message: str, texts: Sequence[Mapping[str, Any]]) -> Path:
         """Write the texts that a component failed on; return the file."""
@@ -282,11 +277,7 @@ def numbered(wanted: Path) -> Iterator[Path]:
 
 
 def hold(path: Path) -> FileLock:
-    """Lock the folder until the lock is released or the process ends.
-
-    Raises:
-        RL4LMsLikeError: another process holds it.
-    """
+    """Lock the folder until the process ends; if another process holds the lock, raise an `RL4LMsLikeError`."""
     lock = try_hold(path)
     if lock is None:
         raise RL4LMsLikeError(f"another process is writing to {path}; wait until it has ended")

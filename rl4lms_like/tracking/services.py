@@ -6,12 +6,12 @@ algorithm.logger.dump(step=num_timesteps)        once per iteration -> TrackerWr
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
@@ -23,14 +23,11 @@ from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
 
-N_TEXTS = 5
-"""Number of texts of an evaluation in TensorBoard."""
-
+N_TEXTS = 5  # number of texts of an evaluation in TensorBoard
 FINISH_S = 300.0
 """Maximum seconds to wait for Weights & Biases at the end of a run; `WANDB_FINISH_TIMEOUT` overrides it."""
 
-ID_FILE = "wandb_run.json"
-"""File in the run's folder with the id of the run in Weights & Biases."""
+ID_FILE = "wandb_run.json"  # file in the run's folder with the id of the run in Weights & Biases
 
 
 class TrackerWriter(KVWriter):
@@ -47,24 +44,12 @@ class TrackerWriter(KVWriter):
         """Do nothing: the tracker closes its own sinks."""
 
 
-class ConsoleStream(io.StringIO):
-    """Text stream that prints above the live display."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        super().__init__()
-        self.tracker = tracker
-
-    def write(self, text: str) -> int:
-        """Print `text` and return its length."""
-        self.tracker.print(text.rstrip("\n"))
-        return len(text)
-
-
 def make_logger(tracker: Tracker, *, verbose: int = 0) -> Logger:
     """Return a logger whose dumps go to the tracker; with `verbose` they are also printed as SB3's table."""
     writers: list[KVWriter] = [TrackerWriter(tracker)]
-    if verbose:
-        writers.append(HumanOutputFormat(ConsoleStream(tracker), max_length=50))
+    if verbose:  # printed above the live display
+        stream: Any = SimpleNamespace(write=lambda text: tracker.print(text.rstrip("\n")), flush=lambda: None)
+        writers.append(HumanOutputFormat(stream, max_length=50))
     return Logger(folder=str(tracker.run_path), output_formats=writers)
 
 

@@ -1,9 +1,5 @@
 """Base class of sinks. A tracker passes every event to all of its sinks.
 
-    write             values of one iteration, `rollout_info/*`, `ppo/*`, `train/*`, `time/*`
-    log_metrics       scores of one evaluation
-    log_predictions   texts of one evaluation
-
 If a sink raises, one warning is logged and the run continues. Only errors of the run folder end a run.
 """
 
@@ -20,21 +16,13 @@ Predictions: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 @dataclass(frozen=True)
 class RunDescription:
-    """Description of a run for sinks.
+    """Description of a run for sinks."""
 
-    Args:
-        path: the run folder.
-        project: name of the project.
-        experiment: name of the experiment's folder; `sentiment_2` if `sentiment` already contained a run.
-        config: the run's config as plain data.
-        entity: the account or team in a tracking service.
-    """
-
-    path: Path
+    path: Path  # the run folder
     project: str
-    experiment: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    entity: str | None = None
+    experiment: str  # name of the folder; `sentiment_2` if `sentiment` already contained a run
+    config: Mapping[str, Any] = field(default_factory=dict)  # as plain data
+    entity: str | None = None  # the account or team in a tracking service
 
 
 class Sink:
@@ -50,7 +38,7 @@ class Sink:
         """Handle the start of training: `n_iters` iterations in all, `completed` of them before a resume."""
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
-        """Handle the values of iteration `iteration` (from 1), after `timesteps` tokens in all."""
+        """Handle the values of an iteration (from 1), `ppo/*`, `time/*` ..., after `timesteps` tokens in all."""
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
         """Handle the corpus scores of a split, by metric key; NaN or the text `n/a` if there is no score."""

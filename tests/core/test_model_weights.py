@@ -13,8 +13,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_weights import check_complete, load_complete, output_layer
+from rl4lms_like.metrics.learned import BERTScoreMetric
 from rl4lms_like.metrics.perplexity import ReferencePerplexity
-from rl4lms_like.metrics.semantic import BERTScoreMetric
 from rl4lms_like.policies.loading import load_model
 from rl4lms_like.rewards.learned import LearnedBatchedRewardFunction, RewardModel
 from rl4lms_like.testing import models

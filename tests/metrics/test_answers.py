@@ -8,8 +8,8 @@ import pytest
 
 from rl4lms_like.core.errors import MetricError
 from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.answers import PassAtK
 from rl4lms_like.metrics.call import compute_metric
-from rl4lms_like.metrics.pass_at_k import PassAtK
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.testing.checkers import check_metric
 

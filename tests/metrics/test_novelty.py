@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import MissingResourceError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.testing.checkers import check_metric
@@ -32,5 +31,5 @@ def test_shares_of_texts_and_of_all(training_texts):
 
 
 def test_a_missing_file_is_said_when_the_metric_is_built(tmp_path):
-    with pytest.raises(MissingResourceError):
+    with pytest.raises(ValueError):
         METRICS.get("novelty", {"training_texts": str(tmp_path / "none.txt")})

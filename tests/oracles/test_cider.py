@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from rl4lms_like.metrics.captions import CIDERMetric
-from rl4lms_like.rewards.captions import SpiderRewardFunction
-from rl4lms_like.scoring.cider import cider, tokens
+from rl4lms_like.metrics.lexical import CIDERMetric
+from rl4lms_like.rewards.lexical import SpiderRewardFunction
+from rl4lms_like.scoring.captions import cider, tokens
 from rl4lms_like.scoring.score import Texts
 
 ODD = ["", " ", "日本語の文章。", "The", "!!! ???", "Собака бежит по полю.", "a " * 2000, "a dog\n\n runs\tfast"]

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.metrics.tables import BLEUToTTo, ParentToTTo
-from rl4lms_like.rewards.tables import PARENTRewardFunction
+from rl4lms_like.metrics.lexical import BLEUToTTo, ParentToTTo
+from rl4lms_like.rewards.lexical import PARENTRewardFunction
 from rl4lms_like.scoring.score import Texts
 
 GOLDEN = Path(__file__).with_name("totto_golden.json")

@@ -51,7 +51,7 @@ def test_it_is_the_intent_plus_this_responses_meteor(folder):
 
 
 def test_without_shaping_it_is_the_intent_alone_and_needs_no_words(folder, monkeypatch):
-    monkeypatch.setattr("rl4lms_like.rewards.dialog.require_meteor", lambda name: pytest.fail("not needed"))
+    monkeypatch.setattr("rl4lms_like.rewards.learned.require_data", lambda *names: pytest.fail("not needed"))
     paid = rewards(folder, shape=False, intent_coeff=2.0)
     scores, _ = METRICS.get("intent_accuracy", {"model_name": folder}).compute(PROMPTS, TEXTS, REFERENCES, METAS)[
         "intent/accuracy"
@@ -60,10 +60,10 @@ def test_without_shaping_it_is_the_intent_alone_and_needs_no_words(folder, monke
 
 
 def test_missing_words_are_an_error_when_it_is_built(monkeypatch):
-    def missing(name):
+    def missing(name, *files):
         raise MissingResourceError("WordNet", needed_by=name, command="c", offline="o")
 
-    monkeypatch.setattr("rl4lms_like.rewards.dialog.require_meteor", missing)
+    monkeypatch.setattr("rl4lms_like.rewards.learned.require_data", missing)
     with pytest.raises(MissingResourceError):
         REWARDS.get("intent_accuracy")
     assert METRICS.get("intent_accuracy").classifier.model_name.startswith("rajkumarrrk/")

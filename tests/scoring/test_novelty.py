@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rl4lms_like.metrics.novelty import NoveltyMetric, read_texts
+from rl4lms_like.metrics.diversity import NoveltyMetric, read_texts
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from rl4lms_like.core.errors import MissingExtraError, MissingResourceError
-from rl4lms_like.scoring import spice as module
-from rl4lms_like.scoring.spice import CORENLP_JARS, require_spice, spice
+from rl4lms_like.scoring import captions as module
+from rl4lms_like.scoring.captions import CORENLP_JARS, require_spice, spice
 
 STAND_IN = """#!{python}
 import json, sys, time

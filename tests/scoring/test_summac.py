@@ -164,7 +164,7 @@ def test_a_folder_that_is_not_there_is_said_at_once(tmp_path):
 
 def test_sentences_need_punkt_when_the_metric_is_built_and_paragraphs_do_not(monkeypatch):
     asked = []
-    monkeypatch.setattr(summac, "require_sentences", asked.append)
+    monkeypatch.setattr(summac, "require_data", lambda needed_by, name: asked.append(needed_by))
     SummaCZSMetric(granularity="paragraph")
     SummaCZSMetric(granularity="document-paragraph")
     assert asked == []

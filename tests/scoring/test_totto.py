@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from rl4lms_like.scoring.parent import parent
-from rl4lms_like.scoring.totto import bleu, totto_line, totto_sample, totto_samples
+from rl4lms_like.scoring.totto import bleu, parent, totto_line, totto_sample, totto_samples
 
 
 def cell(value: str, *, header: bool = False) -> dict:

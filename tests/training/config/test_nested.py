@@ -8,7 +8,7 @@ import pytest
 
 from rl4lms_like.core.errors import ComponentError, ConfigError, MissingExtraError
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.metrics.pass_at_k import PassAtK
+from rl4lms_like.metrics.answers import PassAtK
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.answers import MathEqualReward
 from rl4lms_like.rewards.combine import CombinedReward
