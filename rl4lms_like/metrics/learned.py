@@ -1,4 +1,4 @@
-"""Metrics from sequence classifiers, as the rewards with the same ids."""
+"""Metrics from sequence classifiers and language models as judges, as the rewards with the same ids."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.metrics.base import ScoreMetric
 from rl4lms_like.scoring.classifier import LabelProbability, RewardModelScore
+from rl4lms_like.scoring.judge import LLMJudge
 
 
 class LearnedRewardMetric(LabelProbability, ScoreMetric):
@@ -30,3 +31,9 @@ class RewardModelMetric(RewardModelScore, ScoreMetric):
     """Output of a reward model for the responses: the logit of a sequence classifier, or a label's probability."""
 
     keys = ("semantic/reward_model",)
+
+
+class LLMJudgeMetric(LLMJudge, ScoreMetric):
+    """Score of the responses by a language model on an OpenAI-compatible server, or how often they win comparisons."""
+
+    keys = ("semantic/llm_judge",)
