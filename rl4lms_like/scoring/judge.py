@@ -158,9 +158,9 @@ class LLMJudge(Score):
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        compares = self.compare_with is not None
-        self._template = self.template or (COMPARE if compares else RATE)
-        self._regex = self.score_regex or (_WINNER if compares else _SCORE)
+        template, regex = (RATE, _SCORE) if self.compare_with is None else (COMPARE, _WINNER)
+        self._template = template if self.template is None else self.template
+        self._regex = regex if self.score_regex is None else self.score_regex
         if issues := list(self._issues()):
             raise ValueError("; ".join(issues))
         self._pattern = compiled(self._regex)
@@ -182,6 +182,7 @@ class LLMJudge(Score):
             lambda: check_url(self.url),
             lambda: secret_headers(self.headers_from_env),
             self._check_regex,
+            self._check_request,
         )
         for check in checks:
             try:
@@ -202,14 +203,20 @@ class LLMJudge(Score):
             yield "score_range, rescale: have no effect with compare_with; remove them"
         if self.n_samples > 1 and self.temperature == 0:
             yield "temperature: answers at temperature 0 are equal; for n_samples above 1 set it above 0"
-        for name in sorted({"model", "messages", "temperature", "n", "stream"} & {*(self.request or {})}):
-            yield f"request: {name!r} cannot be set here"
 
     def _check_regex(self) -> None:
-        if self.score_regex and self.score_json:
+        if self.score_regex is not None and self.score_json is not None:
             raise ValueError("score_regex, score_json: set one of them")
         if compiled(self._regex).groups != 1:
             raise ValueError(f"score_regex: expected one group, {self._regex!r} has {compiled(self._regex).groups}")
+
+    def _check_request(self) -> None:
+        if names := {"model", "messages", "temperature", "n", "stream"} & {*(self.request or {})}:
+            raise ValueError(f"request: {', '.join(sorted(names))} cannot be set here")
+        try:
+            json.dumps(self.request)
+        except TypeError as error:  # YAML has dates
+            raise ValueError(f"request: {error}") from error
 
     def per_text(self, texts: Texts) -> list[float]:
         if self.compare_with is not None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from stable_baselines3.common.utils import set_random_seed
 
 from rl4lms_like.core.component_state import load_state, not_json, state_of
@@ -37,13 +38,20 @@ from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.time_limit import TimeIsUp, within
 from rl4lms_like.scoring.frozen import version_of
 from rl4lms_like.tracking.run_folder import write_whole
-from rl4lms_like.training.assemble import build_datapool, build_tokenizer, load_model_config, render_prompts
+from rl4lms_like.training.assemble import (
+    SMALL_MODEL,
+    build_datapool,
+    build_tokenizer,
+    load_model_config,
+    n_parameters,
+    render_prompts,
+)
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.training.config.settings import check_fit, check_lengths, check_prompts, check_settings
 from rl4lms_like.training.evaluation import Responder
 from rl4lms_like.training.inference import responder_of
-from rl4lms_like.training.run import silence_libraries
+from rl4lms_like.training.run import deterministic_operations, silence_libraries
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 
 REPORT_EVERY_S = 30.0
@@ -127,27 +135,28 @@ def write_pairs(
     evaluation = replace(config.train_evaluation, metrics=[])
     config = with_embedded_models(replace(config, train_evaluation=evaluation))
     reward = build_components(config).reward_fn
-    responder, samples = _responder_and_samples(config, split, reward)
-    samples = samples[:max_prompts]
-    progress = _progress(out, _digest(config, samples, options))
-    if progress.reward is not None:
-        load_state(reward, progress.reward)
-    size = max(config.env.n_envs // n_samples, 1)
-    reported = time.monotonic()
-    if progress.n_prompts:
-        report(f"{out}: {progress.n_prompts:,} of {len(samples):,} prompts are done")
-    try:
-        for start in range(progress.n_prompts, len(samples), size):
-            batch, seed = samples[start : start + size], derived_seed(config.seed, "pairs", start)
-            set_random_seed(seed)  # for users' components that draw from the global generators
-            groups = _responses(responder, batch, n_samples, seed, config, reward)
-            _append(out, progress, batch, groups, min_difference, state_of(reward))
-            if time.monotonic() - reported > REPORT_EVERY_S:
-                report(f"{progress.n_prompts:,} of {len(samples):,} prompts, {progress.counts.get('pairs', 0):,} pairs")
-                reported = time.monotonic()
-    except (KeyboardInterrupt, RL4LMsLikeError):
-        report(f"{progress.n_prompts:,} of {len(samples):,} prompts are done; the same command continues with the next")
-        raise
+    with deterministic_operations(config.deterministic):
+        responder, samples = _responder_and_samples(config, split, reward)
+        samples = samples[:max_prompts]
+        progress = _progress(out, _digest(config, samples, options))
+        if progress.reward is not None:
+            load_state(reward, progress.reward)
+        size, done = max(config.env.n_envs // n_samples, 1), f"of {len(samples):,} prompts are done"
+        if progress.n_prompts:
+            report(f"{out}: {progress.n_prompts:,} {done}")
+        reported = time.monotonic()
+        try:
+            for start in range(progress.n_prompts, len(samples), size):
+                batch, seed = samples[start : start + size], derived_seed(config.seed, "pairs", start)
+                set_random_seed(seed)  # for users' components that draw from the global generators
+                groups = _responses(responder, batch, n_samples, seed, config, reward)
+                _append(out, progress, batch, groups, min_difference, state_of(reward))
+                if time.monotonic() - reported > REPORT_EVERY_S:
+                    report(f"{progress.n_prompts:,} {done}, {progress.counts.get('pairs', 0):,} pairs")
+                    reported = time.monotonic()
+        except (KeyboardInterrupt, RL4LMsLikeError):
+            report(f"{progress.n_prompts:,} {done}; the same command continues with the next")
+            raise
     for line in progress.lines(out):
         report(line)
     return progress
@@ -196,6 +205,9 @@ def _responder_and_samples(config: RunConfig, split: str, reward: Any) -> tuple[
         batch_size=config.env.n_envs,
         generation_kwargs={**(arguments.generation_kwargs or {}), "max_new_tokens": max_new_tokens},
     )
+    is_small = n_parameters(responder.model.model) <= SMALL_MODEL
+    if config.n_threads != "auto" or is_small:
+        torch.set_num_threads(1 if config.n_threads == "auto" else int(config.n_threads))
     return responder, samples
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import date
 
 import pytest
 
@@ -372,7 +373,10 @@ def test_several_writers_share_a_cache(tmp_path):
         ({"score_range": [1, 1]}, "score_range"),
         ({"compare_with": "responses", "rescale": False}, "rescale"),
         ({"n_samples": 2}, "temperature"),
-        ({"request": {"messages": []}}, "'messages'"),
+        ({"request": {"messages": []}}, "messages"),
+        ({"request": {"since": date(2026, 1, 1)}}, "request"),
+        ({"template": ""}, "{response}"),
+        ({"score_regex": ""}, "score_regex"),
         ({"headers_from_env": {"Authorization": "NOT_SET_ANYWHERE"}}, "NOT_SET_ANYWHERE"),
         ({"cache": "FILE/folder"}, "cache"),
     ],

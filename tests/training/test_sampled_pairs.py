@@ -10,9 +10,12 @@ import pytest
 from rl4lms_like.cli import main
 from rl4lms_like.core.errors import DataPoolError, RewardError
 from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.rewards.base import BatchedRewardFunction
+from rl4lms_like.training.assemble import build_datapool, build_tokenizer, render_prompts
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.sampled_pairs import write_pairs
+from tests.chat_models import save_chat_model
 from tests.config_errors import raises_at
 from tests.judge_server import judge_server
 from tests.training.configs import supervised_blocks
@@ -34,6 +37,28 @@ def vowels(*, prompts, responses, references, meta_infos):
 
 def constant(*, prompts, responses, references, meta_infos):
     return [0.5] * len(responses)
+
+
+class Alternating(BatchedRewardFunction):
+    """Reward whose sign changes with each call."""
+
+    terminal = True
+
+    def __init__(self):
+        self.n_calls = 0
+
+    def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+        self.n_calls += 1
+        return [score * (-1) ** self.n_calls for score in vowels(**EMPTY | {"responses": gen_texts})]
+
+    def state_dict(self):
+        return {"n_calls": self.n_calls}
+
+    def load_state_dict(self, state):
+        self.n_calls = state["n_calls"]
+
+
+EMPTY = {"prompts": [], "references": [], "meta_infos": []}
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +97,7 @@ def test_pairs_are_the_best_and_the_worst_response_to_a_prompt(config, tmp_path)
     assert [len(call) for call in CALLS] == [6, 6, 6, 3]
     responses = [text for call in CALLS for text in call]
     groups = dict(zip(PROMPTS, (responses[i : i + 3] for i in range(0, 21, 3)), strict=True))
-    score = lambda text: vowels(prompts=[], responses=[text], references=[], meta_infos=[])[0]  # noqa: E731
+    score = lambda text: vowels(responses=[text], **EMPTY)[0]  # noqa: E731
     differ = [prompt for prompt, texts in groups.items() if len({score(text) for text in texts}) > 1]
     assert [pair["prompt"] for pair in found] == differ and len(differ) > 3
     for pair in found:
@@ -124,6 +149,49 @@ def test_the_same_call_continues_to_the_same_file(interrupted, config, tmp_path)
     assert report[1:] == [line.replace("whole.jsonl", "pairs.jsonl") for line in whole]
     CALLS.clear()
     assert pairs(config(), out) == (expected, [f"{out}: 7 of 7 prompts are done", *report[1:]]) and not CALLS
+
+
+def test_the_state_of_the_reward_is_kept(config, tmp_path):
+    reward = {"id": f"{__name__}:Alternating"}
+    expected, _ = pairs(config(reward_fn=reward), tmp_path / "whole.jsonl")
+    CALLS.clear()
+    FAILS_AT[:] = [4]
+    with pytest.raises(RewardError):
+        pairs(config(reward_fn=reward), tmp_path / "pairs.jsonl")
+    FAILS_AT.clear()
+    assert pairs(config(reward_fn=reward), tmp_path / "pairs.jsonl")[0] == expected
+    assert min(pair["rejected_score"] for pair in expected) < 0 < max(pair["chosen_score"] for pair in expected)
+
+
+def test_prompts_of_messages_are_rendered_alike_in_the_preference_run(config, blocks, tmp_path):
+    chat = str(save_chat_model(tmp_path / "chat"))
+    messages = [
+        [
+            {"role": "user", "content": f"{n} films?"},
+            {"role": "assistant", "content": "No."},
+            {"role": "user", "content": "?"},
+        ]
+        for n in range(4)
+    ]
+    rows = tmp_path / "turns.jsonl"
+    rows.write_text("".join(json.dumps({"turns": each}) + "\n" for each in messages))
+    tokenizer = {"model_name": chat, "chat_template": True, "system_prompt": "Be brief."}
+    pool = {
+        "id": "jsonl",
+        "args": {"data_files": dict.fromkeys(("train", "val", "test"), str(rows)), "prompt_column": "turns"},
+    }
+    blocks["alg"]["policy"]["args"]["model_name"] = chat
+    blocks["env"]["args"]["max_prompt_length"] = 200
+    own = config(tokenizer=tokenizer, datapool=pool)
+    found, _ = pairs(own, tmp_path / "pairs.jsonl")
+    system = {"role": "system", "content": "Be brief."}
+    assert found and all(pair["prompt"] in [[system, *each] for each in messages] for pair in found)
+    read = DATA_POOLS.get("preferences", {"split": "train", "data_files": {"train": str(tmp_path / "pairs.jsonl")}})
+    pools = render_prompts(
+        {"train": read, "all": build_datapool(own.datapool, "train")}, own.tokenizer, build_tokenizer(own.tokenizer)
+    )
+    rendered = [{sample.rendered_prompt for sample, _ in pools[name]} for name in ("train", "all")]
+    assert rendered[0] <= rendered[1]
 
 
 def test_a_file_of_other_pairs_is_not_changed(config, tmp_path):
