@@ -21,6 +21,7 @@ import pytest
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.testing.checkers import SAMPLES
+from tests.judge_server import JudgeServer
 from tests.local_data import LOCAL_DATA
 from tests.local_models import LOCAL_MODELS
 
@@ -36,6 +37,7 @@ class Places:
     def __init__(self, root: Path, shared: Path | None) -> None:
         self.root = root
         self.shared = shared
+        self._judge: JudgeServer | None = None
 
     def data(self, pool: str) -> str:
         """A local copy of a pool's data set."""
@@ -88,6 +90,12 @@ class Places:
         server = ThreadingHTTPServer(("127.0.0.1", 0), _Words)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}/score"
+
+    def judge(self) -> str:
+        """The address of a chat endpoint on this machine."""
+        if self._judge is None:
+            self._judge = JudgeServer()
+        return self._judge.url
 
     def samples(self, pool: str, split: str = "val", **args: Any) -> list[Sample]:
         """Three samples of a pool."""
@@ -198,6 +206,7 @@ def _local(pool: str, **args: Any) -> Row:
 
 
 _BERT_SCORE = _and(_with(model_type="encoder"), num_layers=2)
+_JUDGE = Row(lambda places: {"url": places.judge(), "model": "judge"})
 _ROUGE_L_MAX = {"length_limit": 100, "length_limit_type": "words", "alpha": 0.5, "weight_factor": 1.2}
 
 REWARDS: dict[str, Row] = {
@@ -232,6 +241,7 @@ REWARDS: dict[str, Row] = {
     "repetition_penalty": Row({"ngram_size": 2}),
     "python": Row({"function": "tests.catalogue:share_of_vowels", "kwargs": {"vowels": "aeiou"}}),
     "http": Row(lambda places: {"url": places.server(), "batch_size": 5}),
+    "llm_judge": _JUDGE,
 }
 
 REWARDS_NOT_HERE: dict[str, Row] = {
@@ -265,6 +275,7 @@ METRICS: dict[str, Row] = {
     "causal_perplexity": Row(_and(_with(tokenizer_id="causal"), stride=16), model="causal"),
     "learned_reward": Row(_and(_with(model_name="classifier"), label_ix=1)),
     "reward_model": Row(_with(model_name="regressor")),
+    "llm_judge": _JUDGE,
     "bert_score": Row(_BERT_SCORE),
     "bleurt": Row(_with(config_name="regressor")),
     "intent_accuracy": Row(_with(model_name="intents"), samples=_dialogues),

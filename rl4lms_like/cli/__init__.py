@@ -4,7 +4,7 @@
     evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
     list rewards           show ID
     benchmark SPEC         compare A B           rollouts RUN_FOLDER
-    env
+    pairs CONFIG           env
 
 Exit status: 0 success, 1 a run failed (the message gives the reason), 2 errors in the config or the command line,
 130 interrupted. Commands import heavy modules when they run.
@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import islice
 from pathlib import Path
@@ -304,6 +305,16 @@ def _pretrain_critic(options: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
+def _pairs(options: argparse.Namespace) -> None:
+    from rl4lms_like.training.config.run_config import load_config
+
+    config = load_config(options.config or options.config_path, options.overrides)
+    from rl4lms_like.training.sampled_pairs import write_pairs
+
+    names = "n_samples split max_prompts min_difference"
+    write_pairs(config, options.out, **_given(options, names), report=partial(print, flush=True))
+
+
 def _env(options: argparse.Namespace) -> None:
     """Print versions, devices and settings. Packages that are not installed are named with their extra."""
     import torch
@@ -362,6 +373,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "benchmark": _benchmark,
     "env": _env,
     "pretrain-critic": _pretrain_critic,
+    "pairs": _pairs,
     "compare": _compare,
 }
 """Name -> function of the parsed options; returns the exit status, or None for success."""

@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rollouts(_command(commands, "rollouts", "print the kept episodes of a run"))
     _add_benchmark(_command(commands, "benchmark", "run several configs with several seeds, and write a report"))
     _add_compare(_command(commands, "compare", "test which of two runs of a benchmark is better"))
+    _add_pairs(_command(commands, "pairs", "sample responses of a config's policy, and write the best and worst ones"))
     command = _command(commands, "pretrain-critic", "train only the critic of a config, and save it")
     _add_config(command)
     command.add_argument("--output", type=Path, default=Path("critic"), help="folder of the critic (%(default)s)")
@@ -155,6 +156,19 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="sampling temperature")
     parser.add_argument("--top_k", type=int, help="sample from the k most probable tokens; 0 means all tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line: prompt, texts")
+
+
+def _add_pairs(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--out", type=Path, default=Path("pairs.jsonl"), help="JSONL file of the pairs (%(default)s)")
+    parser.add_argument("-n", "--n_samples", type=_count, default=4, help="responses per prompt (%(default)s)")
+    parser.add_argument("--split", choices=("train", "val", "test"), default="train", help="(%(default)s)")
+    parser.add_argument("--max_prompts", type=_count, help="use only the first N prompts")
+    parser.add_argument(
+        "--min_difference", type=float, default=0.0, help="minimum difference of the scores of a pair (%(default)s)"
+    )
+    _add_set(parser)
+    _add_code(parser)
 
 
 def _add_rollouts(parser: argparse.ArgumentParser) -> None:

@@ -128,6 +128,12 @@ METRICS = Registry(
             needs="the named model, a sequence classifier",
             keys=("semantic/reward_model",),
         ),
+        "llm_judge": Entry(
+            ".learned:LLMJudgeMetric",
+            "score by a language model, or fraction of their comparisons that the responses win",
+            needs="an OpenAI-compatible server",
+            keys=("semantic/llm_judge",),
+        ),
         "bert_score": Entry(
             ".learned:BERTScoreMetric",
             "BERTScore's F1 against the best reference",

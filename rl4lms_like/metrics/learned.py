@@ -1,4 +1,4 @@
-"""Metrics from trained models, as the rewards with the same ids."""
+"""Metrics from trained models and from language models as judges, as the rewards with the same ids."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.metrics.base import ScoreMetric
 from rl4lms_like.scoring.bert_score import BERTScore
 from rl4lms_like.scoring.classifier import Bleurt, IntentMatch, LabelProbability, RewardModelScore
+from rl4lms_like.scoring.judge import LLMJudge
 
 
 class LearnedRewardMetric(LabelProbability, ScoreMetric):
@@ -78,3 +79,9 @@ class IntentAccuracyDailyDialog(IntentMatch, ScoreMetric):
     """Fraction of responses with the requested intent, `meta_data["intent"][0]`."""
 
     keys = ("intent/accuracy",)
+
+
+class LLMJudgeMetric(LLMJudge, ScoreMetric):
+    """Score of the responses by a language model on an OpenAI-compatible server, or how often they win comparisons."""
+
+    keys = ("semantic/llm_judge",)

@@ -113,6 +113,11 @@ REWARDS = Registry(
         "http": Entry(
             ".remote:HttpReward", "rewards returned by a server to a POST of the texts", needs="a scoring server"
         ),
+        "llm_judge": Entry(
+            ".remote:LLMJudgeReward",
+            "score by a language model, or fraction of its comparisons that a response wins",
+            needs="an OpenAI-compatible server",
+        ),
     },
 )
 RewardFunctionRegistry = REWARDS  # RL4LMs' name

@@ -1,4 +1,4 @@
-"""Rewards from an HTTP server.
+"""Rewards from an HTTP server: a scoring server of your own, or a language model as a judge (`scoring.judge`).
 
     POST url   {"prompts": [n], "responses": [n], "references": [n][], "meta_infos": [n]}
     200        {"rewards": [n]}
@@ -18,7 +18,8 @@ from typing import Any
 from rl4lms_like.core.event_loop import EventLoop, gathered
 from rl4lms_like.core.http_client import HttpClient, RemoteError
 from rl4lms_like.core.numbers import Count
-from rl4lms_like.rewards.text import TextReward
+from rl4lms_like.rewards.text import ScoreReward, TextReward
+from rl4lms_like.scoring.judge import LLMJudge
 from rl4lms_like.scoring.score import Texts
 
 _LARGEST = sys.float_info.max
@@ -68,3 +69,7 @@ class HttpReward(HttpClient, TextReward):
                 detail = self.without_secrets(repr(reward))[:60]
                 raise self.error(f"answered 200 with {detail} as reward {place}; expected a number", content)
         return [float(reward) for reward in rewards]
+
+
+class LLMJudgeReward(LLMJudge, ScoreReward):
+    """Score of each response by a language model on an OpenAI-compatible server, or how often it wins comparisons."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import MetricError
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.out_of_memory import in_part
@@ -63,15 +64,17 @@ class Responder:
             for start in starts:
                 batch = order[start : start + self.batch_size]
                 seed = derived_seed(self.seed, "evaluation", start)
-                responses = self._generated([encoded[i] for i in batch], layout.pad_token_id, seed)
-                texts |= dict(zip(batch, responses, strict=True))
+                episodes = self.generated([encoded[i] for i in batch], layout.pad_token_id, seed)
+                rows = zip(episodes.response_ids, episodes.response_mask, strict=True)
+                ids = [row[keep].tolist() for row, keep in rows]
+                texts |= dict(zip(batch, self.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
             return texts
 
         texts = {i: text for part in self.ranks.gather_from(of_this_process) for i, text in part.items()}
         return [texts[i] for i in range(len(prompts))]
 
-    def _generated(self, prompts: Sequence[Any], pad_token_id: int, seed: int) -> list[str]:
-        """Return the responses to a batch of encoded prompts."""
+    def generated(self, prompts: Sequence[Any], pad_token_id: int, seed: int) -> EpisodeBatch:
+        """Return the episodes of a batch of encoded prompts, arrays `[length]` of token ids."""
         width = max(*map(len, prompts), 1)
         ids = torch.full((len(prompts), width), pad_token_id)
         mask = torch.zeros(len(prompts), width, dtype=torch.bool)
@@ -79,7 +82,7 @@ class Responder:
             ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
             mask[row, width - len(prompt) :] = True
         with in_part("evaluation"):
-            episodes = self.model.generate(
+            return self.model.generate(
                 ids,
                 mask,
                 eos_token_ids=self.eos_token_ids,
@@ -87,8 +90,6 @@ class Responder:
                 seed=seed,
                 tokenizer=self.tokenizer,
             )
-        rows = [row[keep].tolist() for row, keep in zip(episodes.response_ids, episodes.response_mask, strict=True)]
-        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 def evaluate_on_samples(

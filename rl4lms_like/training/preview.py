@@ -255,10 +255,11 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
 
 
 def _is_remote(block: Any) -> bool:
-    """Return True if a block of a config, or one inside it, is the reward `http`."""
+    """Return True if a block of a config, or one inside it, is the reward `http` or `llm_judge`."""
     if isinstance(block, Mapping):
         id = block.get("id")
-        return id == "http" or str(id).endswith(":HttpReward") or any(map(_is_remote, block.values()))
+        is_class = str(id).endswith((":HttpReward", ":LLMJudgeReward"))
+        return id in ("http", "llm_judge") or is_class or any(map(_is_remote, block.values()))
     return isinstance(block, list | tuple) and any(map(_is_remote, block))
 
 

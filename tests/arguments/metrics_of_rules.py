@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.arguments import judge
 from tests.arguments.rules import SHARED, Rows
 from tests.arguments.seen import Acts, Tried, pairs
 from tests.catalogue import Places
@@ -74,6 +75,7 @@ ROWS: Rows = {
     "exact_match": SHARED["exact_match"],
     "math_equal": SHARED["math_equal"],
     "reasoning_gym": SHARED["reasoning_gym"],
+    "llm_judge": judge.ROWS,
     "regex": SHARED["regex"],
     "pass_at_k": {
         "k": Acts([2], numbers, texts=_TWO_SAMPLES),

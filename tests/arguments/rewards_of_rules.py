@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rl4lms_like.core.errors import RewardError
+from tests.arguments import judge
 from tests.arguments.rules import ANSWERS, NUMBERS, SHARED, Rows
 from tests.arguments.seen import PAIRS, Acts, Sight, Texts, Tried, pairs
 from tests.catalogue import Places
@@ -209,6 +210,7 @@ ROWS: Rows = {
     "exact_match": SHARED["exact_match"] | paid(ANSWERS),
     "math_equal": SHARED["math_equal"] | paid(NUMBERS),
     "reasoning_gym": SHARED["reasoning_gym"],
+    "llm_judge": judge.ROWS,
     "regex": SHARED["regex"] | paid(pairs(*PAIRS)),
     "length_penalty": {
         "max_length": Acts(3),

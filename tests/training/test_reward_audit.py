@@ -9,6 +9,7 @@ import pytest
 from rl4lms_like.cli import main
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from tests.arguments.rewards_of_rules import scorer_of
+from tests.judge_server import judge_server
 from tests.training.configs import run_blocks, supervised_blocks
 
 
@@ -81,6 +82,15 @@ def test_a_server_is_called_only_on_request_and_at_most_as_often_as_announced(wr
     announced = int(printed.split("at most ")[1].split()[0])
     assert 0 < len(scorer.asked) <= announced
     assert f"{announced} calls" in error
+
+
+def test_a_judge_is_called_only_on_request(check):
+    with judge_server() as judge:
+        reward = {"id": "llm_judge", "args": {"url": judge.url, "model": "judge"}}
+        status, _, error = check(reward, "--reward")
+        assert status == 2 and "--remote" in error and judge.bodies == []
+        status, _, _ = check(reward, "--reward", "--remote")
+        assert status == 0 and judge.bodies
 
 
 def test_remote_without_reward_is_refused(check):

@@ -1,0 +1,358 @@
+"""Scores by a language model behind an OpenAI-compatible chat endpoint.
+
+    prompt, response ─ template ─> POST {url}/chat/completions ─> answer ─ regex or JSON key ─> number
+
+    compare_with: null          one number for each response, the mean of n_samples answers
+    compare_with: responses     fraction of the other responses to its prompt against which a response wins
+    compare_with: references    fraction of its references against which a response wins
+
+A comparison is made in both orders, because language models prefer a position: it is won only if both orders agree,
+else it is a tie, which counts as a half (arXiv 2306.05685). `core.http_client` describes retries and errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from statistics import fmean
+from typing import Any, Literal
+
+from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.event_loop import EventLoop, gathered
+from rl4lms_like.core.http_client import HttpClient, RemoteError, check_url, secret_headers
+from rl4lms_like.core.numbers import Count, Finite, NonNegative, Positive, Whole
+from rl4lms_like.core.wording import beginning
+from rl4lms_like.scoring.answers import compiled, extracted
+from rl4lms_like.scoring.score import Score, Texts
+
+RATE = """\
+Rate the response to the prompt below.
+
+[Prompt]
+{prompt}
+
+[Response]
+{response}
+
+How helpful, correct and well written is the response, from 1 (worst) to 10 (best)? Explain your rating in one sentence.
+Then write the rating in a last line of this form:
+Score: <number>"""
+COMPARE = """\
+Compare two responses to the prompt below.
+
+[Prompt]
+{prompt}
+
+[Response A]
+{response_a}
+
+[Response B]
+{response_b}
+
+Which response is more helpful, correct and well written? Explain your choice in one sentence. Then write A, B or tie in
+a last line of this form:
+Winner: <choice>"""
+
+_SCORE, _WINNER = r"(?i)score:[\s*]*(-?\d+(?:\.\d+)?)", r"(?i)winner:[\s*]*(A|B|tie)\b"
+_POINTS = {"a": 1.0, "tie": 0.5, "b": 0.0}
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+_OBJECT = re.compile(r'\{\s*"')
+_RANGE = (1.0, 10.0)
+_LOCKED_S = 60.0
+"""Seconds to wait while another process writes to the cache."""
+
+
+class AnswerCache:
+    """Answers by key in an SQLite file, which several processes can use at the same time.
+
+    Args:
+        folder: folder of the file; created if it does not exist.
+
+    Raises:
+        ValueError: the file cannot be read or written; also raised by the methods.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._file = with_home(folder).absolute() / "answers.sqlite"
+        with self._database() as database:
+            database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+
+    def read(self, keys: Sequence[str]) -> dict[str, str]:
+        """Return the stored answers by key."""
+        with self._database() as database:
+            rows = (database.execute("SELECT key, answer FROM answers WHERE key = ?", (key,)) for key in keys)
+            return {key: json.loads(answer) for row in rows for key, answer in row}
+
+    def write(self, key: str, answer: str) -> None:
+        """Store an answer; after the return it survives the end of the process."""
+        with self._database() as database:  # as JSON: SQLite rejects lone surrogates
+            database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self._file, timeout=_LOCKED_S)) as database, database:
+                yield database
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(f"cache: {self._file}: {error}") from error
+
+
+@dataclass(eq=False, repr=False)
+class LLMJudge(Score):
+    """Score of a response by a language model on an OpenAI-compatible server (`POST {url}/chat/completions`).
+
+    Args:
+        url: address of the API, `http://127.0.0.1:8000/v1`, without user name and password.
+        model: name of the model on the server.
+        template: message to the model, with the placeholders `{response}` and optionally `{prompt}` and `{reference}`;
+            with `compare_with`, `{response_a}` and `{response_b}`. Default: a rating from 1 to 10, or a comparison.
+        compare_with: instead of a rating, the fraction of the other `responses` to the same prompt in a call, or of the
+            `references`, against which a response wins in both orders; a tie counts as a half.
+        score_regex: regular expression with one group; the group of its last match is the score (with `compare_with`:
+            A, B or tie). Default: a number after `Score:`, or the choice after `Winner:`.
+        score_json: instead of `score_regex`: key of the score in a JSON object in the answer.
+        score_range: lowest and highest valid score; null accepts any number.
+        rescale: map `score_range`, if there is one, linearly to 0..1.
+        n_samples: answers per message, which are averaged; above 1 they need a temperature.
+        temperature: of the model; null: the server's.
+        request: further fields of a request, such as `{max_tokens: 256}`.
+        repeats: maximum number of further answers to ask for if an answer has no valid score.
+        concurrency: maximum number of concurrent requests.
+        timeout_s: time limit of a request in seconds, including its answer.
+        retries: maximum number of retries of a request that failed.
+        max_requests: maximum number of requests of this process; a request and its retries count as one.
+        max_seconds: maximum time that this process waits for answers, in all calls together.
+        headers_from_env: header -> name of the environment variable that holds its value, for example
+            `{Authorization: JUDGE_AUTHORIZATION}` with the value `Bearer ...`.
+        cache: folder in which answers are stored; they are found again by URL, request and number of the sample.
+    """
+
+    url: str
+    model: str
+    template: str | None = None
+    compare_with: Literal["responses", "references"] | None = None
+    score_regex: str | None = None
+    score_json: str | None = None
+    score_range: tuple[Finite, Finite] | None = _RANGE
+    rescale: bool = True
+    n_samples: Count = 1
+    temperature: NonNegative | None = 0.0
+    request: dict[str, Any] | None = None
+    repeats: Whole = 2
+    concurrency: Count = 8
+    timeout_s: Positive = 60.0
+    retries: Whole = 3
+    max_requests: Count | None = None
+    max_seconds: Positive | None = None
+    headers_from_env: dict[str, str] | None = None
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        template, regex = (RATE, _SCORE) if self.compare_with is None else (COMPARE, _WINNER)
+        self._template = template if self.template is None else self.template
+        self._regex = regex if self.score_regex is None else self.score_regex
+        if issues := list(self._issues()):
+            raise ValueError("; ".join(issues))
+        self._pattern = compiled(self._regex)
+        self.needs_references = self.compare_with == "references" or "{reference}" in self._template
+        self._cache = None if self.cache is None else AnswerCache(self.cache)
+        self._loop = EventLoop("judge")
+        self._client = HttpClient(
+            f"{self.url.rstrip('/')}/chat/completions",
+            timeout_s=self.timeout_s,
+            retries=self.retries,
+            headers_from_env=self.headers_from_env,
+            max_connections=self.concurrency,
+        )
+        self._n_requests, self._seconds = 0, 0.0
+
+    def _issues(self) -> Iterator[str]:
+        """Yield everything that is wrong with the arguments."""
+        checks: tuple[Callable[[], object], ...] = (
+            lambda: check_url(self.url),
+            lambda: secret_headers(self.headers_from_env),
+            self._check_regex,
+            self._check_request,
+        )
+        for check in checks:
+            try:
+                check()
+            except ValueError as error:
+                yield str(error)
+        needed = ("response",) if self.compare_with is None else ("response_a", "response_b")
+        found = _PLACEHOLDER.findall(self._template)
+        for name in sorted({*found} - {*needed, "prompt", "reference"}):
+            known = ", ".join(f"{{{each}}}" for each in (*needed, "prompt", "reference"))
+            yield f"template: unknown placeholder {{{name}}}; known: {known}"
+        for name in needed:
+            if name not in found:
+                yield f"template: has no placeholder {{{name}}}"
+        if self.score_range is not None and not self.score_range[0] < self.score_range[1]:
+            yield f"score_range: expected [low, high] with low below high, got {list(self.score_range)}"
+        if self.compare_with is not None and (self.score_range != _RANGE or not self.rescale):
+            yield "score_range, rescale: have no effect with compare_with; remove them"
+        if self.n_samples > 1 and self.temperature == 0:
+            yield "temperature: answers at temperature 0 are equal; for n_samples above 1 set it above 0"
+
+    def _check_regex(self) -> None:
+        if self.score_regex is not None and self.score_json is not None:
+            raise ValueError("score_regex, score_json: set one of them")
+        if compiled(self._regex).groups != 1:
+            raise ValueError(f"score_regex: expected one group, {self._regex!r} has {compiled(self._regex).groups}")
+
+    def _check_request(self) -> None:
+        if names := {"model", "messages", "temperature", "n", "stream"} & {*(self.request or {})}:
+            raise ValueError(f"request: {', '.join(sorted(names))} cannot be set here")
+        try:
+            json.dumps(self.request)
+        except TypeError as error:  # YAML has dates
+            raise ValueError(f"request: {error}") from error
+
+    def per_text(self, texts: Texts) -> list[float]:
+        if self.compare_with is not None:
+            return self._win_rates(texts)
+        columns = zip(texts.prompts, texts.responses, texts.references, strict=True)
+        return self._means([self._message(prompt, references, response=text) for prompt, text, references in columns])
+
+    def compare(self, texts: Texts, others: Sequence[str]) -> list[float]:
+        """Compare the response of each sample with another text, in both orders.
+
+        Returns:
+            1 if the response wins in both orders, 0 if the other text does, else 0.5; equal texts are not compared.
+        """
+        asked = [index for index, other in enumerate(others) if texts.responses[index] != other]
+        messages = []
+        for index in asked:
+            a, b, sample = texts.responses[index], others[index], (texts.prompts[index], texts.references[index])
+            messages += [self._message(*sample, response_a=one, response_b=two) for one, two in ((a, b), (b, a))]
+        means = self._means(messages)
+        results = [0.5] * len(others)
+        for index, first, second in zip(asked, means[::2], means[1::2], strict=True):
+            results[index] = 1.0 if first > 0.5 > second else 0.0 if first < 0.5 < second else 0.5
+        return results
+
+    def _win_rates(self, texts: Texts) -> list[float]:
+        """Return the mean result of each response against all texts with which it is compared."""
+        pairs: list[tuple[int, int | None, str]] = []
+        if self.compare_with == "references":
+            pairs = [(i, None, text) for i, references in enumerate(texts.references) for text in references]
+        else:
+            same: dict[str, list[int]] = {}
+            for i, prompt in enumerate(texts.prompts):
+                same.setdefault(prompt, []).append(i)
+            for prompt, group in same.items():
+                if len(group) == 1:
+                    hint = "set alg.args.group_size above 1, without env.reward_workers, or compare_with: references"
+                    raise ValueError(f"compare_with: a single response to the prompt {beginning(prompt)}; {hint}")
+                pairs += [(i, j, texts.responses[j]) for i in group for j in group if i < j]
+        won = self.compare(texts.chosen([i for i, _, _ in pairs]), [text for _, _, text in pairs])
+        results: list[list[float]] = [[] for _ in texts.responses]
+        for (i, j, _), result in zip(pairs, won, strict=True):
+            results[i].append(result)
+            if j is not None:
+                results[j].append(1 - result)
+        return [fmean(each) for each in results]
+
+    def _message(self, prompt: str, references: Sequence[str], **texts: str) -> str:
+        texts |= {"prompt": prompt, "reference": "\n".join(references)}
+        return _PLACEHOLDER.sub(lambda found: texts[found[1]], self._template)
+
+    def _means(self, messages: Sequence[str]) -> list[float]:
+        """Return the mean value of the answers to each message; equal messages are sent once."""
+        keys = {text: [self._key(text, sample) for sample in range(self.n_samples)] for text in messages}
+        asked = {key: text for text, own in keys.items() for key in own}
+        stored = {} if self._cache is None else self._cache.read(list(asked))
+        values = {key: value for key, answer in stored.items() if (value := self._value(answer)) is not None}
+        missing = [key for key in asked if key not in values]
+        if self.max_requests is not None and self._n_requests + len(missing) > self.max_requests:
+            left = f"{len(missing)} requests are needed and {self.max_requests - self._n_requests} are left"
+            raise RemoteError(f"{self.url}: {left} of max_requests: {self.max_requests}")
+        start = time.monotonic()
+        try:
+            found = self._loop.run(self._in_time([partial(self._ask, key, asked[key]) for key in missing]))
+        finally:
+            self._seconds += time.monotonic() - start
+        values |= zip(missing, found, strict=True)
+        return [fmean(values[key] for key in keys[text]) for text in messages]
+
+    async def _in_time(self, calls: Sequence[Callable[[], Awaitable[float]]]) -> list[float]:
+        left = None if self.max_seconds is None or not calls else self.max_seconds - self._seconds
+        try:
+            return await asyncio.wait_for(gathered(calls, self.concurrency), left)
+        except asyncio.TimeoutError:
+            raise RemoteError(f"{self.url}: the answers took longer than max_seconds: {self.max_seconds:g}") from None
+
+    def _body(self, message: str) -> bytes:
+        body = {"model": self.model, "messages": [{"role": "user", "content": message}], **(self.request or {})}
+        return json.dumps(body if self.temperature is None else body | {"temperature": self.temperature}).encode()
+
+    def _key(self, message: str, sample: int) -> str:
+        return sha256(b"\n".join([self.url.encode(), self._body(message), str(sample).encode()])).hexdigest()
+
+    async def _ask(self, key: str, message: str) -> float:
+        """Return the value of the first answer that has one, and store that answer."""
+        for _ in range(self.repeats + 1):
+            answer = await self._answer(message)
+            value = self._value(answer)
+            if value is not None:
+                if self._cache is not None:
+                    self._cache.write(key, answer)
+                return value
+        what = f"the key {self.score_json!r}" if self.score_json else f"the regex {self._regex!r}"
+        valid = "" if self.compare_with or self.score_range is None else " from {:g} to {:g}".format(*self.score_range)
+        detail = f"answered {self.repeats + 1} times without a valid score{valid} under {what}; the last answer"
+        raise self._client.error(detail, answer.encode(errors="replace"))
+
+    async def _answer(self, message: str) -> str:
+        """Return the text of one answer without secrets, which a server may repeat."""
+        if self.max_requests is not None and self._n_requests >= self.max_requests:  # answers were asked for again
+            raise RemoteError(f"{self.url}: no request is left of max_requests: {self.max_requests}")
+        self._n_requests += 1
+        content = await self._client.answer(self._body(message))
+        decoded = self._client.decoded(content)
+        try:
+            text = decoded["choices"][0]["message"]["content"]
+        except (TypeError, LookupError):
+            raise self._client.error("answered 200 without choices[0].message.content", content) from None
+        return self._client.without_secrets(text) if isinstance(text, str) else ""
+
+    def _value(self, answer: str) -> float | None:
+        """Return the score in an answer, or the result for response A of a comparison; None if it has no valid one."""
+        found: Any = json_value(answer, self.score_json) if self.score_json else extracted(answer, self._pattern)
+        if self.compare_with is not None:
+            return _POINTS.get(str(found).strip().lower())
+        try:
+            score = math.nan if isinstance(found, bool) else float(found)
+        except (TypeError, ValueError, OverflowError):
+            return None
+        low, high = self.score_range or (-math.inf, math.inf)
+        if not math.isfinite(score) or not low <= score <= high:
+            return None
+        return (score - low) / (high - low) if self.rescale and self.score_range else score
+
+
+def json_value(text: str, key: str) -> Any:
+    """Return the value of a key in the last JSON object of a text that has it; None if there is none.
+
+    Example:
+        >>> json_value('I think {not 3}. ```json {"score": 4, "why": "short"}```', "score")
+        4
+    """
+    decoder, value, end = json.JSONDecoder(), None, 0
+    while start := _OBJECT.search(text, end):
+        try:
+            found, end = decoder.raw_decode(text, start.start())
+            value = found.get(key, value)
+        except (ValueError, RecursionError):
+            end = start.end()
+    return value
