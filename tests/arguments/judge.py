@@ -22,12 +22,12 @@ def busy(body: dict[str, Any]) -> str:
 
 
 def waiting_for_another() -> Callable[[dict[str, Any]], str]:
-    """Answers of which the first waits up to 0.3 s for a second request."""
+    """Answers of which the first waits up to a second for a second request."""
     both = threading.Barrier(2)
 
     def answer(body: dict[str, Any]) -> str:
         with suppress(threading.BrokenBarrierError):
-            both.wait(0.3)
+            both.wait(1.0)
         return varied(body)
 
     return answer

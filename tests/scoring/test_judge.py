@@ -212,7 +212,7 @@ def test_a_single_response_has_nothing_to_be_compared_with(judge):
 
 def test_concurrency_is_limited_and_keeps_the_order(server, judge):
     def late(body):
-        time.sleep(0.02 if len(body["messages"][0]["content"]) % 2 else 0.0)
+        time.sleep(0.05 if len(body["messages"][0]["content"]) % 2 else 0.0)
         return n_words(body)
 
     server.answer = late
@@ -265,11 +265,11 @@ def test_the_number_of_requests_is_limited(server, judge):
 
 def test_the_time_is_limited_over_all_calls(server, judge):
     server.answer = lambda body: time.sleep(0.6) or n_words(body)
-    mine = judge(max_seconds=1.6)
+    mine = judge(max_seconds=3.0)
     scores(mine, "a")
-    server.answer = lambda body: time.sleep(4) or n_words(body)
+    server.answer = lambda body: time.sleep(8) or n_words(body)
     start = time.monotonic()
-    assert "max_seconds" in failure(mine, "b") and time.monotonic() - start < 1.3
+    assert "max_seconds" in failure(mine, "b") and time.monotonic() - start < 2.7
     server.bodies.clear()
     assert "max_seconds" in failure(mine, "c") and server.bodies == []
 
@@ -334,9 +334,9 @@ def test_answers_before_a_failure_are_kept(server, judge, tmp_path):
 
     server.answer = answer
     failure(judge(cache=str(tmp_path), concurrency=1), "a", "b c", "bad", "d")
-    server.bodies.clear()
-    scores(judge(cache=str(tmp_path)), "a", "b c", "d")
-    assert len(server.bodies) == 1
+    server.answer = lambda body: "Score: 9"
+    mine = judge(cache=str(tmp_path), rescale=False)
+    assert scores(mine, "a", "b c") == [1.0, 2.0] and scores(mine, "bad") == [9.0]
 
 
 def test_several_writers_share_a_cache(tmp_path):
