@@ -130,8 +130,9 @@ def flattened(prepare: Callable[..., Pool]) -> Callable[..., Pool]:
             hints |= typing.get_type_hints(groups[name], include_extras=True)
             helps = help_of(groups[name]) | helps
         else:
-            parameters[name] = parameter.replace(kind=parameter.POSITIONAL_OR_KEYWORD)
-    signature = inspect.Signature(list(parameters.values()))
+            parameters[name] = parameter
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([parameter.replace(kind=kind) for parameter in parameters.values()])
 
     def flat(*args: Any, **kwargs: Any) -> Pool:
         given = signature.bind(*args, **kwargs).arguments

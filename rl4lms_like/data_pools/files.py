@@ -57,11 +57,7 @@ class Columns:
     last_message_as_reference: bool = False
 
     def samples(self, rows: Iterable[tuple[int, LocatedRow]], prompt_column: str, split: str) -> Iterator[Sample]:
-        """Yield the sample of each numbered row.
-
-        Raises:
-            DataPoolError: a column is missing or does not hold text.
-        """
+        """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`."""
         names = [self.reference_column] if isinstance(self.reference_column, str) else self.reference_column or []
         for index, (where, row) in rows:
             prompt = prompt_cell(row, prompt_column, where)
@@ -100,11 +96,7 @@ class DataFiles(Splitting):
     data_files: dict[str, str] | None = None
 
     def file(self, split: str) -> Path:
-        """Return the file of a split.
-
-        Raises:
-            DataPoolError: unknown split, no file for it, or not exactly one of `path` and `data_files` is set.
-        """
+        """Return the file of a split; a `DataPoolError` if not exactly one of `path` and `data_files` gives it."""
         names_of(split)
         if self.path is not None and self.data_files is None:
             return with_home(self.path)

@@ -54,11 +54,7 @@ class PreferenceColumns:
     margin_column: str | None = None
 
     def preferences(self, rows: Iterable[tuple[int, LocatedRow]], split: str) -> Iterator[Preference]:
-        """Yield the preference of each numbered row.
-
-        Raises:
-            DataPoolError: a column is missing or has another type, or the responses have different prompts.
-        """
+        """Yield the preference of each numbered row; missing or unfit values are a `DataPoolError`."""
         for index, (where, row) in rows:
             yield self._preference(f"{split}_{index}", row, where)
 

@@ -67,18 +67,13 @@ class Source:
 class HubTable:
     """Dataset on the hub.
 
-        HubTable("stanfordnlp/imdb", "plain_text")             as `datasets` loads it
-        HubTable("GEM/common_gen", "default", CONVERTED)       default/<split>/*.parquet of the hub's own conversion
-
-    Args:
-        path: `owner/name`.
-        config: configuration of the dataset; for a conversion its folder, `default` if there is only one.
-        revision: branch, tag or commit; default: the main branch.
+    HubTable("stanfordnlp/imdb", "plain_text")             as `datasets` loads it
+    HubTable("GEM/common_gen", "default", CONVERTED)       default/<split>/*.parquet of the hub's own conversion
     """
 
-    path: str
-    config: str | None = None
-    revision: str | None = None
+    path: str  # `owner/name`
+    config: str | None = None  # configuration; for a conversion its folder, `default` if there is only one
+    revision: str | None = None  # branch, tag or commit; default: the main branch
 
     def rows(self, split: str, needed_by: str) -> Iterator[LocatedRow]:
         """Return the rows of a split, in the table's order; errors as in `PublishedPool.rows`."""

@@ -29,7 +29,7 @@ def check_ratios(ratios: Sequence[float]) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Splitting:
     """Selection of the rows of a split.
 

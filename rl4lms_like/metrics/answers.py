@@ -17,6 +17,8 @@ from rl4lms_like.scoring.math_answers import MathEqual
 from rl4lms_like.scoring.reasoning_gym import ReasoningGym
 from rl4lms_like.scoring.score import Texts, mean
 
+_SCORER = InWords("the id of a batched reward, or its id and args")
+
 
 class RegexMetric(Regex, ScoreMetric):
     """Fraction of responses that match a Python regular expression."""
@@ -47,9 +49,6 @@ class ReasoningGymMetric(ReasoningGym, ScoreMetric):
     """
 
     keys = ("answers/reasoning_gym",)
-
-
-_SCORER = InWords("the id of a batched reward, or its id and args")
 
 
 class SampledAnswers(TextsMetric):

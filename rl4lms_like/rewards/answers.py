@@ -13,6 +13,7 @@ from rl4lms_like.scoring.reasoning_gym import ReasoningGym
 from rl4lms_like.scoring.score import Texts
 
 
+@dataclass(eq=False, kw_only=True)
 class AnswerReward(ScoreReward):
     """Reward that has one of two values.
 
@@ -21,8 +22,8 @@ class AnswerReward(ScoreReward):
         penalty: value for a wrong answer or none.
     """
 
-    reward: float
-    penalty: float
+    reward: Finite = 1.0
+    penalty: Finite = 0.0
 
     def scores(self, texts: Texts) -> Sequence[float]:
         return [self.reward if is_right else self.penalty for is_right in super().scores(texts)]
@@ -35,16 +36,10 @@ class RegexReward(Regex, AnswerReward):
     A pattern with nested repetitions, such as `(a+)+$`, can run almost forever on a long response. There is no timeout.
     """
 
-    reward: Finite = 1.0
-    penalty: Finite = 0.0
-
 
 @dataclass(eq=False)
 class ExactMatchReward(ExactMatch, AnswerReward):
     """Reward that is `reward` if the response, or the answer in it, equals a reference, else `penalty`."""
-
-    reward: Finite = 1.0
-    penalty: Finite = 0.0
 
 
 @dataclass(eq=False)
@@ -55,9 +50,6 @@ class MathEqualReward(MathEqual, AnswerReward):
     Fractions, percent signs, thousands separators, exponents, `\frac`, `\sqrt`, units, tuples and sets are parsed.
     Nothing is executed as code. If responses continue after the answer, set `extract`, e.g. `answer is ([^ ]+)`.
     """
-
-    reward: Finite = 1.0
-    penalty: Finite = 0.0
 
 
 class ReasoningGymReward(ReasoningGym, ScoreReward):

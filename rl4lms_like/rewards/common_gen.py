@@ -50,11 +50,7 @@ def repeat_penalty(
 def concepts_in_a_row(prompt_text: str, meta_info: Mapping[str, Any] | None = None, *, prefix: str = PREFIX) -> str:
     """Return the concepts of the prompt: the text after the prefix without its last character, the end token.
 
-    For a prompt without the prefix they are `meta_info["concepts"]`, set by the data pool `commongen`, joined by
-    spaces.
-
-    Raises:
-        ValueError: neither has concepts.
+    For a prompt without the prefix they are `meta_info["concepts"]`, joined by spaces. Without any: a `ValueError`.
     """
     _, found, behind = prompt_text.partition(prefix)
     concepts = behind.partition(prefix)[0][:-1]

@@ -40,6 +40,18 @@ from rl4lms_like.scoring.bleu import ORDER, ngrams_to_4
 from rl4lms_like.scoring.score import existing_file, json_texts
 
 SIGMA = 6.0  # standard deviation of the Gaussian penalty for a difference in length, in bigrams
+JAR = "spice-1.0.jar"
+CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
+OLDEST_JAVA, NEWEST_JAVA = 8, 14
+
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_DOWNLOAD = "python -c 'from pycocoevalcap.spice.get_stanford_models import get_stanford_models as get; get()'"
+_CORENLP = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
+_SHOWN = 2000
+_INSTALL_JAVA = (
+    "conda install -c conda-forge openjdk=11 (or install it any other way and set JAVA_HOME)",
+    f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and set JAVA_HOME to its folder",
+)
 Ngram: TypeAlias = "tuple[str, ...]"
 
 
@@ -146,20 +158,6 @@ def _tokenizer() -> Any:
     import spacy
 
     return spacy.blank("en").tokenizer
-
-
-JAR = "spice-1.0.jar"
-CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-OLDEST_JAVA, NEWEST_JAVA = 8, 14
-
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_DOWNLOAD = "python -c 'from pycocoevalcap.spice.get_stanford_models import get_stanford_models as get; get()'"
-_CORENLP = "http://nlp.stanford.edu/software/stanford-corenlp-full-2015-12-09.zip"
-_SHOWN = 2000
-_INSTALL_JAVA = (
-    "conda install -c conda-forge openjdk=11 (or install it any other way and set JAVA_HOME)",
-    f"unpack a JDK of version {OLDEST_JAVA} to {NEWEST_JAVA} and set JAVA_HOME to its folder",
-)
 
 
 def spice(

@@ -55,11 +55,7 @@ _ONE_AT_A_TIME = Lock()
 class Classifier(FrozenModel):
     """Sequence classifier; its model and its tokenizer are loaded at first use.
 
-    Args:
-        model_name: hub id or local folder.
-        batch_size: texts per forward pass.
-        max_length: maximum tokens of an input, truncated on the tokenizer's truncation side; None: the model's limit.
-        settings: further arguments of `FrozenModel`.
+    Inputs with more than `max_length` tokens (None: the model's limit) are truncated on the truncation side.
     """
 
     def __init__(
@@ -235,11 +231,7 @@ class RewardModelScore(ModelArguments, Score):
 
     @cached_property
     def ends_with_eos(self) -> bool:
-        """Return whether to append an end-of-text token; log a warning if neither argument nor config sets it.
-
-        Raises:
-            ModelError: the model cannot be loaded.
-        """
+        """Return whether to append an end-of-text token; log a warning if neither argument nor config sets it."""
         if self.append_eos is not None:
             return self.append_eos
         recorded = getattr(self.classifier.model.config, RECORDED, None)

@@ -10,7 +10,7 @@ Two frozen models of one checkpoint, for example a reward's and a metric's, shar
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,27 +56,19 @@ class Loaded:
 class FrozenModel:
     """Checkpoint that scores texts.
 
-    Args:
-        model_name: hub id or local folder.
-        auto_class: name of the transformers class that loads it, for example `AutoModelForSequenceClassification`.
-        role: purpose of the model, for error messages.
-        device: `auto`, `cpu`, `cuda:1` ...
-        dtype: dtype of the weights.
-        truncation_side: side on which texts with too many tokens for the model are truncated.
-        trust_remote_code: run code that is part of the checkpoint.
-
     Raises:
         ModelError: the name can only be a local folder, which does not exist, or the folder lacks weights.
         ValueError: there is no such device.
     """
 
-    model_name: str
-    auto_class: str
-    role: str = field(default="model", kw_only=True)
-    device: str = field(default="auto", kw_only=True)
-    dtype: str = field(default="float32", kw_only=True)
-    truncation_side: str = field(default="left", kw_only=True)
-    trust_remote_code: bool = field(default=False, kw_only=True)
+    model_name: str  # hub id or local folder
+    auto_class: str  # name of the transformers class that loads it
+    _: KW_ONLY
+    role: str = "model"  # purpose of the model, for error messages
+    device: str = "auto"
+    dtype: str = "float32"
+    truncation_side: str = "left"  # side on which texts with too many tokens for the model are truncated
+    trust_remote_code: bool = False  # run code that is part of the checkpoint
 
     def __post_init__(self) -> None:
         require_folder(self.role, self.model_name)
@@ -95,20 +87,12 @@ class FrozenModel:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """Model and tokenizer.
-
-        Raises:
-            ModelError: they cannot be loaded; the message names the checkpoint and the reason.
-        """
+        """Model and tokenizer; if they cannot be loaded, a `ModelError` names the checkpoint and the reason."""
         setting = tuple(value for name, value in sorted(vars(self).items()) if name not in _NOT_LOADED)
         return shared((*setting, existing_device(self.device), version_of(self.model_name)), self._load)
 
     def local_config(self) -> Any:
-        """Return the config of a checkpoint in a local folder without loading weights; None for a hub checkpoint.
-
-        Raises:
-            ModelError: the folder has no readable config.
-        """
+        """Return the config in a local folder, or raise a `ModelError`; None for a checkpoint of the hub."""
         place = place_of(self.model_name)
         if not Path(place).is_dir():
             return None

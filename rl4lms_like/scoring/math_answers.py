@@ -132,10 +132,7 @@ class MathEqual(Score):
 def answer_of_response(text: str, extract: re.Pattern[str] | None = None, *, numeric: bool = True) -> str | None:
     """Return the answer of a response, or None if it has none.
 
-    Args:
-        text: the response.
-        extract: pattern that finds the answer.
-        numeric: the expected answer is a number, so the last number of an unmarked response is its answer.
+    If the expected answer is `numeric`, the last number of an unmarked response is its answer.
     """
     if extract is not None:
         return extracted(text, extract)
@@ -184,11 +181,7 @@ def equal(one: str, other: str, tolerance: tuple[Fraction, Fraction], percent: P
 
 
 def number(text: str, percent: Percent = "hundredth") -> Fraction:
-    """Return the value of an answer; 50% is 0.5 (`hundredth`) or 50 (`ignored`).
-
-    Raises:
-        NotANumber: the answer is not a number.
-    """
+    """Return the value of an answer, or raise `NotANumber`; 50% is 0.5 (`hundredth`) or 50 (`ignored`)."""
     plain = _plain(_TEXT_UNIT.sub("", text) if len(text) <= MAX_LETTERS else text).rpartition("=")[2]
     if len(plain) > MAX_LETTERS:
         raise NotANumber(text)

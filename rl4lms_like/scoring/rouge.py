@@ -34,6 +34,10 @@ from rl4lms_like.scoring.score import Score, Texts, readings
 RougeType: TypeAlias = Literal["rouge1", "rouge2", "rougeL", "rougeLsum"]
 
 ROUGE_TYPES: tuple[RougeType, ...] = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_OTHER = re.compile("[^A-Za-z0-9]")
+_SHORTEST_STEMMED = 4
+_NEWER_THAN_ROUGE = frozenset({"cognosenti", "halfpence", "lisente", "morses", "staretsy"})
+"""Exceptions in WordNet 3.0 that are not in the version used by ROUGE."""
 
 
 def require_rouge(needed_by: str) -> None:
@@ -130,12 +134,6 @@ def union_of_lines(generated: str, reference: str, tokenize: Callable[[str], lis
 
     scorer = RougeScorer(["rougeLsum"], tokenizer=SimpleNamespace(tokenize=tokenize))
     return scorer.score(reference, generated)["rougeLsum"]
-
-
-_OTHER = re.compile("[^A-Za-z0-9]")
-_SHORTEST_STEMMED = 4
-_NEWER_THAN_ROUGE = frozenset({"cognosenti", "halfpence", "lisente", "morses", "staretsy"})
-"""Exceptions in WordNet 3.0 that are not in the version used by ROUGE."""
 
 
 @dataclass(eq=False)

@@ -117,16 +117,9 @@ def existing_file(path: str, argument: str) -> Path:
 
 
 def json_texts(line: str, field: str, where: str, *, bare: bool) -> list[str]:
-    """Return the texts of a line of JSON: an object with a text or a list of texts.
+    """Return the texts of a line of JSON: an object with a text or a list of texts under the key `field`.
 
-    Args:
-        line: the line.
-        field: key of the texts in the object.
-        where: file and number of the line, for error messages.
-        bare: accept also texts without an object around them.
-
-    Raises:
-        ValueError: the line has another form.
+    With `bare`, also texts without an object are accepted. A line of another form is a `ValueError` that names `where`.
     """
     try:
         found = json.loads(line)

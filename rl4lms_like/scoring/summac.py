@@ -71,12 +71,7 @@ CARDS: Mapping[str, tuple[str, Labels]] = {
 
 
 class NliModel(Classifier):
-    """NLI checkpoint for pairs of texts; loaded at first use, pickled as its name alone.
-
-    Args:
-        name: a key of `CARDS`, a hub id, or a local folder.
-        device: `auto`, `cpu`, `cuda:1` ...; on a GPU the weights are float16, as published.
-        batch_size: pairs per forward pass.
+    """NLI checkpoint, a key of `CARDS`, hub id or local folder; on a GPU the weights are float16, as published.
 
     Raises:
         ModelError: the name can only be a local folder, which does not exist, or its labels are not recognised.
@@ -120,11 +115,7 @@ class NliModel(Classifier):
 
 
 def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
-    """Return the logit indices by the label names in a checkpoint's config; VitaminC has `SUPPORTS` and `REFUTES`.
-
-    Raises:
-        ModelError: there are not three labels, or their names are not recognised.
-    """
+    """Return the logit indices by the label names in a checkpoint's config; VitaminC has `SUPPORTS` and `REFUTES`."""
     names = {int(index): label.lower() for index, label in id2label.items()}
     entailment = [index for index, label in names.items() if label.startswith(("entail", "support"))]
     contradiction = [index for index, label in names.items() if label.startswith(("contradict", "refute"))]
@@ -139,11 +130,7 @@ def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
 
 
 class Imager:
-    """NLI model that computes the images of document-summary pairs.
-
-    Args:
-        model_name: a key of `CARDS`, a hub id, or a local folder.
-        settings: the metric, of which `granularity`, `use_cache`, `max_doc_sents`, `device` and `batch_size` are used.
+    """NLI model that computes the images of document-summary pairs; `settings` is the metric with its arguments.
 
     Raises:
         ValueError: unknown granularity or device.
@@ -294,11 +281,7 @@ class Head:
 
 
 def n_even_bins(bins: str) -> int:
-    """Return the number in names like `even50`.
-
-    Raises:
-        ValueError: the name has another form.
-    """
+    """Return the number in names like `even50`; other names are a `ValueError`."""
     name, number = bins[:4], bins[4:]
     if name != "even" or not number.isdecimal() or not int(number):
         raise ValueError(f"bins: expected 'percentile' or 'even' and a number, as in 'even50', got {bins!r}")
@@ -306,11 +289,7 @@ def n_even_bins(bins: str) -> int:
 
 
 def require_head(start_file: str | None, needed_by: str) -> str:
-    """Return `start_file`, or raise an error with the URL of the published head: random weights are no substitute.
-
-    Raises:
-        MissingResourceError: no file is given, or it does not exist.
-    """
+    """Return `start_file`, or raise a `MissingResourceError` with the URL of the published head."""
     if start_file is not None and with_home(start_file).is_file():
         return start_file
     named = "none is given" if start_file is None else f"there is no file {with_home(start_file).absolute()}"

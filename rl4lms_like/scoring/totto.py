@@ -31,6 +31,7 @@ from rl4lms_like.scoring.bleu import ORDER, ngrams
 from rl4lms_like.scoring.rouge import lcs_length
 
 N_REFERENCES = 3
+SMOOTHING = 1e-5  # replacement for a precision or recall of 0 above unigrams, and for a recall of 0
 NULL = "<null>"  # placeholder for an empty text and for a missing reference
 SUBSETS: Mapping[str, bool | None] = {"overall": None, "overlap": True, "non_overlap": False}
 """Subsets of ToTTo's development set -> the value of `overlap_subset` in their samples; None: any."""
@@ -66,11 +67,7 @@ class TottoSample:
 
 
 def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str) -> list[TottoSample]:
-    """Return the samples of `meta_infos`; a table that occurs several times is processed once.
-
-    Raises:
-        ValueError: a sample has no `raw_table`, or its table does not have ToTTo's form.
-    """
+    """Return the samples of `meta_infos`, each with a `raw_table`; one that occurs several times is processed once."""
     read: dict[int, TottoSample] = {}
     samples = []
     for index, meta_info in enumerate(meta_infos):
@@ -90,11 +87,7 @@ def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str
 
 
 def totto_sample(raw_table: Mapping[str, Any]) -> TottoSample:
-    """Return one sample as in the scripts' files.
-
-    Raises:
-        ValueError: the table does not have ToTTo's form.
-    """
+    """Return one sample as in the scripts' files; a table that does not have ToTTo's form is a `ValueError`."""
     try:
         table, titles = raw_table["table"], list(_titles(raw_table))
         highlighted = [table[row][column] for row, column in raw_table["highlighted_cells"]]
@@ -217,9 +210,6 @@ def _is_contraction(word: str, previous: str) -> bool:
 def _is_cjk(character: str) -> bool:
     """Return whether the character belongs to a script that is written without spaces between words."""
     return any(first <= ord(character) <= last for first, last in _CJK)
-
-
-SMOOTHING = 1e-5  # replacement for a precision or recall of 0 above unigrams, and for a recall of 0
 
 
 class Parent(NamedTuple):

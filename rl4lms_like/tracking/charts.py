@@ -76,15 +76,10 @@ def line_chart(
     target: float | None = None,
     from_zero: bool = False,
 ) -> str:
-    """Return a chart as an `<svg>` element.
+    """Return a chart of one or two lines as an `<svg>` element; the first line has the accent colour.
 
-    Args:
-        series: one or two lines; the first in the accent colour.
-        title: title for screen readers, with a summary of the lines.
-        x_name: name of the x axis.
-        log: logarithmic y; values of zero and below are drawn on the lower border.
-        target: y of a dashed horizontal line.
-        from_zero: the y axis includes zero.
+    The title and a summary of the lines are for screen readers. On a logarithmic y axis, values of zero and below are
+    drawn on the lower border. `target` is the y of a dashed horizontal line.
 
     Raises:
         ValueError: if there is no value to draw.

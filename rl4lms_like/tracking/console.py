@@ -102,12 +102,7 @@ class RunConsole(Console):
 
 
 class LiveBar(Progress):
-    """Progress bar with a line of text below it, on terminals only; `stop` also restores the cursor at process exit.
-
-    Args:
-        console: console to print to.
-        below: function that returns the line.
-    """
+    """Progress bar, on terminals only, with the line of text that `below` returns; restores the cursor at the end."""
 
     def __init__(self, console: Console, below: Callable[[], Text]) -> None:
         self._below = below
@@ -144,12 +139,7 @@ class LiveBar(Progress):
 
 
 class ConsoleSink(Sink):
-    """Sink that shows progress on the console.
-
-    Args:
-        quiet: show only warnings.
-        console: target console; default: standard output.
-    """
+    """Sink that shows progress, or only warnings with `quiet`, on the console, by default on standard output."""
 
     name = "stdout"
 

@@ -35,13 +35,9 @@ REFERENCE = re.compile(r"<START-\d+>(.*?)<END-\d+>", re.DOTALL)
 
 
 def write_report(run_path: str | Path) -> Path:
-    """Write `report.html` into a run folder, from the files in that folder.
+    """Write `report.html` into a run folder, from the files in that folder, and return its path.
 
-    Args:
-        run_path: the folder; the run may be unfinished, and all files except `config.json` may be missing.
-
-    Returns:
-        The report's path.
+    The run may be unfinished, and all files except `config.json` may be missing.
 
     Raises:
         RL4LMsLikeError: it is not a run folder, a file was not written by a tracker, or the report cannot be written.

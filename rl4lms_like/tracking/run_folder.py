@@ -63,10 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunFolder(Sink):
-    """Sink that writes the files of a run.
-
-    Args:
-        path: the folder, as returned by `claim_folder`.
+    """Sink that writes the files of a run to the folder returned by `claim_folder`.
 
     Raises:
         RL4LMsLikeError: one of the files is a symbolic or hard link.
@@ -117,11 +114,7 @@ class RunFolder(Sink):
         return {file.name: file.stat().st_size for file in sorted(files)}
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Remove what was written after a checkpoint with these file sizes.
-
-        Raises:
-            CheckpointError: see `check_sizes`.
-        """
+        """Remove what was written after a checkpoint with these file sizes; errors as in `check_sizes`."""
         check_sizes(self.path, sizes)
         for file in _files_of_lines(self.path):
             os.truncate(file, sizes.get(file.name, 0))
@@ -201,19 +194,12 @@ def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
 def claim_folder(
     wanted: Path, config: Mapping[str, Any], *, resume: bool = False, held: FileLock | None = None
 ) -> tuple[Path, FileLock]:
-    """Create the run's folder, lock it and write `config.json`.
+    """Create the run's folder, lock it and write `config.json`; return the folder and its lock.
 
     If the folder already contains a run, the new run uses `<experiment>_2`, `_3` ..., so that the lines of two runs
     never mix. Two processes that start at the same time get two folders.
 
-    Args:
-        wanted: `<base>/<project>/<experiment>`.
-        config: the run's config as plain data.
-        resume: continue in `wanted` itself, whatever it contains.
-        held: lock of `wanted`, if the caller already holds it.
-
-    Returns:
-        The claimed folder and its lock.
+    With `resume`, the run continues in `wanted` itself, whatever it contains; `held` is its lock if the caller has it.
 
     Raises:
         RL4LMsLikeError: another process is writing to the folder that is to be resumed; or tokenizers cannot be saved

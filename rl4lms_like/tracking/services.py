@@ -56,11 +56,7 @@ def make_logger(tracker: Tracker, *, verbose: int = 0) -> Logger:
 class TensorBoardSink(Sink):
     """Sink for event files: iterations by tokens, evaluations by epoch. It uses SB3's writer, and supports its figures.
 
-    Args:
-        folder: event files are written to `<folder>/<experiment>`; `tensorboard --logdir <folder>` shows all of them.
-
-    Raises:
-        MissingExtraError: the package is not installed.
+    Files are written to `<folder>/<experiment>`. If the package is not installed, a `MissingExtraError` is raised.
     """
 
     name = "tensorboard"
@@ -107,10 +103,7 @@ class WandbSink(Sink):
 
     With `WANDB_MODE=offline` nothing is sent; `wandb sync <run folder>/wandb/offline-run-...` sends it later. If the
     service does not respond, it delays the start of a run by at most 90 s (`WANDB_INIT_TIMEOUT`) and its end by five
-    minutes.
-
-    Raises:
-        MissingExtraError: the package is not installed.
+    minutes. If the package is not installed, a `MissingExtraError` is raised.
     """
 
     name = "wandb"

@@ -17,8 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.scoring import frozen
-from rl4lms_like.scoring import spice as spice_module
+from rl4lms_like.scoring import captions, frozen
 from tests.arguments.seen import Tried
 from tests.scoring.test_spice import STAND_IN
 
@@ -176,7 +175,7 @@ def java(tried: Tried) -> Path:
     program = folder / "bin" / "java"
     if not program.is_file():
         (folder / "lib").mkdir(parents=True)
-        for jar in spice_module.CORENLP_JARS:
+        for jar in captions.CORENLP_JARS:
             (folder / "lib" / jar).touch()
         program.parent.mkdir()
         program.write_text(STAND_IN.format(python=sys.executable, version="11.0.6", action="", folder=folder))

@@ -52,10 +52,10 @@ def test_a_split_nobody_knows_is_refused():
 
 
 def test_files_are_named_one_way():
-    assert str(DataFiles(path="all.csv").file("val")) == "all.csv"
+    assert str(DataFiles("all.csv").file("val")) == "all.csv"
     assert str(DataFiles(data_files={"val": "v.csv"}).file("val")) == "v.csv"
     for path, data_files in ((None, None), ("a", {"val": "b"})):
         with pytest.raises(DataPoolError):
-            DataFiles(path=path, data_files=data_files).file("val")
+            DataFiles(path, data_files).file("val")
     with pytest.raises(DataPoolError, match=r"'test'.* train, val"):
         DataFiles(data_files={"train": "a", "val": "b"}).file("test")
