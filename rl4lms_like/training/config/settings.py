@@ -49,7 +49,7 @@ Networks = Mapping[str, PretrainedConfig]
 
 
 def check_settings(config: RunConfig, *, here: bool = True) -> None:
-    """Check the settings of torch, transformers and PEFT before any weight is read; with `here`, also that of devices.
+    """Check the settings of torch, transformers and PEFT before any weight is read; with `here`, also the device.
 
     Raises:
         ConfigError: lists all errors.
