@@ -128,7 +128,7 @@ class Slot:
 
     @property
     def target(self) -> Any:
-        """What `takes` returns; None without an id, or where it raises an error, which is reported elsewhere."""
+        """Result of `takes`; None without an id, or where it raises an error, which is reported elsewhere."""
         try:
             return self.takes() if isinstance(self.block.get("id"), str) else None
         except (ConfigError, MissingExtraError):

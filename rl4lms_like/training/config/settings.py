@@ -49,7 +49,7 @@ Networks = Mapping[str, PretrainedConfig]
 
 
 def check_settings(config: RunConfig, *, here: bool = True) -> None:
-    """Check the settings of torch, transformers and PEFT before any weight is read; with `here`, also that of devices.
+    """Check the settings of torch, transformers and PEFT before any weight is read; with `here`, also the device.
 
     Raises:
         ConfigError: lists all errors.
@@ -124,7 +124,8 @@ def check_prompts(
     for split, members in samples.items():
         empty = [sample.id for sample in members if not (sample.rendered_prompt or sample.prompt_or_input_text)]
         if empty:
-            raise DataPoolError(f"{len(empty)} prompts of {split!r} are empty ({empty[0]!r}): {NO_PROMPT}")
+            text = f"the prompts of {len(empty)} samples of {split!r} are empty ({empty[0]!r})"
+            raise DataPoolError(f"{text}: {NO_PROMPT}")
 
 
 def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:

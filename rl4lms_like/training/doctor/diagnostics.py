@@ -20,7 +20,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
@@ -223,19 +222,13 @@ def rollout_examples(
     alert: str, tokenizer: PreTrainedTokenizerBase, episodes: EpisodeBatch, rewards: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Return episodes of the rollout that illustrate an alert; empty for alerts without examples."""
-
-    def text(ids: torch.Tensor, mask: torch.Tensor, *, skip_special_tokens: bool) -> str:
-        return _cut(str(tokenizer.decode(ids[mask].tolist(), skip_special_tokens=skip_special_tokens)))
-
-    return [
-        {
-            "prompt": text(episodes.prompt_ids[i], episodes.prompt_mask[i], skip_special_tokens=True),
-            "response": text(episodes.response_ids[i], episodes.response_mask[i], skip_special_tokens=False),
-            "reward": float(rewards[i]),
-            "tokens": int(episodes.lengths[i]),
-        }
-        for i in (_CHOICES[alert](episodes) if alert in _CHOICES else ())
-    ]
+    examples: list[dict[str, Any]] = []
+    for i in _CHOICES[alert](episodes) if alert in _CHOICES else ():
+        prompt = tokenizer.decode(episodes.prompt_ids[i][episodes.prompt_mask[i]].tolist(), skip_special_tokens=True)
+        response = tokenizer.decode(episodes.response_ids[i][episodes.response_mask[i]].tolist())
+        texts = {"prompt": _cut(str(prompt)), "response": _cut(str(response))}
+        examples.append({**texts, "reward": float(rewards[i]), "tokens": int(episodes.lengths[i])})
+    return examples
 
 
 def evaluation_examples(key: str, mode: str, predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
