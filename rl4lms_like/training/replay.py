@@ -60,7 +60,10 @@ class ReplayPlan:
 
 
 def with_replay(config: AnyConfig) -> AnyConfig:
-    """Check the replay of a config, if it has one; `n_iters` becomes at most the number of selected iterations.
+    """Check the replay of a config, if it has one, and complete it.
+
+    `n_iters` becomes at most the number of selected iterations, and the path absolute, since a run may be resumed in
+    another folder.
 
     Raises:
         ConfigError: the rollouts do not exist, or cannot be used with this config.
@@ -68,8 +71,8 @@ def with_replay(config: AnyConfig) -> AnyConfig:
     if not isinstance(config, RunConfig) or config.train_evaluation.replay is None:
         return config
     folder, iterations = _selection(config.train_evaluation.replay)
-    schedule = config.train_evaluation
-    schedule = replace(schedule, n_iters=min(schedule.n_iters, len(iterations)))
+    schedule, selected = config.train_evaluation, f"{folder.absolute()}:{iterations[0]}-{iterations[-1]}"
+    schedule = replace(schedule, n_iters=min(schedule.n_iters, len(iterations)), replay=selected)
     config = replace(config, train_evaluation=schedule)
     plan = _plan(folder, iterations, config.to_dict())
     if issues := _unusable(plan, config.to_dict()):

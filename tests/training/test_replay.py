@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 
@@ -305,12 +306,14 @@ def test_check_reports_the_size_of_kept_rollouts(algorithm, tmp_path, tiny_gpt2_
 # --- command line and report ------------------------------------------------------------------------------------------
 
 
-def test_the_commands_replay_check_and_print(original, tmp_path, capsys):
+def test_the_commands_replay_check_and_print(original, tmp_path, capsys, monkeypatch):
     mapping, source = original
     file = tmp_path / "run.yml"
     file.write_text(dump_yaml(mapping | {"train_evaluation": mapping["train_evaluation"] | {"save_rollouts": False}}))
     place = ["--base_path_to_store_results", str(tmp_path), "--experiment_name", "again"]
-    assert main(["train", str(file), "--replay", str(source), *place]) == 0
+    assert main(["train", str(file), "--replay", os.path.relpath(source), *place]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", str(tmp_path / "rl4lm_exps" / "again")]) == 0
     again = tmp_path / "rl4lm_exps" / "again"
     assert (again / "model" / "model.safetensors").read_bytes() == (source / "model" / "model.safetensors").read_bytes()
     in_python = train(file, replay=source, base_path_to_store_results=tmp_path, experiment_name="in_python")
