@@ -55,10 +55,8 @@ class FilmOpinions(TextGenPool):
         """
         shortest, longest = prompt_words
         if not OPENING_WORDS <= shortest <= longest:
-            raise DataPoolError(
-                f"film_opinions: prompt_words must be [shortest, longest] with {OPENING_WORDS} <= shortest <= longest "
-                f"(the first {OPENING_WORDS} words determine an opinion's split), got {list(prompt_words)}"
-            )
+            expected = f"[shortest, longest] with {OPENING_WORDS} <= shortest <= longest"
+            raise DataPoolError(f"film_opinions: prompt_words: expected {expected}, got {list(prompt_words)}")
         texts = film_opinions(n_train if split == "train" else n_eval, seed, split=split)
         rng = random.Random(f"{seed}-{split}-prompts")
         pairs = [split_opinion(text, rng.randint(shortest, longest)) for text in texts]

@@ -31,10 +31,7 @@ class _Translation(PublishedPool):
         cls, split: str, languages: tuple[str, str], prefix: str, suffix: str, source: Source, hub: HubTable
     ) -> TextGenPool:
         here, there = languages
-        pairs = [
-            (here, there),
-            *((f"{pair}.{here}", f"{pair}.{there}") for pair in (f"{here}-{there}", f"{there}-{here}")),
-        ]
+        pairs = [(pair + here, pair + there) for pair in ("", f"{here}-{there}.", f"{there}-{here}.")]
         layouts = [
             files_of(partial(_pairs, languages), f"{name}.{left}", f"{name}.{right}")
             for name in ("{0}", _FLICKR)

@@ -5,7 +5,6 @@ Parts may be single-token or batched, terminal or dense, or combinations themsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
 from rl4lms_like.core.observation import Observation
@@ -52,5 +51,4 @@ class CombinedReward(RewardOfParts):
 def shaped(reward: Any, name: str, shaping: Any, shaping_name: str) -> CombinedReward:
     """Return the sum of a reward and its `shaping_fn`; a shaping function of the same name gets a suffix."""
     second = shaping_name if shaping_name != name else f"{shaping_name}_shaping"
-    parts: Sequence[RewardPart] = [RewardPart(reward, name=name), RewardPart(shaping, name=second)]
-    return CombinedReward(list(parts))
+    return CombinedReward([RewardPart(reward, name=name), RewardPart(shaping, name=second)])

@@ -147,9 +147,8 @@ class SpiderRewardFunction(ScoreReward):
             return cider(texts.responses, texts.references, frequencies_of_file(self.references_file))
         if len(texts.responses) == 1:
             raise ValueError(
-                "CIDEr of a single text is always 0, because the document frequencies then come from its own "
-                "references only; set `references_file`, or score several texts together "
-                "(env.n_envs above 1, env.reward_workers 0)"
+                "CIDEr of a single text is always 0 if the document frequencies come from its own references; set "
+                "`references_file`, or score several texts together (env.n_envs above 1, env.reward_workers 0)"
             )
         return cider(texts.responses, texts.references)
 

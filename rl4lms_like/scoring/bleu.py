@@ -45,8 +45,8 @@ def ngrams_to_4(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def _read(references: Sequence[str]) -> tuple[int, Counter[tuple[str, ...]]]:
     """Return the length of the shortest reference, and the maximum count of each n-gram in one of them."""
     split = [text.split() for text in references]
-    most: Counter[tuple[str, ...]] = Counter()
-    for tokens in split:
+    most = Counter(ngrams_to_4(split[0]))
+    for tokens in split[1:]:
         most |= Counter(ngrams_to_4(tokens))
     return min(map(len, split)), most
 
@@ -54,8 +54,9 @@ def _read(references: Sequence[str]) -> tuple[int, Counter[tuple[str, ...]]]:
 def _counts(tokens: list[str], shortest: int, most: Counter[tuple[str, ...]]) -> list[int]:
     """Return the length, that of the shortest reference, and for each order the n-grams, then those in a reference."""
     matches = [0] * ORDER
-    for gram, count in (Counter(ngrams_to_4(tokens)) & most).items():
-        matches[len(gram) - 1] += count
+    for gram, count in Counter(ngrams_to_4(tokens)).items():
+        if gram in most:
+            matches[len(gram) - 1] += min(count, most[gram])
     return [len(tokens), shortest, *(max(len(tokens) - shorter, 0) for shorter in range(ORDER)), *matches]
 
 

@@ -121,9 +121,8 @@ def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
     contradiction = [index for index, label in names.items() if label.startswith(("contradict", "refute"))]
     if len(names) != 3 or len(entailment) != 1 or len(contradiction) != 1:
         raise ModelError(
-            f"the NLI model {model_name!r} has the labels {list(id2label.values())}; expected three, of which "
-            "one is 'entailment' and one 'contradiction': name them in id2label of its config.json, or use one of "
-            f"{', '.join(CARDS)}"
+            f"the NLI model {model_name!r} has the labels {list(id2label.values())}; expected 'entailment', "
+            f"'contradiction' and a third: name them in id2label of its config.json, or use one of {', '.join(CARDS)}"
         )
     (neutral,) = set(names) - {entailment[0], contradiction[0]}
     return Labels(entailment[0], contradiction[0], neutral)

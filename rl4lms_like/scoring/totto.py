@@ -73,10 +73,8 @@ def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str
     for index, meta_info in enumerate(meta_infos):
         table = (meta_info or {}).get("raw_table")
         if table is None:
-            raise ValueError(
-                f"{needed_by} compares with tables, but the meta_data of text {index} has no 'raw_table'; "
-                "the data pool 'totto' provides it"
-            )
+            missing = f"the meta_data of text {index} has no 'raw_table', which the data pool 'totto' provides"
+            raise ValueError(f"{needed_by}: {missing}")
         if id(table) not in read:
             try:
                 read[id(table)] = totto_sample(table)
