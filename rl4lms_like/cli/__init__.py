@@ -205,11 +205,12 @@ def _refuse_another_place(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     from rl4lms_like.training.config.run_config import load_config
-    from rl4lms_like.training.preview import preview, reward_audit
 
     if options.remote and not options.reward:
         raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")
     config = load_config(options.config or options.config_path, options.overrides)
+    from rl4lms_like.training.preview import preview, reward_audit  # loads torch
+
     for part in preview(config, full=options.full):
         print(printable(without_secrets(part)), flush=True)
     if options.reward:
@@ -225,9 +226,9 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from rl4lms_like.training.inference import generate_texts
-
     prompts = _prompts(options)
+    from rl4lms_like.training.inference import generate_texts  # loads torch
+
     names = "n max_new_tokens decoding temperature top_k seed trust_remote_code"
     texts = generate_texts(options.model, prompts, **_given(options, names))
     for prompt, responses in zip(prompts, texts, strict=True):

@@ -65,6 +65,8 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(LONGEST + 1)
+    except FileNotFoundError as error:
+        raise ConfigError([ConfigIssue("", "there is no such file")], source) from error
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError([ConfigIssue("", f"cannot read the file: {why}")], source) from error
@@ -158,7 +160,7 @@ def _issues(node: yaml.Node, path: str) -> Iterator[ConfigIssue]:
     if node.tag in (_INT, _REAL) and (":" in text or _OCTAL.match(text)):
         node.tag = _TEXT  # reading `1:1:1...` in base 60 takes quadratic time
         message = f"YAML reads {shown(text)} in base {60 if ':' in text else 8}"
-        yield ConfigIssue(path, f"{message}; write the decimal number, or put it in quotes for the text")
+        yield ConfigIssue(path, f"{message}; write a decimal number, or a text in quotes")
 
 
 def _syntax(error: Exception) -> str:
