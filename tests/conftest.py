@@ -3,6 +3,7 @@
 tiny_tokenizer     byte-level BPE of 320 tokens, pad 0, end 1
 tiny_gpt2_dir      a saved GPT-2 of one layer and its tokenizer, as `from_pretrained` reads them
 tiny_t5_dir        the same for T5, whose tokenizer ends every text with the end token
+deeper_gpt2_dir    with two layers, for tests whose texts are more varied then; so is deeper_t5_dir
 shared_dir         the folder with real models and data beside the checkout; the test skips where it is absent
 language_data      NLTK finds punkt_tab and WordNet; the test skips, with the reason, where one is absent
 """
@@ -119,3 +120,19 @@ def tiny_t5_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = models.make_tokenizer(append_eos=True)
     model = models.make_seq2seq_lm("t5", tokenizer, n_layers=1)
     return models.save_model(tmp_path_factory.mktemp("tiny_t5"), model, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def deeper_gpt2_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    from rl4lms_like.testing import models
+
+    model = models.make_causal_lm("gpt2", tiny_tokenizer)
+    return models.save_model(tmp_path_factory.mktemp("deeper_gpt2"), model, tiny_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def deeper_t5_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rl4lms_like.testing import models
+
+    tokenizer = models.make_tokenizer(append_eos=True)
+    return models.save_model(tmp_path_factory.mktemp("deeper_t5"), models.make_seq2seq_lm("t5", tokenizer), tokenizer)

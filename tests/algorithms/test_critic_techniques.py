@@ -133,8 +133,8 @@ def test_micro_batches_change_no_technique(arguments, tiny_gpt2_dir, tiny_tokeni
         assert float((weights[0] - other).norm()) < 1e-4 * moved
 
 
-def test_the_likelihood_is_that_of_good_episodes_only(tiny_gpt2_dir, tiny_tokenizer):
-    built = after(1, PPO, tiny_gpt2_dir, tiny_tokenizer, n_epochs=1, nll_coef=0.5, nll_threshold=0.6)
+def test_the_likelihood_is_that_of_good_episodes_only(deeper_gpt2_dir, tiny_tokenizer):
+    built = after(1, PPO, deeper_gpt2_dir, tiny_tokenizer, n_epochs=1, nll_coef=0.5, nll_threshold=0.6)
     minibatch = built._prepared(next(built.rollout_buffer.get(None)))
     good = minibatch.episode_rewards >= 0.6
     assert 0 < int(good.sum()) < len(good)

@@ -81,9 +81,9 @@ def test_micro_batches_keep_responses_to_one_prompt_together(tiny_gpt2_dir, tiny
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
 @pytest.mark.parametrize("family", ["causal", "seq2seq"])
 def test_micro_batches_never_change_the_gradient_of_another_mean(
-    aggregation, family, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer
+    aggregation, family, tiny_gpt2_dir, deeper_t5_dir, tiny_tokenizer
 ):
-    model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
+    model_dir = tiny_gpt2_dir if family == "causal" else deeper_t5_dir
 
     class Averaged(PPO):
         loss_norm = 7.0

@@ -65,7 +65,7 @@ def test_distinct_n_reports_four_numbers():
 def test_reference_perplexity_is_of_tokens_given_the_prompt(tiny_gpt2_dir, tiny_tokenizer):
     args = {"model_name": str(tiny_gpt2_dir)}
     scores, overall = computed("reference_perplexity", args)["fluency_metrics/reference_perplexity"]
-    model = models.make_causal_lm("gpt2", tiny_tokenizer)
+    model = models.make_causal_lm("gpt2", tiny_tokenizer, n_layers=1)
     surprisals = []
     for prompt, text in zip(PROMPTS, TEXTS, strict=True):
         context, ids = tiny_tokenizer(prompt)["input_ids"], tiny_tokenizer(text)["input_ids"]

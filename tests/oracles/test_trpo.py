@@ -78,9 +78,9 @@ def trained(algorithm, policy, model_dir, tokenizer, critic, **arguments):
     ids=["causal", "causal-shared", "seq2seq", "seq2seq-shared", "one-step-shortened", "no-step-accepted"],
 )
 def test_parameters_are_equal_after_two_iterations(
-    family, critic, settings, steps, same_sums, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer
+    family, critic, settings, steps, same_sums, deeper_gpt2_dir, tiny_t5_dir, tiny_tokenizer
 ):
-    model_dir = tiny_gpt2_dir if family == "causal" else tiny_t5_dir
+    model_dir = deeper_gpt2_dir if family == "causal" else tiny_t5_dir
     change, logged = trained(TRPO, POLICIES[family], model_dir, tiny_tokenizer, critic, **settings)
     contrib = with_text_rollouts(sb3_contrib.TRPO)
     expected, expected_log = trained(contrib, contrib_policy(family), model_dir, tiny_tokenizer, critic, **settings)

@@ -182,9 +182,9 @@ def test_logits_that_are_differentiated_twice_are_those_of_the_allowed_tokens(po
 
 
 @pytest.mark.parametrize("model", ["gpt2", "t5"])
-def test_single_steps_choose_from_what_the_mask_model_allows(model, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
+def test_single_steps_choose_from_what_the_mask_model_allows(model, deeper_gpt2_dir, tiny_t5_dir, tiny_tokenizer):
     """Stable-Baselines3's `predict`: the policy has moved, the one token its mask model likes best is what it takes."""
-    folder = tiny_gpt2_dir if model == "gpt2" else tiny_t5_dir
+    folder = deeper_gpt2_dir if model == "gpt2" else tiny_t5_dir
     policy = maskable(folder, mask_type="learned_top_k", top_mask=1, special_token_ids=[])
     env = make_env(tiny_tokenizer, folder)
     policy.observation_space, observation = env.observation_space, env.reset()

@@ -76,7 +76,7 @@ def test_published_weights_are_put_on_a_base(tmp_path, tiny_t5_dir, wrapped):
 
 def test_weights_of_another_model_are_an_error(tmp_path, tiny_t5_dir):
     state = AutoModelForSeq2SeqLM.from_pretrained(tiny_t5_dir).state_dict()
-    del state["decoder.block.1.layer.0.SelfAttention.q.weight"]
+    del state["decoder.block.0.layer.0.SelfAttention.q.weight"]
     torch.save(state, tmp_path / "prefs.pt")
     with pytest.raises(ModelError, match=r"prefs.pt' .*SelfAttention.q.weight"):
         scorer(str(tiny_t5_dir), str(tmp_path / "prefs.pt")).probabilities(["x"])

@@ -61,6 +61,12 @@ class Alternating(BatchedRewardFunction):
 EMPTY = {"prompts": [], "references": [], "meta_infos": []}
 
 
+@pytest.fixture(scope="module")
+def tiny_gpt2_dir(deeper_gpt2_dir):
+    """The model of `tiny_config`; one with a single layer writes texts that are too much alike."""
+    return deeper_gpt2_dir
+
+
 @pytest.fixture(autouse=True)
 def no_calls():
     CALLS.clear()

@@ -33,11 +33,11 @@ class Length(RewardFunction):
 
 
 @pytest.fixture(params=["causal", "seq2seq", "masked"])
-def policy(request, tiny_gpt2_dir, tiny_t5_dir):
+def policy(request, tiny_gpt2_dir, deeper_t5_dir):
     if request.param == "masked":
         settings = {"mask_type": "learned_top_k", "top_mask": 100, "min_tokens_to_keep": 2}
         return make_policy("causal", tiny_gpt2_dir, policies=MASKABLE, generation_kwargs=SAMPLING, **settings)
-    folder = tiny_gpt2_dir if request.param == "causal" else tiny_t5_dir
+    folder = tiny_gpt2_dir if request.param == "causal" else deeper_t5_dir
     return make_policy(request.param, folder, generation_kwargs=SAMPLING)
 
 

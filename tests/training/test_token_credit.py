@@ -37,6 +37,12 @@ class Lines:
         self.written.append((file, json.loads(json.dumps(line))))
 
 
+@pytest.fixture(scope="module")
+def tiny_gpt2_dir(deeper_gpt2_dir):
+    """The model of `tiny_config`; one with a single layer writes texts that are too much alike."""
+    return deeper_gpt2_dir
+
+
 @pytest.fixture
 def config(tiny_config):
     """Prompts that differ; rewards at every token; a KL penalty that is not the plain one."""
