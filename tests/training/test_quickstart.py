@@ -1,4 +1,4 @@
-"""The embedded default in small: warm start, tuning, table and files; one seed, one result."""
+"""The embedded default in small: warm start, tuning, table and files."""
 
 import io
 import json
@@ -25,17 +25,13 @@ def few_steps(monkeypatch):
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
 def test_the_quickstart_in_small(family, tmp_path):
-    result = quickstart.quickstart(tmp_path / "a", family=family, overrides=SMALL)
+    result = quickstart.quickstart(tmp_path, family=family, overrides=SMALL)
     assert set(result["before"]) == set(result["after"]) >= {"semantic/sentiment", "diversity_metrics/distinct-2"}
     assert len(result["pairs"]) == 5 and result["pairs"][0]["before"]
     screen = io.StringIO()
     quickstart.show(result | {"seconds": {"total": 3.0}}, Console(file=screen, width=100))
     for word in ("sentiment (VADER compound)", "before", "after", "report.html", result["pairs"][0]["prompt"]):
         assert word in screen.getvalue()
-    if family == "gpt2":  # one seed, one result
-        again = quickstart.quickstart(tmp_path / "b", family=family, overrides=SMALL)
-        for key in ("before", "after", "kl", "pairs"):
-            assert result[key] == again[key]
 
 
 def test_the_command_writes_its_result_and_without_iterations_only_measures_the_warm_start(tmp_path, capsys):
