@@ -68,7 +68,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     config, encoder = found.config, found.encoder
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)  # with the folder of an embedded reference
     check_end_token(given, encoder)
-    examples = {split: encode(given, encoder, samples, config) for split, samples in found.samples.items()}
+    examples = {split: encode(given, encoder, each, config) for split, each in used(found.samples, config).items()}
     check_best_metric(config, examples, found.samples)
     model, rates = _load(config, found.model_config, given)
     head = head_modules(model) if not given.has_language_model else ()
@@ -102,6 +102,12 @@ def check_end_token(given: Any, encoder: ExampleEncoder) -> None:
     if getattr(given, "append_eos", False) and encoder.tokenizer.eos_token_id is None:
         text = "the tokenizer has no end-of-text token: set it to false"
         raise ConfigError([ConfigIssue("alg.args.append_eos", text)])
+
+
+def used(samples: Mapping[str, Sequence[Sample]], config: PreferenceConfig) -> dict[str, Sequence[Sample]]:
+    """Return the samples of each split that a run reads: of `val` and `test`, at most `max_eval_samples`."""
+    limit = config.train_evaluation.max_eval_samples
+    return {split: each if split == "train" else each[:limit] for split, each in samples.items()}
 
 
 def encode(given: Any, encoder: ExampleEncoder, samples: Sequence[Sample], config: PreferenceConfig) -> Pairs:
@@ -238,7 +244,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     lines = [("objective" if not i else "", line) for i, line in enumerate(given.formula())]
     encoder = load_encoder(config)[-1]
     check_end_token(given, encoder)
-    found = find()
+    found = used(find(), config)
     pairs = {split: encode(given, encoder, samples[:N_COUNTED], config) for split, samples in found.items()}
     for split, of_split in pairs.items():
         n, counted = len(found[split]), of_split.n_preferences

@@ -233,3 +233,10 @@ def test_show_prints_the_formula(id):
 def test_task_configs_are_accepted(repository):
     for id in OBJECTIVES:
         assert load_config(repository / f"task_configs/preferences/tiny_gpt2_{id}.yml", data=False).alg.id == id
+
+
+def test_only_the_samples_that_are_evaluated_are_scored(tmp_path, tiny_gpt2_dir):
+    mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path))
+    mapping["train_evaluation"]["max_eval_samples"] = 3
+    examples = assemble_preferences(parse_config(mapping)).examples
+    assert {split: len(each.rows) for split, each in examples.items()} == {"train": len(PAIRS), "val": 3, "test": 3}
