@@ -15,11 +15,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from stable_baselines3.common.utils import get_device
 from transformers import TrainingArguments
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
+from rl4lms_like.core.ranks import is_distributed
 from rl4lms_like.core.schema import check_arguments, check_value, join
 from rl4lms_like.core.wording import shown
 from rl4lms_like.training.config.run_config import OfflineConfig
@@ -77,6 +79,7 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
     try:
         with _as_one_process():
             made = TrainingArguments(**complete)
+            device = made.device  # the first GPU, if there are GPUs
     except (ValueError, TypeError) as error:
         raise ConfigError([ConfigIssue(PATH, str(error))]) from error
     if config.alg.early_stopping_patience is not None or made.load_best_model_at_end or made.save_strategy == "best":
@@ -89,6 +92,9 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
     if issues:
         raise ConfigError(issues)
     made._n_gpu = min(made._n_gpu, 1)  # the Trainer would wrap the model in nn.DataParallel on several
+    if is_distributed() and device.type == "cuda":
+        made.__dict__["_setup_devices"] = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # a cached property
+        torch.cuda.set_device(made.device)
     return made
 
 

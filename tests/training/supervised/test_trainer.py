@@ -1,6 +1,7 @@
 """A supervised run learns the references and nothing else, and leaves the files of any other run behind."""
 
 import copy
+import functools
 import json
 from contextlib import ExitStack
 from typing import ClassVar
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, TrainingArguments
 
 from rl4lms_like.core.errors import (
     DataPoolError,
@@ -600,3 +601,20 @@ def test_its_block_can_be_shown():
 def test_the_check_of_a_model_that_is_elsewhere_says_so():
     blocks = supervised_blocks() | {"datapool": {"id": f"{__name__}:Uneven"}}
     assert "no plan" in "\n".join(preview(parse_config(blocks)))
+
+
+def test_each_of_several_processes_has_its_own_gpu(blocks, monkeypatch):
+    def first_of_two(self):
+        self._n_gpu = 2
+        return torch.device("cuda", 0)
+
+    first = functools.cached_property(first_of_two)
+    first.__set_name__(TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", first)
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    made = make_training_arguments(parse_config(blocks), "out")
+    assert made.device == torch.device("cuda", 1) == chosen[-1]
+    assert made.n_gpu == 1
