@@ -168,9 +168,7 @@ class PreferenceObjective(TrainingObjective):
         batches = list(self._batches(rows))
         with in_part("evaluation"):
             self.begin_step(batches, None)
-            for given in map(self.own, batches):
-                if not self.n_rows(given):
-                    continue
+            for given in filter(self.n_rows, map(self.own, batches)):
                 scores, batch = self._scored(given)
                 losses, logged = self.terms(scores, batch)
                 add_to(sums, {LOSS: losses, **logged})
@@ -231,17 +229,14 @@ def prompt_lengths(batch: Batch) -> Tensor:
 
 def add_to(sums: dict[str, list[float]], numbers: Mapping[str, Tensor]) -> None:
     """Add the sum and the number of the values of each key."""
-    for key, values in numbers.items():
-        total = sums.setdefault(key, [0.0, 0])
-        total[0] += float(values.detach().double().sum())
-        total[1] += values.numel()
+    merge(sums, {key: [float(each.detach().double().sum()), each.numel()] for key, each in numbers.items()})
 
 
 def merge(sums: dict[str, list[float]], others: Mapping[str, list[float]]) -> None:
     """Add other sums and numbers of values."""
     for key, (total, n) in others.items():
-        before = sums.setdefault(key, [0.0, 0])
-        sums[key] = [before[0] + total, before[1] + n]
+        before, n_before = sums.get(key, (0.0, 0))
+        sums[key] = [before + total, n_before + n]
 
 
 def means_of(sums: Mapping[str, list[float]]) -> dict[str, float]:

@@ -260,10 +260,10 @@ class ReferenceTrainer(Trainer):
 
         With a limit of one, also the newest is removed if training has ended and another one is the best.
         """
-        best, limit = self.state.best_model_checkpoint, self.save_total_limit
-        spare = [] if best is None else [Path(best)]
         if not self.ranks.is_main:
             return
+        best, limit = self.state.best_model_checkpoint, self.save_total_limit
+        spare = [] if best is None else [Path(best)]
         if limit:
             checkpoints.remove_older(self.output_dir, self.state.global_step, limit, spare)
         for path in checkpoints.checkpoints_in(self.output_dir) if has_ended and limit == 1 and spare else ():
