@@ -318,6 +318,7 @@ ALGORITHMS: dict[str, Row] = {
     **{id: Row() for id in ("ppo", "nlpo", "a2c", "trpo", "vapo", "sao", "reinforce_pp", "reinforce_pp_baseline")},
     **{id: Row() for id in ("grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cpgd", "cispo", "rloo", "opo")},
     "maxrl": Row({"scale": "none"}),  # the checker's rewards are not binary
+    "online_dpo": Row({"exact": False}),  # its loss is not that of the mean reward: tests/laws/test_exact_gradients.py
     "opd": Row({"exact": False}),  # has no rewards; tests/algorithms/test_opd.py has its exact gradients
 }
 

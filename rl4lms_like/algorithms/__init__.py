@@ -67,6 +67,7 @@ ALGORITHMS = Registry(
                 ("reinforce_pp_baseline", "ReinforcePPBaseline", "REINFORCE++ with the group's mean as baseline"),
                 ("opo", "OPO", "rewards relative to the group's mean, weighted by response lengths"),
                 ("maxrl", "MaxRL", "rewards of 0 and 1, divided by the success rate of their group"),
+                ("online_dpo", "OnlineDPO", "the loss of DPO for the best and the worst response to the same prompt"),
                 ("opd", "OPD", "on-policy distillation: the KL to a teacher model, with or without the task's reward"),
             )
         },

@@ -86,6 +86,12 @@ class OnPolicyArguments:
     """Default of `alg.kl_div.placement`."""
     kl_estimator: ClassVar[Literal["k2", "k3"]] = "k3"
     """Default of `alg.kl_div.estimator` with `placement: loss`; otherwise it is `k1`."""
+    needs_reference: ClassVar[bool] = False
+    """True if the algorithm cannot learn without a reference."""
+    kl_coeff: ClassVar[float] = 1.0
+    """Usual coefficient of the KL of an algorithm that cannot learn without it, for messages."""
+    is_pairwise: ClassVar[bool] = False
+    """True if the loss compares two responses by their log-ratios to the reference."""
     needs_teacher: ClassVar[bool] = False
     """True if the reference of the KL is another model, from which the policy learns (`teacher_model`)."""
 
@@ -449,8 +455,16 @@ def kl_issues(algorithm: Any, given: Mapping[str, Any], kl: Mapping[str, Any], i
         message = f"the loss of {id} has no KL penalty: use reward, or a critic-free algorithm such as grpo"
         issues.append(ConfigIssue("placement", message))
     learns_reward = given.get("task_reward", getattr(algorithm, "task_reward", True))
-    if kl.get("coeff") == 0 and (not learns_reward or getattr(algorithm, "needs_teacher", False)):
-        issues.append(ConfigIssue("coeff", f"0 leaves {id} without the KL that it minimizes: use 1"))
+    if kl.get("coeff") == 0 and (not learns_reward or getattr(algorithm, "needs_reference", False)):
+        issues.append(
+            ConfigIssue(
+                "coeff", f"0 leaves {id} without the KL that it needs: use {getattr(algorithm, 'kl_coeff', 1.0):g}"
+            )
+        )
+    if getattr(algorithm, "is_pairwise", False):
+        message = f"has no effect: the loss of {id} has the log-ratios to the reference themselves; remove it"
+        without = {"placement": "loss", "estimator": "k3", "norm_reward": False}
+        issues += [ConfigIssue(key, message) for key, value in without.items() if kl.get(key) not in (None, value)]
     if not learns_reward:
         message = "has no effect with alg.args.task_reward: false, where rewards are only logged"
         if kl.get("placement") == "reward":

@@ -78,6 +78,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
     is_off_policy: bool = False
     """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`; set by a replay."""
+    n_together: ClassVar[int] = 1
+    """Number of consecutive episodes of a minibatch that have one loss, so that micro-batches do not separate them."""
     warns_of_ratio: bool = True
     """Warn of a first ratio different from 1; False after the warning, or if the run doctor reports it."""
 
@@ -273,7 +275,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         With several processes these are the micro-batches of this process.
         """
-        for micro_batch in split(minibatch, micro_batch_size, self.ranks):
+        for micro_batch in split(minibatch, micro_batch_size, self.ranks, self.n_together):
             objective = self.loss(micro_batch)
             fraction = len(micro_batch.actions) / len(minibatch.actions)
             yield fraction * self._total(objective, micro_batch.weights), objective.detach()
@@ -472,20 +474,25 @@ def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
     return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
 
 
-def split(minibatch: Minibatch, micro_batch_size: int | None, ranks: Ranks) -> Iterator[Minibatch]:
+def split(minibatch: Minibatch, micro_batch_size: int | None, ranks: Ranks, n_together: int = 1) -> Iterator[Minibatch]:
     """Split this process's part of a minibatch into micro-batches of about `micro_batch_size` tokens.
 
     Args:
         minibatch: whole episodes and their flat fields.
         micro_batch_size: number of tokens; None = no split.
         ranks: the processes that share the minibatch. One of them gets nothing if there are too few episodes.
+        n_together: number of consecutive episodes that stay together.
     """
     episodes = minibatch.observations
-    for group in own_batches(episodes, micro_batch_size, ranks):
+    for group in own_batches(episodes, micro_batch_size, ranks, n_together):
         if len(group) == episodes.n_episodes:
             yield minibatch
             return
-        index = torch.tensor(group, device=episodes.response_ids.device)
-        tokens = episodes.token_index(index)
-        fields: Any = minibatch[1:]
-        yield Minibatch(episodes.select(index), *(field[tokens] for field in fields))
+        yield selected(minibatch, torch.tensor(group, device=episodes.response_ids.device))
+
+
+def selected(minibatch: Minibatch, index: Tensor) -> Minibatch:
+    """Return the episodes of a minibatch at these indices, in their order, with their flat fields."""
+    tokens = minibatch.observations.token_index(index)
+    fields: Any = minibatch[1:]
+    return Minibatch(minibatch.observations.select(index), *(field[tokens] for field in fields))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt, Interval
 
 from rl4lms_like.algorithms.arguments import PROBABILITIES, CorrectedArguments, is_greedy
+from rl4lms_like.algorithms.preference_arguments import Swapped
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.rollouts.kl import Placement
@@ -376,6 +377,7 @@ class OPDArguments(CriticFreeArguments):
     With `task_reward`, the advantages of `grpo` are added. For adapters (`peft`), 1e-4 suits `learning_rate` better.
     """
 
+    needs_reference: ClassVar[bool] = True
     needs_teacher: ClassVar[bool] = True
     kl_placement: ClassVar[Placement] = "advantage"
 
@@ -383,3 +385,65 @@ class OPDArguments(CriticFreeArguments):
     group_size: Count = 4
     task_reward: bool = False
     loss_aggregation: Aggregation = "token_mean"
+
+
+_WITHOUT_ADVANTAGES = (
+    *("task_reward", "baseline", "scale", "ratio_level", "surrogate", "clip_range", "clip_range_high", "dual_clip"),
+    *("drift_coef", "loss_aggregation", "importance_correction", "correction_range"),
+)
+"""Arguments without effect in `online_dpo`, which has no advantages and no ratios to the policy of the rollout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineDPOArguments(CriticFreeArguments):
+    """Arguments of `online_dpo` (arXiv 2402.04792): the loss of DPO for the best and the worst response to a prompt.
+
+    `alg.kl_div.coeff` is beta. Arguments for advantages and ratios are refused, since they have no effect.
+
+    Args:
+        loss: `sigmoid` is that of DPO (arXiv 2305.18290), `ipo` that of IPO (arXiv 2310.12036), `hinge` that of SLiC
+            (arXiv 2305.10425).
+        label_smoothing: for `sigmoid`: probability that the reward prefers the wrong response.
+    """
+
+    needs_reference: ClassVar[bool] = True
+    kl_coeff: ClassVar[float] = 0.1
+    is_pairwise: ClassVar[bool] = True
+
+    batch_size: Count | None = None
+    group_size: Count = 2
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    label_smoothing: Swapped = 0.0
+
+    def formula(self) -> list[str]:
+        """Return the loss with the values of these arguments, line by line."""
+        smoothed = f" - {self.label_smoothing:g} log sigmoid(-beta (l_best - l_worst))"
+        loss = {
+            "sigmoid": f"-{1 - self.label_smoothing:g} log sigmoid(beta (l_best - l_worst)){smoothed}"
+            if self.label_smoothing
+            else "-log sigmoid(beta (l_best - l_worst))",
+            "ipo": "(l_best - l_worst - 1 / (2 beta))^2",
+            "hinge": "max(0, 1 - beta (l_best - l_worst))",
+        }[self.loss]
+        lines = [
+            f"best and worst of {self.group_size} responses to a prompt by their reward; equal rewards are no pair",
+            f"loss = mean over the pairs of {loss}",
+            "l = sum over a response's tokens of log pi - log pi_ref; beta: kl_div.coeff",
+        ]
+        if self.dynamic_sampling is not None:
+            lines.append(f"groups with equal rewards are replaced, at most {self.dynamic_sampling} times the rollout")
+        return lines
+
+    @classmethod
+    def conflicts(
+        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
+    ) -> list[ConfigIssue]:
+        """Return errors for arguments without effect, and those of `CriticFreeArguments`."""
+        issues = [
+            ConfigIssue(key, "has no effect on pairs, which have no advantages; remove it")
+            for key in _WITHOUT_ADVANTAGES
+            if values[key] != getattr(cls, key)
+        ]
+        if values["label_smoothing"] and values["loss"] != "sigmoid":
+            issues.append(ConfigIssue("label_smoothing", f"has no effect with loss: {values['loss']}"))
+        return issues or super().conflicts(values, given, policy_arguments)

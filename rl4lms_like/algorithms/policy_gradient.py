@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.algorithms import critic_free_arguments as arguments_of
-from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
-from rl4lms_like.core import losses
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm, selected
+from rl4lms_like.core import losses, preference_losses
 from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, whitened
+from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.policies.teacher_forcing import ActionScores
@@ -66,18 +67,22 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         if controller.placement == "advantage" and buffer.kl is not None:
             buffer.advantages = buffer.advantages - controller.coeff * buffer.kl
 
+    def _padded_rewards(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the rewards with the penalty for long responses `[n, response_len]`."""
+        lengths, fraction = episodes.lengths, self.arguments.overlong_buffer
+        rewards = episodes.pad(torch.as_tensor(self.rollout_buffer.rewards, device=lengths.device))
+        if fraction is not None:
+            longest = self.collector.max_episode_length
+            last = episodes.action_mask.long().cumsum(dim=1).argmax(dim=1)
+            penalty = overlong_penalty(lengths, longest, fraction * longest)
+            rewards[torch.arange(len(last), device=last.device), last] += penalty.to(rewards)
+        return rewards
+
     def _task_advantages(self) -> Tensor:
         """Return the advantages of the rewards `[n_actions]`."""
-        options, buffer = self.arguments, self.rollout_buffer
-        episodes = buffer.episodes
+        options, episodes = self.arguments, self.rollout_buffer.episodes
         assert episodes is not None
-        mask, lengths = episodes.action_mask, episodes.lengths
-        rewards = episodes.pad(torch.as_tensor(buffer.rewards, device=lengths.device))
-        if options.overlong_buffer is not None:
-            longest = self.collector.max_episode_length
-            last = mask.long().cumsum(dim=1).argmax(dim=1)
-            penalty = overlong_penalty(lengths, longest, options.overlong_buffer * longest)
-            rewards[torch.arange(len(last), device=last.device), last] += penalty.to(rewards)
+        mask, lengths, rewards = episodes.action_mask, episodes.lengths, self._padded_rewards(episodes)
         if options.baseline == "none":
             advantages = returns_to_go(rewards, mask, options.gamma)
         else:
@@ -230,3 +235,68 @@ class OPD(GroupPolicyGradient):
     """On-policy distillation: the KL to a teacher, on the policy's own samples (Agarwal et al., arXiv 2306.13649)."""
 
     arguments_class = arguments_of.OPDArguments
+
+
+class OnlineDPO(GroupPolicyGradient):
+    """Direct preference optimisation of the policy's own responses (Guo et al., arXiv 2402.04792)."""
+
+    arguments_class = arguments_of.OnlineDPOArguments
+    arguments: arguments_of.OnlineDPOArguments
+    n_together = 2
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.rollout_buffer.keeps_groups = True
+
+    def _prepare_rollout(self) -> None:
+        """Find the pairs: the advantage is 1 for the best response to a prompt, -1 for the worst one, else 0."""
+        buffer, episodes = self.rollout_buffer, self.rollout_buffer.episodes
+        assert episodes is not None and episodes.group_ids is not None
+        rewards, signs = self._padded_rewards(episodes).sum(dim=1), torch.zeros_like(episodes.lengths)
+        for group in episodes.group_ids.unique():
+            rows = (episodes.group_ids == group).nonzero()[:, 0]
+            best, worst = rows[rewards[rows].argmax()], rows[rewards[rows].argmin()]
+            if rewards[best] > rewards[worst]:
+                signs[best], signs[worst] = 1, -1
+        buffer.advantages = signs.to(torch.as_tensor(buffer.log_probs)).repeat_interleave(episodes.lengths)
+        self.logger.record("train/pairs", int((signs > 0).sum()))
+
+    def _prepared(self, minibatch: Minibatch) -> Minibatch:
+        """Return only the pairs of a minibatch, the best response of each before its worst one.
+
+        Both have the loss of the pair for each action. With the weights of the actions, its mean is that over pairs.
+        """
+        episodes = minibatch.observations
+        assert episodes.group_ids is not None
+        signs = minibatch.advantages[episodes.lengths.cumsum(0) - 1]
+        best, worst = ((signs == sign).nonzero()[:, 0] for sign in (1, -1))
+        best, worst = (rows[episodes.group_ids[rows].argsort()] for rows in (best, worst))
+        pairs = torch.stack([best, worst], dim=1).flatten()
+        if not len(pairs):  # two episodes with weight 0, so that the step has a loss
+            minibatch = selected(minibatch, torch.arange(2, device=pairs.device))
+            return minibatch._replace(weights=torch.zeros_like(minibatch.weights))
+        minibatch = selected(minibatch, pairs)
+        lengths = minibatch.observations.lengths.view(-1, 2).sum(dim=1)
+        weights = int(lengths.sum()) / (len(lengths) * lengths.float())
+        return minibatch._replace(weights=weights.repeat_interleave(lengths))
+
+    def loss(self, minibatch: Minibatch) -> Objective:
+        """Return the loss of its pair for each action, and the negative entropy."""
+        options, beta, lengths = self.arguments, self.kl_controller.coeff, minibatch.observations.lengths
+        scores = self.policy.action_scores(minibatch.observations)
+        log_ratio = (scores.log_prob - minibatch.old_log_prob).detach()
+        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+        to_reference = scores.log_prob - minibatch.ref_log_prob
+        best, worst = to_reference.new_zeros(len(lengths)).index_add(0, rows, to_reference).view(-1, 2).unbind(dim=1)
+        if options.loss == "ipo":
+            of_pairs = preference_losses.ipo_loss(best, worst, beta)
+        elif options.loss == "hinge":
+            of_pairs = preference_losses.hinge_loss(best, worst, beta)
+        else:
+            of_pairs = preference_losses.dpo_loss(best, worst, beta, options.label_smoothing)
+        return Objective(
+            policy=of_pairs[rows // 2],
+            entropy=-scores.entropy,
+            log_ratio=log_ratio,
+            clipped=torch.zeros_like(log_ratio),
+        )

@@ -97,9 +97,9 @@ class EpisodeBatch:
         episodes = torch.arange(self.n_episodes, device=rows.device)
         return episodes.new_zeros(len(numbers)).scatter_reduce(0, rows, episodes, "amin", include_self=False), rows
 
-    def same_prompt(self) -> list[list[int]]:
-        """Return the episodes of each prompt, in their order; every episode alone if prompts are not known."""
-        numbers = range(self.n_episodes) if self.prompt_rows is None else self.prompt_rows.tolist()
+    def together(self, rows: Tensor | None) -> list[list[int]]:
+        """Return the episodes with equal `rows` (prompts or groups), in their order; each alone if they are None."""
+        numbers = range(self.n_episodes) if rows is None else rows.tolist()
         units: dict[int, list[int]] = {}
         for episode, number in enumerate(numbers):
             units.setdefault(number, []).append(episode)
@@ -235,7 +235,12 @@ def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) 
 
 
 def pack_episodes(
-    lengths: Sequence[int], order: Sequence[int], batch_size: int, prompt_rows: Tensor | None = None
+    lengths: Sequence[int],
+    order: Sequence[int],
+    batch_size: int,
+    prompt_rows: Tensor | None = None,
+    *,
+    keeps_groups: bool = False,
 ) -> list[list[int]]:
     """Group whole episodes into minibatches of about `batch_size` tokens.
 
@@ -248,6 +253,7 @@ def pack_episodes(
         order: episode indices, in the order in which they are packed.
         batch_size: number of tokens.
         prompt_rows: `[n]`, equal for episodes with the same prompt; None = all prompts are different.
+        keeps_groups: add neighbours with the same prompt together even if they exceed `batch_size`.
 
     Returns:
         A partition of `order`.
@@ -263,7 +269,7 @@ def pack_episodes(
     filled = 0
     for _, neighbours in groupby(order, key=numbers.__getitem__):
         group = list(neighbours)
-        fits = sum(lengths[episode] for episode in group) <= batch_size
+        fits = keeps_groups or sum(lengths[episode] for episode in group) <= batch_size
         for part in [group] if fits else [[episode] for episode in group]:
             length = sum(lengths[episode] for episode in part)
             if not batches or filled + length > batch_size:
@@ -274,13 +280,17 @@ def pack_episodes(
     return batches
 
 
-def own_batches(episodes: EpisodeBatch, batch_size: int | None, ranks: Ranks) -> list[list[int]]:
+def own_batches(episodes: EpisodeBatch, batch_size: int | None, ranks: Ranks, n_together: int = 1) -> list[list[int]]:
     """Return this process's part of some episodes, in batches of about `batch_size` tokens; None: in one batch.
 
-    There is no batch if there are too few episodes for all processes.
+    Each `n_together` consecutive episodes, which have the same prompt, stay together. There is no batch if there are
+    too few episodes for all processes.
     """
-    sizes = episodes.response_lengths.tolist()
+    sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()
     own = ranks.share(sizes)
     if batch_size is None or sum(sizes[i] for i in own) <= batch_size:
-        return [list(own)] if own else []
-    return pack_episodes(sizes, own, batch_size, episodes.prompt_rows)
+        batches = [list(own)] if own else []
+    else:
+        rows = episodes.prompt_rows
+        batches = pack_episodes(sizes, own, batch_size, None if rows is None else rows[::n_together])
+    return [[n_together * unit + i for unit in batch for i in range(n_together)] for batch in batches]

@@ -15,6 +15,7 @@ import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated
 
 from annotated_types import Interval
@@ -63,7 +64,8 @@ class FilmOpinions(TextGenPool):
         return cls([Sample(f"{split}_{i}", prompt, [rest]) for i, (prompt, rest) in enumerate(pairs)])
 
 
-def film_opinions(n: int, seed: int, *, split: str = "train") -> list[str]:
+@lru_cache(maxsize=16)  # an evaluation, a replay or the next run of a process reads the same texts
+def film_opinions(n: int, seed: int, *, split: str = "train") -> tuple[str, ...]:
     """Generate distinct opinions of one to three sentences: about 46 % praise, 42 % blame, the rest neutral or mixed.
 
     A smaller `n` gives a prefix of a larger one: `film_opinions(10, seed) == film_opinions(99, seed)[:10]`. Texts of
@@ -81,7 +83,7 @@ def film_opinions(n: int, seed: int, *, split: str = "train") -> list[str]:
         text = write(mood, rng)
         if split_of(text) == split:
             texts.setdefault(text if split == "train" else opening(text), text)
-    return list(texts.values())
+    return tuple(texts.values())
 
 
 def opening(text: str) -> str:

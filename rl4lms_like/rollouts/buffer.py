@@ -75,6 +75,8 @@ class EpisodeBuffer:
 
     dtype = torch.float32
     """Type of the fields; float64 for exact gradients (`testing.tabular`)."""
+    keeps_groups = False
+    """True if a minibatch must contain all episodes of a group."""
 
     def __init__(
         self,
@@ -250,15 +252,16 @@ class EpisodeBuffer:
     def _minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:
         """Return the episodes of each minibatch; those with the same prompt are shuffled and packed as one unit."""
         assert self.episodes is not None
-        prompt_rows = self.episodes.prompt_rows
-        units = self.episodes.same_prompt()
+        rows = self.episodes.group_ids if self.keeps_groups else self.episodes.prompt_rows
+        units = self.episodes.together(rows)
         order = [episode for i in self._rng.permutation(len(units)) for episode in units[i]]
         if not self.sort_by_length:
-            return pack_episodes(lengths, order, batch_size, prompt_rows)
+            return pack_episodes(lengths, order, batch_size, rows, keeps_groups=self.keeps_groups)
         longest = {episode: max(lengths[other] for other in unit) for unit in units for episode in unit}
         groups: list[list[int]] = []
-        for window in pack_episodes(lengths, order, SORTING_WINDOW * batch_size, prompt_rows):
-            groups += pack_episodes(lengths, sorted(window, key=longest.__getitem__), batch_size, prompt_rows)
+        for window in pack_episodes(lengths, order, SORTING_WINDOW * batch_size, rows, keeps_groups=self.keeps_groups):
+            by_length = sorted(window, key=longest.__getitem__)
+            groups += pack_episodes(lengths, by_length, batch_size, rows, keeps_groups=self.keeps_groups)
         return [groups[i] for i in self._rng.permutation(len(groups))]
 
     @property

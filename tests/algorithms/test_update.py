@@ -96,14 +96,15 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
             self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters() if p.grad is not None])
             self.logged = {name: float(value) for name, value in info.items()}
 
-    seen = []
-    for micro_batch_size in (None, 30, 1):
-        built = build(
-            Averaged, model_dir, tiny_tokenizer, family,
-            length=40, n_steps=80, batch_size=400, n_epochs=1, micro_batch_size=micro_batch_size,
-            loss_aggregation=aggregation,
-        )  # fmt: skip
-        built.learn_iteration(0, 1)
+    built = build(
+        Averaged, model_dir, tiny_tokenizer, family,
+        n_envs=4, length=40, n_steps=80, batch_size=None, n_epochs=1, loss_aggregation=aggregation,
+    )  # fmt: skip
+    built.learn_iteration(0, 1)
+    seen = [(built.gradient, built.logged)]
+    for micro_batch_size in (30, 1):
+        built.arguments = dataclasses.replace(built.arguments, micro_batch_size=micro_batch_size)
+        built.train()
         seen.append((built.gradient, built.logged))
     lengths = built.rollout_buffer.episodes.lengths
     assert len(set(lengths.tolist())) > 1, "with equal lengths all means are the same"
@@ -312,6 +313,7 @@ def test_compiled_networks_give_the_same_numbers(family, tiny_tokenizer, tmp_pat
             tmp_path,
             tiny_tokenizer,
             family,
+            group_size=2,  # two responses share the computation of their prompt
             policy_kwargs={"compile": compile, "optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}},
         )
         before = parameters(built)

@@ -90,6 +90,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "trpo": ("gpt2", {**SEPARATE, "alg.id": "trpo", "alg.args.batch_size": 14, "alg.args.target_kl": 0.01}),
     "grpo": ("gpt2", {**GROUPS, **MINIBATCHES, "alg.id": "grpo"}),
+    "online_dpo": ("gpt2", {**GROUPS, "alg.id": "online_dpo", "alg.args.n_epochs": 2, "alg.kl_div.coeff": 0.1}),
     "dapo_t5": (
         "t5",
         {

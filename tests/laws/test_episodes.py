@@ -59,7 +59,7 @@ def test_different_prompts_do_not_change_the_packing(lengths, batch_size, random
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=9))
 def test_shared_prompts_find_one_episode_of_each(numbers):
     batch = replace(episodes_of_lengths([1] * len(numbers)), prompt_rows=torch.tensor(numbers))
-    units = batch.same_prompt()
+    units = batch.together(batch.prompt_rows)
     assert sorted(episode for unit in units for episode in unit) == list(range(len(numbers)))
     assert [{numbers[episode] for episode in unit} for unit in units] == [{n} for n in dict.fromkeys(numbers)]
     shared = batch.shared_prompts()

@@ -28,6 +28,7 @@ from rl4lms_like.algorithms.policy_gradient import (
     DrGRPO,
     GroupPolicyGradient,
     MaxRL,
+    OnlineDPO,
     ReinforcePP,
     ReinforcePPBaseline,
 )
@@ -92,7 +93,7 @@ def test_the_critic_learns_the_expected_return(id, observed):
 
 
 ALGORITHMS_OF_GROUPS = {id: cls for id in REGISTRY if issubclass(cls := REGISTRY.resolve(id), GroupPolicyGradient)}
-WITHOUT_CRITIC = [id for id, cls in ALGORITHMS_OF_GROUPS.items() if not cls.arguments_class.needs_teacher]
+WITHOUT_CRITIC = [id for id, cls in ALGORITHMS_OF_GROUPS.items() if not cls.arguments_class.needs_reference]
 """Those that learn from rewards; the exact gradients of `opd` are in tests/algorithms/test_opd.py."""
 UNSCALED = {"scale": "none", "dynamic_sampling": None, "overlong_buffer": None}
 PAIR = {"prompts": (0, 0)}
@@ -160,6 +161,33 @@ def test_maxrl_is_the_gradient_of_the_success_rate_with_a_weight_that_approaches
     weight = (1 - (1 - p) ** (size - 1)) / p
     assert 0.1 < p < 0.9
     assert_equal(run.expected()["logits"], -weight * gradient(rate, run.policy.logits) / LENGTH)
+
+
+@pytest.mark.parametrize(("loss", "size"), [("sigmoid", 3), ("ipo", 2), ("hinge", 2)])
+def test_online_dpo_is_the_gradient_of_the_loss_of_the_best_and_the_worst_response(loss, size):
+    """The responses are constants. Groups with equal rewards, which have no pair, have the gradient 0."""
+    run = Enumeration(OnlineDPO, reward, (0,) * size, **FEW, **IN_LOSS, ends=True, group_size=size, loss=loss)
+    terms = {
+        "sigmoid": lambda difference: -torch.nn.functional.logsigmoid(0.3 * difference),
+        "ipo": lambda difference: (difference - 1 / 0.6) ** 2,
+        "hinge": lambda difference: (1 - 0.3 * difference).clamp(min=0),
+    }
+    total, n_pairs = 0.0, 0
+    for episodes, probability in run.batches():
+        rewards = [reward(0, response) for response in responses_of(episodes)]
+        if max(rewards) == min(rewards):
+            continue
+        n_pairs += 1
+        states = run.policy.states(episodes)
+        logits, references = (table[states].log_softmax(-1) for table in (run.policy.logits, run.policy.ref_logits))
+        ratios = (logits - references).gather(-1, episodes.actions[:, None])[:, 0]
+        best, worst = (
+            ratios[episodes.token_index(torch.tensor([rewards.index(extreme(rewards))]))].sum()
+            for extreme in (max, min)
+        )
+        total = total + probability * terms[loss](best - worst)
+    assert n_pairs > 20
+    assert_equal(run.expected()["logits"], gradient(total, run.policy.logits))
 
 
 def test_two_responses_are_a_mean():

@@ -184,19 +184,6 @@ def test_bfloat16_differs_by_its_rounding(folder):
     assert rounding > 0 and float((log_prob - exact).abs().max()) < 2 * rounding
 
 
-@pytest.mark.parametrize(("kind", "name"), [("causal", "llama"), ("seq2seq", "t5")])
-def test_compiled_networks_share_prompts(kind, name, tmp_path, tiny_tokenizer, monkeypatch):
-    """Traced by dynamo and run by torch's own kernels. Layers are traced one after the other, so that one is enough."""
-    make = models.make_causal_lm if kind == "causal" else models.make_seq2seq_lm
-    folder = models.save_model(tmp_path, make(name, tiny_tokenizer, n_layers=1), tiny_tokenizer)
-    torch.compiler.reset()
-    original = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda module, **options: original(module, backend="eager", **options))
-    policy = make_policy(kind, folder, compile=True)
-    episodes = grouped(policy)
-    assert_same_gradients(policy, episodes)
-
-
 def test_fisher_products_are_the_same(folder):
     kind, path = folder
     policy = make_policy(kind, path, attn_implementation="eager")

@@ -59,7 +59,7 @@ def make_algorithm(id: str, kind: str, model_dir: Path, *, n_envs=8, arguments=N
         policy_class,
         env,
         policy_kwargs=policy_kwargs,
-        kl_controller=FixedKLController(0.001, placement="advantage" if id == "opd" else "reward"),
+        kl_controller=FixedKLController(0.001, placement={"opd": "advantage", "online_dpo": "loss"}.get(id, "reward")),
         seed=0,
         device="cpu",
         **(arguments or STEPS.get(id, {"n_steps": 20})),
