@@ -3,12 +3,12 @@
 #   PYTHON=python3.12             the interpreter that the environment is made from
 #   TORCH_INDEX_URL=https://...   a package index with the torch build to take (one for CPUs, one for a CUDA version)
 #   ARGS="..."                    further arguments of the command behind `train`, `test` or `bench`
-#   TEST_WORKERS=2                processes that share the tests; 0 runs them in one
+#   TEST_WORKERS=3                processes that share the tests, some of which only wait; 0 runs them in one
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 ARGS ?=
 
 BIN := $(VENV)/bin

@@ -1,7 +1,5 @@
 """Each algorithm learns the toy reward, on both model families, with either critic."""
 
-import itertools
-
 import pytest
 
 from rl4lms_like.algorithms.a2c import A2C
@@ -56,7 +54,7 @@ def test_the_reward_rises_with_one_episode_in_each_minibatch(tiny_gpt2_dir, tiny
 @pytest.mark.parametrize(
     ("algorithm", "family", "critic"),
     [
-        *itertools.product([PPO], ["causal", "seq2seq"], ["separate", "shared"]),
+        *((PPO, "causal", "separate"), (PPO, "seq2seq", "shared")),
         *((NLPO, "causal", "shared"), (NLPO, "seq2seq", "separate")),
         *((A2C, "causal", "separate"), (A2C, "seq2seq", "shared")),
         *((TRPO, "causal", "shared"), (TRPO, "seq2seq", "separate")),
