@@ -1,0 +1,77 @@
+"""The table of docs/features.md says what configs are accepted with each algorithm."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.yaml_file import apply_values
+from tests.conftest import REPOSITORY
+from tests.training.configs import run_blocks
+
+POLICY = "alg.policy.args"
+CHANGES = {
+    "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
+    "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
+    "`policy.args.gradient_checkpointing`": {f"{POLICY}.gradient_checkpointing": True},
+    "`policy.args.compile`": {f"{POLICY}.compile": True},
+    "`policy.args.attn_implementation: sdpa`": {f"{POLICY}.attn_implementation": "sdpa"},
+    "`policy.args.dropout`": {f"{POLICY}.dropout": True},
+    "`policy.args.engine: {id: vllm}`": {
+        f"{POLICY}.engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
+    },
+    "`policy.args.critic: shared`": {f"{POLICY}.critic": "shared"},
+    "seq2seq models": {"alg.policy.id": "seq2seq_lm_actor_critic_policy"},
+    "`args.group_size` above 1": {"alg.args.group_size": 4},
+    "`args.micro_batch_size`": {"alg.args.micro_batch_size": 512},
+    "`args.importance_correction`": {"alg.args.importance_correction": "tis"},
+    "`args.first_token_temperature`": {"alg.args.first_token_temperature": 10.0},
+    "`args.reference_update_iterations`": {"alg.args.reference_update_iterations": 5},
+    "`kl_div.placement: loss`": {"alg.kl_div.placement": "loss"},
+    "`kl_div.norm_reward`": {"alg.kl_div.norm_reward": True},
+    "`env.reward_workers`": {"env.reward_workers": 2},
+    "`env.vec_env: dummy` or `subproc`": {"env.vec_env": "dummy"},
+    "`datapool.sampler: {id: difficulty}`": {"datapool.sampler": {"id": "difficulty"}},
+    "`train_evaluation.save_rollouts`": {"train_evaluation.save_rollouts": True},
+    "`train_evaluation.n_credit_episodes`": {"train_evaluation.n_credit_episodes": 3},
+}
+
+
+def table() -> tuple[list[str], dict[str, list[str]]]:
+    """Return the ids of the columns, and the cells of each row, of the first table."""
+    parts = (REPOSITORY / "docs" / "features.md").read_text().split("\n\n")
+    lines = next(part for part in parts if part.startswith("|")).splitlines()
+    heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return heads[1:], {name: cells for name, *cells in rows}
+
+
+def test_every_row_is_tried():
+    assert list(table()[1]) == list(CHANGES)
+
+
+@pytest.mark.parametrize("heading", table()[0])
+def test_the_table_says_what_is_accepted(heading):
+    id = heading.split()[0].strip("`")
+    place = table()[0].index(heading)
+    wrong = []
+    for name, changes in CHANGES.items():
+        blocks = run_blocks()
+        blocks["env"]["n_envs"] = 16
+        blocks["alg"] |= {"id": id, "args": {}, "kl_div": {"coeff": 0.1}}
+        maskable = "maskable_" if id == "nlpo" else ""
+        blocks["alg"]["policy"]["id"] = f"{maskable}causal_lm_actor_critic_policy"
+        blocks["alg"]["policy"]["args"] |= {"top_mask": 20} if maskable else {}
+        blocks["alg"]["policy"]["args"] |= {"teacher_model": "gpt2-large"} if id == "opd" else {}
+        if name == "seq2seq models":
+            changes = {"alg.policy.id": f"{maskable}seq2seq_lm_actor_critic_policy"}
+        blocks, issues = apply_values(blocks, changes, "test")
+        try:
+            parse_config(blocks, issues=issues)
+            found = "yes"
+        except ConfigError:
+            found = "no"
+        stated = table()[1][name][place]
+        if stated.split()[0] != found:
+            wrong.append((name, stated, found))
+    assert not wrong
