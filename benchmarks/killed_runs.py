@@ -5,6 +5,7 @@
     python -m benchmarks.killed_runs --by int --kills 10      # by Ctrl-C, which saves what it goes on from
     python -m benchmarks.killed_runs --by mixed               # all ways in turn, also SIGKILL while Ctrl-C saves
     python -m benchmarks.killed_runs --cells grpo/causal,dapo/causal --kills 10
+    python -m benchmarks.killed_runs --cells reward_model/causal,dpo/causal,kto/seq2seq --kills 10
     python -m benchmarks.killed_runs --cells ppo/causal --ranks 2 --by kill_or_term --kills 20
 
 Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -54,7 +56,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {**STEPS, "group_size": 4},
     "dapo": {**STEPS, "group_size": 4, "first_token_temperature": 1.5, "importance_correction": "tis"},
 }
-CELLS = [f"{algorithm}/{family}" for algorithm, family in product(ALGORITHMS, ("causal", "seq2seq"))]
+OFFLINE = ("reward_model", "dpo", "kto")
+"""Objectives of preference training, whose iterations are optimizer steps."""
+CELLS = [f"{algorithm}/{family}" for algorithm, family in product((*ALGORITHMS, *OFFLINE), ("causal", "seq2seq"))]
+PAIRS = Path(__file__).parents[1] / "task_configs" / "preferences" / "film_preferences.jsonl"
 LONGEST_WAIT_S = 1.5
 """After the first new iteration; it holds several iterations, each with a checkpoint."""
 LONGEST_SAVE_S = 0.03
@@ -65,6 +70,8 @@ LONGEST_RESCUE_S = 0.1
 def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
     """A run on a tiny model that saves after every iteration."""
     algorithm, family = cell.split("/")
+    if algorithm in OFFLINE:
+        return offline_config_of(algorithm, family, n_iters, models_folder)
     masked = algorithm == "nlpo"
     model = str(models_folder / family)
     policy_args = {"model_name": model, "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8}}
@@ -88,6 +95,39 @@ def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
             "eval_every": 10,
             "save_every": 1,
             "metrics": [{"id": "length"}, {"id": "distinct_n"}],
+        },
+        "device": "cpu",
+        "n_threads": 1,
+    }
+
+
+def offline_config_of(objective: str, family: str, n_steps: int, models_folder: Path) -> dict[str, Any]:
+    """A preference run with dropout on a tiny model that saves after every step."""
+    model = str(models_folder / family)
+    return {
+        "tokenizer": {"model_name": model, "max_length": 24},
+        "datapool": {"id": "preferences", "args": {"path": str(PAIRS)}},
+        "alg": {
+            "id": objective,
+            "args": {"dropout": True},
+            "model_type": family,
+            "model_name": model,
+            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8},
+            "training_args": {
+                "max_steps": n_steps,
+                "per_device_train_batch_size": 4,
+                "gradient_accumulation_steps": 2,
+                "learning_rate": 1e-3,
+                "logging_steps": 10,
+                "eval_steps": 20,
+                "save_steps": 1,
+                "save_strategy": "steps",
+            },
+        },
+        "train_evaluation": {
+            "eval_batch_size": 8,
+            "max_eval_samples": 8,
+            "metrics": [] if objective == "reward_model" else [{"id": "length"}],
         },
         "device": "cpu",
         "n_threads": 1,
@@ -138,7 +178,7 @@ def run_cell(
         done += 1
         within[where_it_stopped(under_fire)] += 1
         during_save += any((under_fire / "checkpoints").glob("*.partial"))
-        at_iterations.append(int(newest_checkpoint(under_fire).name.rpartition("_")[2]))
+        at_iterations.append(int(re.split("[_-]", newest_checkpoint(under_fire).name)[-1]))
     finish(start("--resume", str(under_fire)))
     peace, fire = files_of(folder / "rl4lm_exps" / "peace"), files_of(under_fire)
     differ = sorted(name for name in peace.keys() | fire.keys() if peace.get(name) != fire.get(name))
@@ -154,10 +194,10 @@ def run_cell(
 
 def wait_for_another(process: subprocess.Popen[bytes], run: Path, found: list[Path]) -> bool:
     """Waits for one more checkpoint than before; False if the process ends first."""
-    newest = found[-1].name if found else ""
+    newest = found[-1].name if found else None
     while process.poll() is None:
         now = checkpoints_in(run / "checkpoints")
-        if now and now[-1].name > newest:
+        if now and now[-1].name != newest:
             return True
         time.sleep(0.01)
     finish(process)
@@ -172,8 +212,8 @@ def children(process: int) -> list[int]:
 def where_it_stopped(run: Path) -> str:
     """What its newest checkpoint says of it."""
     newest = newest_checkpoint(run)
-    state = json.loads((newest / "training_state.json").read_text())
-    if "update" in state:
+    state = newest / "training_state.json"
+    if state.is_file() and "update" in json.loads(state.read_text()):
         return "update"
     return "rollout or evaluation" if newest.name.startswith("interrupted_") else "after a save"
 
@@ -201,9 +241,9 @@ def files_of(run: Path) -> dict[str, Any]:
         if name.endswith(".jsonl"):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
-        elif name.endswith(("manifest.json", "training_state.json")):
+        elif name.endswith(("manifest.json", "_state.json")):
             state = json.loads(path.read_text())
-            state.pop("files")  # lengths of files with clock times in them
+            state.pop("files", None)  # lengths of files with clock times in them
             found[name] = state
         else:
             found[name] = path.read_bytes()
