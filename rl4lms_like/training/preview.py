@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, ModelError, RewardError, RL4LMsLikeError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import with_values
@@ -157,21 +157,23 @@ def _models(config: RunConfig) -> tuple[str, _Models | None]:
     return message, _Models(networks["model_name"], tokenizer, prompt)
 
 
+class _NotLoadedError(RL4LMsLikeError):
+    """The data may be read from a network, from which a check reads nothing."""
+
+
 def _plan(config: OfflineConfig, samples: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
-    """Return the plan of a supervised or preference run, or the reason why there is none; config errors are raised."""
+    """Return the plan of a supervised or preference run, or what is not on this machine; errors are raised."""
 
     def find() -> Mapping[str, Sequence[Sample]]:
         if (found := samples()) is None:
-            raise DataPoolError("the data were not loaded")
+            raise _NotLoadedError("the data were not loaded")
         return found
 
     try:
         if isinstance(config, SupervisedConfig):
             return supervised.plan(config, find)
         return preferences.plan(config, find)
-    except ConfigError:
-        raise
-    except RL4LMsLikeError as error:
+    except (ModelError, _NotLoadedError) as error:
         return [("no plan", str(error))]
 
 
