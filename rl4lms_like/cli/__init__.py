@@ -291,11 +291,14 @@ def _rollouts(options: argparse.Namespace) -> None:
     from rl4lms_like.tracking.rollouts import described, episodes_of
 
     episodes = episodes_of(options.run_folder, **_given(options, "iteration min_reward max_reward contains"))
+    episode = None
     for episode in islice(episodes, options.limit):
         if options.json:
             _print_json(episode)
         else:
             print(described(episode))
+    if episode is None:
+        _say("no episode meets these conditions\n")
 
 
 def _pretrain_critic(options: argparse.Namespace) -> None:

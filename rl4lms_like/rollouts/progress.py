@@ -24,7 +24,7 @@ class UpdateProgress:
     """Progress of an update.
 
     Attributes:
-        has_begun: whether the rollout is prepared for the steps (its advantages are normalised, for instance).
+        is_prepared: whether the rollout is prepared for the steps (its advantages are normalised, for instance).
         can_go_on: whether the update can be resumed: no step has changed only part of the weights.
         is_over: whether the update is finished.
         epoch: current pass over the rollout, from 1; 0 = none yet.

@@ -349,6 +349,9 @@ def test_episodes_are_filtered(original, capsys):
     assert printed("--limit", "2") == everything[:2]
     assert main(["rollouts", str(source), "--iteration", "9"]) == 1
     assert "1-3" in capsys.readouterr().err
+    assert main(["rollouts", str(source), "--contains", "in no text"]) == 0
+    captured = capsys.readouterr()
+    assert not captured.out and "no episode" in captured.err
     assert main(["rollouts", str(source), "--limit", "1"]) == 0
     assert capsys.readouterr().out.startswith("iteration 1, episode 0 · reward ")
 

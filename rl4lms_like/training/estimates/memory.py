@@ -40,7 +40,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ModelError, OutOfMemoryError
+from rl4lms_like.core.errors import ConfigError, ModelError, OutOfMemoryError
 from rl4lms_like.core.schema import at
 from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.core.wording import shown
@@ -49,7 +49,8 @@ from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import is_causal
-from rl4lms_like.training.config.run_config import AnyConfig, RunConfig
+from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, parse_config
+from rl4lms_like.training.config.yaml_file import apply_overrides
 from rl4lms_like.training.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 
@@ -355,7 +356,11 @@ def explaining(config: AnyConfig) -> Iterator[None]:
             lines.append(f"memory of the machine: {gibibytes(main_memory())}")
         blocks = with_defaults(config.to_dict())
         table = KEYS if isinstance(config, RunConfig) else SUPERVISED_KEYS
-        if keys := [advice for key in table.get(error.part, ()) if (advice := _advice(key, blocks))]:
+        if keys := [
+            advice
+            for key in table.get(error.part, ())
+            if (advice := _advice(key, blocks)) and _is_accepted(key, config)
+        ]:
             lines.append(f"needs less: {', '.join(keys)}")
         raise OutOfMemoryError(error.part, error.text, lines) from error
 
@@ -380,3 +385,16 @@ def _advice(key: str, blocks: dict[str, Any]) -> str | None:
     if value == 1 or (path.startswith("train_evaluation.generation") and value is None):
         return None
     return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)})"
+
+
+def _is_accepted(key: str, config: AnyConfig) -> bool:
+    """Return whether the config is valid with the advised value: opd needs its KL, for instance, grpo has no critic."""
+    path, _, wanted = key.partition(": ")
+    block, _, last = path.rpartition(".")
+    override = f"{block}={{{last}: {wanted}}}" if block == "alg.kl_div" else f"{path}={wanted}"  # without a target
+    changed, issues = apply_overrides(config.to_dict(), [override] if wanted else [])
+    try:
+        parse_config(changed, issues=issues)
+    except ConfigError:
+        return False
+    return True

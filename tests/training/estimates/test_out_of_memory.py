@@ -68,6 +68,14 @@ def test_the_part_is_named_with_what_needs_less_there(owner, method, at_call, pa
     assert f"out of memory in the {part}" in (tmp_path / "rl4lm_exps" / "run" / "log.txt").read_text()
 
 
+def test_what_the_algorithm_refuses_is_not_advised(full, tiny_config, tmp_path):
+    full(LMActorCriticPolicy, "action_scores")
+    tiny_config["alg"] |= {"id": "grpo", "args": {"n_steps": 4, "group_size": 2}}
+    with pytest.raises(OutOfMemoryError) as error:
+        run(tiny_config, tmp_path)
+    assert "peft" in str(error.value) and "critic: shared" not in str(error.value)
+
+
 def test_what_is_set_already_is_not_advised(full, tiny_config, tmp_path):
     full(LMActorCriticPolicy, "evaluate_actions")
     tiny_config["alg"]["policy"]["args"] |= {"gradient_checkpointing": True, "critic": "shared"}
