@@ -87,7 +87,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
         model,
         objective,
         found.components.metrics,
-        make_generator(model, config) if given.has_language_model else None,
+        make_generator(model, config) if given.has_language_model and config.train_evaluation.generate else None,
         encoder.max_prompt_length,
         found.ends,
         found.components.post_processor,

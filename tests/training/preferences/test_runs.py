@@ -199,6 +199,13 @@ def test_a_reward_model_has_no_metrics_of_texts_and_cuts_no_prompts(tmp_path, ti
         parse_config(mapping)
 
 
+def test_metrics_need_texts(tmp_path, tiny_gpt2_dir):
+    mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path))
+    mapping["train_evaluation"]["generate"] = False
+    with raises_at("train_evaluation"):
+        parse_config(mapping)
+
+
 def test_a_reward_model_generates_no_text(tmp_path, tiny_gpt2_dir):
     folder = run(blocks("reward_model", tiny_gpt2_dir, written(tmp_path), max_steps=1), tmp_path)
     with pytest.raises(RL4LMsLikeError, match="reward_model"):
