@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -460,6 +461,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, data: bool =
         ConfigError: lists all errors in the file, the overrides and the components' arguments.
     """
     mapping, repeated = read_yaml(path)
+    if "alg" not in mapping and not {"models", "post_training"}.isdisjoint(mapping):
+        text = f"this file has another format: rl4lms-like post-train --config {shlex.quote(str(path))}"
+        raise ConfigError([ConfigIssue("", text)], str(path))
     changed, issues = apply_overrides(mapping, overrides)
     return parse_config(changed, source=str(path), issues=repeated + issues, data=data)
 
