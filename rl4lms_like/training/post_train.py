@@ -10,6 +10,7 @@ A model that fails does not stop the others, unless several processes train toge
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,13 +18,15 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.disk import reason, with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, require_extra
 from rl4lms_like.core.ranks import is_distributed, is_main_process
 from rl4lms_like.tracking.run_folder import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, numbered
 from rl4lms_like.training.config.notices import Notice
 from rl4lms_like.training.preferences.pipeline import VISIBLE, ModelRun, load_pipeline
 from rl4lms_like.training.preferences.pipeline_file import Pipeline
+
+logger = logging.getLogger(__name__)
 
 FINAL, MODEL = "final", "model"
 
@@ -123,7 +126,7 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Pa
     from rl4lms_like.training.resuming.resume import newest_alike
     from rl4lms_like.training.run import train_config
 
-    wanted, logging = results / run.name, pipeline.logging
+    wanted, services = results / run.name, pipeline.logging.report_to
     folder = newest_alike(run.config, wanted) if resume else None
     if folder is not None and (folder / FINISHED_FILE).exists():
         return folder / FINAL
@@ -133,19 +136,22 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Pa
             base_path_to_store_results=results.parent,
             project_name=results.name,
             experiment_name=run.name,
-            log_to_wandb="wandb" in logging.report_to,
+            log_to_wandb="wandb" in services,
             wandb_project=pipeline.wandb.project_name,
-            tensorboard_log=os.path.abspath(with_home(logging.logging_dir))
-            if "tensorboard" in logging.report_to
+            tensorboard_log=os.path.abspath(with_home(pipeline.logging.logging_dir))
+            if "tensorboard" in services
             else None,
-            quiet=logging.log_level in ("warning", "error", "critical"),
+            quiet=pipeline.logging.log_level in ("warning", "error", "critical"),
             new=not resume,
         )
         return folder / FINAL
     finally:
         if is_main_process():
             for each in takewhile(lambda place: (place / CONFIG_FILE).is_file(), numbered(wanted)):
-                _link(each)
+                try:
+                    _link(each)
+                except OSError as error:  # a file system without links
+                    logger.warning("the links in %s could not be created: %s", each, reason(error))
 
 
 def _link(run_folder: Path) -> None:

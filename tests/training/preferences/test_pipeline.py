@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.cli import main
@@ -122,6 +123,7 @@ def test_the_published_files_run_unchanged(name, workplace, shared_dir, capsys):
         assert scores[0]["metrics"]["preference/loss"] == pytest.approx(0.6931, abs=1e-3)
         assert not any("generated" in path.read_text() for path in folder.glob("*_predictions.json"))
         log = (folder / "log.txt").read_text()
+        assert ("gpu.device_ids: ignored" in log) is not torch.cuda.is_available()
         assert ("prompts are the common beginning" in log) is (name == "multi_model_dpo.yaml")
         n_pairs = len(PAIRS) * 2 * 0.9  # of the split `train` only
         config: Any = parse_config(json.loads((folder / "config.json").read_text()))
@@ -473,6 +475,18 @@ def test_the_project_of_wandb_is_that_of_the_file(workplace, monkeypatch):
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_a_run_name_the_keys_of_the_file(workplace, tiny_t5_dir, capsys):
+    file = save(tiny(), workplace)
+    assert post_train(file, "--set", f"models.0.huggingface_id={tiny_t5_dir}") == 1
+    assert "lora.task_type: " in (out := capsys.readouterr().out) and "write SEQ_2_SEQ_LM" in out
+    texts = [
+        [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": text}] for text in ("Yes.", "No.")
+    ]
+    written(workplace, [dict(zip(("chosen", "rejected"), texts, strict=True))] * 12)
+    assert post_train(file) == 1
+    assert "dataset.chat_template: " in capsys.readouterr().out
 
 
 def test_all_errors_of_a_file_are_reported_with_its_paths(workplace, capsys):
