@@ -81,7 +81,8 @@ def post_train(
                 raise
             if with_traceback:
                 say(traceback.format_exc())
-            text = str(error) if isinstance(error, RL4LMsLikeError) else f"{type(error).__name__}: {error}"
+            unexpected = f"{type(error).__name__}: {error} (--traceback shows where)"
+            text = str(error) if isinstance(error, RL4LMsLikeError) else unexpected
             lines.append(f"{run.name}: failed: {run.renamed(text)}")
             status = max(status, 2 if dry_run and isinstance(error, ConfigError) else 1)
         _free_memory()
@@ -131,6 +132,7 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Pa
     if folder is not None and (folder / FINISHED_FILE).exists():
         return folder / FINAL
     try:
+        log = os.path.abspath(with_home(pipeline.logging.logging_dir))
         folder = train_config(
             run.config,
             base_path_to_store_results=results.parent,
@@ -138,9 +140,7 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Pa
             experiment_name=run.name,
             log_to_wandb="wandb" in services,
             wandb_project=pipeline.wandb.project_name,
-            tensorboard_log=os.path.abspath(with_home(pipeline.logging.logging_dir))
-            if "tensorboard" in services
-            else None,
+            tensorboard_log=log if "tensorboard" in services else None,
             quiet=pipeline.logging.log_level in ("warning", "error", "critical"),
             new=not resume,
         )

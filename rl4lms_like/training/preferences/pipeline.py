@@ -42,7 +42,11 @@ SAME = {
     "dataset.split": "datapool.args.divided_split",
     "dataset.chat_template": "tokenizer.chat_template",
     "post_training.ref_model_id": "alg.args.reference_model",
-    **{f"lora.{each.name}": f"alg.peft.{each.name}" for each in dataclasses.fields(LoraBlock)},
+    **{
+        f"lora.{each.name}": f"alg.peft.{each.name}"
+        for each in dataclasses.fields(LoraBlock)
+        if each.name != "task_type"
+    },
     "training.num_epochs": "alg.training_args.num_train_epochs",
     **{
         f"training.{each.name}": f"alg.training_args.{each.name}"
@@ -55,7 +59,6 @@ SAME = {
     "seed": "seed",
 }
 """Key of a pipeline file -> key of our config with the same value."""
-del SAME["lora.task_type"]
 
 _HERE = {
     **{ours: theirs for theirs, ours in SAME.items() if "." in ours},
