@@ -31,7 +31,8 @@ class PreferenceArguments:
     """Arguments of all objectives.
 
     Args:
-        dropout: train with the dropout rates of the model's config and of `peft`. The reference has none.
+        dropout: train with the dropout rates of the model's config and of `peft`, or with `adapters` only with that of
+            `peft`. The reference has none.
     """
 
     needs_reference: ClassVar[bool] = False
@@ -44,7 +45,7 @@ class PreferenceArguments:
     keys: ClassVar[tuple[str, ...]] = (LOSS, *REWARDS, *LOG_PROBS)
     """Keys of what is measured on the preferences of `val` and `test`."""
 
-    dropout: bool = False
+    dropout: bool | Literal["adapters"] = False
 
     def conflicts(self) -> list[ConfigIssue]:
         """Return errors for arguments that contradict each other."""

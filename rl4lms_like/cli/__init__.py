@@ -4,7 +4,7 @@
     evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
     list rewards           show ID
     benchmark SPEC         compare A B           rollouts RUN_FOLDER
-    pairs CONFIG           env
+    pairs CONFIG           env                   post-train --config FILE
 
 Exit status: 0 success, 1 a run failed (the message gives the reason), 2 errors in the config or the command line,
 130 interrupted. Commands import heavy modules when they run.
@@ -319,6 +319,17 @@ def _pairs(options: argparse.Namespace) -> None:
     write_pairs(config, options.out, **_given(options, names), report=partial(print, flush=True))
 
 
+def _post_train(options: argparse.Namespace) -> int:
+    from rl4lms_like.training.post_train import post_train
+
+    def say(text: str) -> None:
+        if is_main_process():
+            print(printable(without_secrets(text)), flush=True)
+
+    names = "overrides model_index output_dir resume dry_run"
+    return post_train(options.config, **_given(options, names), with_traceback=options.traceback, say=say)
+
+
 def _env(options: argparse.Namespace) -> None:
     """Print versions, devices and settings. Packages that are not installed are named with their extra."""
     import torch
@@ -367,6 +378,7 @@ def _compare(options: argparse.Namespace) -> None:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "train": _train,
     "check": _check,
+    "post-train": _post_train,
     "evaluate": _evaluate,
     "generate": _generate,
     "list": _list,

@@ -23,6 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     _add_train(_command(commands, "train", "train a model with a YAML config"))
     _add_check(_command(commands, "check", "check a YAML config, and show a summary"))
+    _add_post_train(_command(commands, "post-train", "train the models of a pipeline file on preferences"))
     _add_evaluate(_command(commands, "evaluate", "evaluate a run's model, or any model, on a split"))
     _add_generate(_command(commands, "generate", "generate texts with a trained model"))
     command = _command(commands, "list", "list components, one line per id")
@@ -125,6 +126,15 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remote", action="store_true", help="with --reward: also call a reward on a server")
     _add_set(parser)
     _add_code(parser)
+
+
+def _add_post_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file; see docs/preferences.md")
+    parser.add_argument("--model-index", type=int, metavar="N", help="train only the model with this index, from 0")
+    parser.add_argument("--output-dir", metavar="FOLDER", help="folder of the results; default: training.output_dir")
+    parser.add_argument("--resume", action="store_true", help="skip finished models, resume one that ended early")
+    parser.add_argument("--dry-run", action="store_true", help="print the output of `check` for each model")
+    _add_set(parser)
 
 
 def _add_decoding(parser: argparse.ArgumentParser) -> None:

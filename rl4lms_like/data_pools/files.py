@@ -110,8 +110,8 @@ class DataFiles(Splitting):
         """Return the numbered rows of a split and its file; a file of its own is read only as far as needed."""
         file = self.file(split)
         if self.path is None:
-            return islice(enumerate(read(file)), self.max_size), str(file)
-        everything = list(read(file))
+            return islice(enumerate(islice(read(file), self.max_rows)), self.max_size), str(file)
+        everything = list(islice(read(file), self.max_rows))
         return ((row, everything[row]) for row in self.of_all(len(everything), split)), str(file)
 
 

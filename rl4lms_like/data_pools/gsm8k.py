@@ -6,6 +6,8 @@ sample     prompt from the question, reference 72, meta_data {"solution": "She s
 
 from __future__ import annotations
 
+from itertools import islice
+
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
@@ -38,7 +40,7 @@ class Gsm8k(TextGenPool):
         divided = files.path is None and files.data_files is not None and "val" not in files.data_files
         if divided and split != "test":
             source = str(files.file("train"))
-            rows = list(enumerate(json_line_rows(files.file("train"))))
+            rows = list(enumerate(islice(json_line_rows(files.file("train")), files.max_rows)))
             chosen = iter((rows[:-n_val] if split == "train" else rows[-n_val:])[: files.max_size])
         else:
             chosen, source = files.rows(split, json_line_rows)

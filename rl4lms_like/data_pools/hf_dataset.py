@@ -68,12 +68,14 @@ def dataset_rows(
     data_files: Mapping[str, str] | None,
     split_names: Mapping[str, str] | None,
     splitting: Splitting,
+    divided_split: str | None = None,
 ) -> tuple[Iterator[tuple[int, LocatedRow]], str]:
     """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`."""
     tables = _load(path, name, data_files)
-    own_name, owned = _split_of(split, tables, split_names, path)
+    own_name, owned = _split_of(split, tables, split_names, divided_split, path)
     table = tables[own_name]
-    rows = range(len(table))[: splitting.max_size] if owned else splitting.of_all(len(table), split)
+    first = range(len(table))[: splitting.max_rows]
+    rows = first[: splitting.max_size] if owned else splitting.of_all(len(first), split)
     where = f"{path}[{own_name}]"
     found = ((row, (f"{where}, row {row}", each)) for row, each in zip(rows, table.select(rows), strict=True))
     return found, where
@@ -93,9 +95,14 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
 
 
 def _split_of(
-    split: str, tables: Mapping[str, Any], split_names: Mapping[str, str] | None, path: str
+    split: str, tables: Mapping[str, Any], split_names: Mapping[str, str] | None, divided: str | None, path: str
 ) -> tuple[str, bool]:
     """Return the dataset's name for a split and whether it is used whole; a single split is divided among all three."""
+    if divided is not None:
+        if divided in tables:
+            return divided, False
+        text = f"the dataset {path!r} has no split {divided!r}; it has {', '.join(tables)}. Set divided_split"
+        raise DataPoolError(text)
     if len(tables) == 1 and not split_names:
         return next(iter(tables)), False
     usual = names_of(split) if split in SPLITS else [split]

@@ -165,6 +165,7 @@ class PreferencePool(TextGenPool):
         dataset: str | None = None,
         name: str | None = None,
         split_names: dict[str, str] | None = None,
+        divided_split: str | None = None,
         columns: PreferenceColumns,
     ) -> TextGenPool:
         """Build the pool of a split.
@@ -173,12 +174,18 @@ class PreferencePool(TextGenPool):
             dataset: instead of files: hub id of a dataset, or a folder written by `save_to_disk`.
             name: configuration of the dataset.
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
-            split_ratios: fractions of train, val and test if there is only one file, or the dataset has only one split.
+            divided_split: split of the dataset that is divided into train, val and test; its other splits are not used.
+            split_ratios: fractions of train, val and test if there is only one file, or the dataset has only one split,
+                or with `divided_split`. A split with the fraction 0 is empty.
         """
+        if split_names and divided_split is not None:
+            raise DataPoolError("set one of `split_names` and `divided_split`")
         if dataset is None:
             rows, source = files.rows(split, table_rows)
         elif files.path is None and files.data_files is None:
-            rows, source = dataset_rows(split, dataset, name, None, split_names, files)
+            rows, source = dataset_rows(split, dataset, name, None, split_names, files, divided_split)
         else:
             raise DataPoolError("set one of `path`, `data_files` and `dataset`")
+        if files.is_left_out(split):
+            return cls(list(columns.preferences(rows, split)))
         return cls.of(columns.preferences(rows, split), split, source)

@@ -35,13 +35,19 @@ class Splitting:
 
     Args:
         max_size: maximum number of samples per split.
+        max_rows: read only this many rows of a file or table, from its beginning, before it is divided into splits.
         split_ratios: fractions of train, val and test if all splits come from one file or table.
         seed: seed of the shuffle before splitting.
     """
 
     max_size: Count | None = None
+    max_rows: Count | None = None
     split_ratios: Sequence[float] = (0.8, 0.1, 0.1)
     seed: int = 0
+
+    def is_left_out(self, split: str) -> bool:
+        """Return True if the fraction of a split is 0."""
+        return split in SPLITS and [*self.split_ratios, None][SPLITS.index(split)] == 0
 
     def of_all(self, n_rows: int, split: str) -> list[int]:
         """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1."""

@@ -271,7 +271,8 @@ class LoraArguments:
     Args:
         r: rank of the adapters.
         lora_alpha: adapters are scaled by `lora_alpha / r`.
-        lora_dropout: dropout on the input of the adapters. It is active only if `dropout` is true.
+        lora_dropout: dropout on the input of the adapters. It is active only if `dropout` is true, or in preference
+            runs `adapters`.
         target_modules: layers that get adapters: a list of names, a regular expression, or `all-linear`; default:
             PEFT's choice for the model's family.
         exclude_modules: layers without adapters: a list of names, or a regular expression.

@@ -53,6 +53,7 @@ class Tracker:
         wandb_log: send the run to Weights & Biases.
         log_level: level of the messages in `log.txt` and on the console; only this library's messages are recorded.
         tensorboard_log: folder for TensorBoard event files.
+        wandb_project: project in Weights & Biases; default: `project_name`.
         quiet: print only warnings on the console.
         resume: continue in the experiment's own folder, appending to its files.
         held: lock of that folder, if the caller already holds it.
@@ -74,6 +75,7 @@ class Tracker:
         log_level: int = logging.INFO,
         *,
         tensorboard_log: str | Path | None = None,
+        wandb_project: str | None = None,
         quiet: bool = False,
         resume: bool = False,
         held: FileLock | None = None,
@@ -86,7 +88,7 @@ class Tracker:
         if wandb_log or tensorboard_log is not None:
             from rl4lms_like.tracking.services import TensorBoardSink, WandbSink
 
-            services += [WandbSink()] if wandb_log else []
+            services += [WandbSink(wandb_project)] if wandb_log else []
             services += [] if tensorboard_log is None else [TensorBoardSink(tensorboard_log)]
         if resume:  # the folder exists under any name; a mount at the root may have no valid project name
             wanted = Path(base_path_to_store_results) / project_name / experiment_name

@@ -104,11 +104,15 @@ class WandbSink(Sink):
     With `WANDB_MODE=offline` nothing is sent; `wandb sync <run folder>/wandb/offline-run-...` sends it later. If the
     service does not respond, it delays the start of a run by at most 90 s (`WANDB_INIT_TIMEOUT`) and its end by five
     minutes. If the package is not installed, a `MissingExtraError` is raised.
+
+    Args:
+        project: project in the service; default: that of the run.
     """
 
     name = "wandb"
 
-    def __init__(self) -> None:
+    def __init__(self, project: str | None = None) -> None:
+        self._project = project
         self._wandb = import_extra("wandb", extra="wandb", needed_by="logging to Weights & Biases")
         self._run: Any = None
         self._exit_code = 0
@@ -120,6 +124,7 @@ class WandbSink(Sink):
         service (no account, no network) are raised.
         """
         id, project = _id_of(run)
+        project = project if id is not None else self._project or project
         options: dict[str, Any] = {} if id is None else {"id": id, "resume": "allow", "allow_val_change": True}
         settings = getattr(self._wandb, "Settings", None)  # wandb's own timeout at the end of a run is unlimited
         if "finish_timeout" in getattr(settings, "model_fields", ()) and "WANDB_FINISH_TIMEOUT" not in os.environ:
@@ -134,7 +139,7 @@ class WandbSink(Sink):
             **options,
         )
         if id is None:
-            own = {"project": run.project, "experiment": run.experiment, "place": _place(run)}
+            own = {"project": project, "experiment": run.experiment, "place": _place(run)}
             write_whole(run.path / ID_FILE, json.dumps({"id": self._run.id, **own}) + "\n")
         for group in ("rollout_info", "rollout", "ppo", "train", "time"):
             self._run.define_metric(f"{group}/*", step_metric="iteration")

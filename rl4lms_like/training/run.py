@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
 from rl4lms_like.core.ranks import Ranks, is_main_process, process_ranks
@@ -37,6 +37,16 @@ PACKAGES = ("rl4lms-like", "torch", "transformers", "tokenizers", "stable-baseli
 
 _VARIABLE, _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """cuBLAS reads this variable when it starts; either value makes its results deterministic."""
+
+
+class Destinations(NamedTuple):
+    """Destinations of a run's numbers and messages besides its folder; see `Tracker`."""
+
+    entity_name: str | None = None
+    log_to_wandb: bool = False
+    quiet: bool = False
+    tensorboard_log: str | Path | None = None
+    wandb_project: str | None = None
 
 
 def train(
@@ -163,11 +173,12 @@ def resume(
         asked = found.config.to_dict()
         refuse_unless_trusted(asked, trust_remote_code, f"the config of {found.run_folder}", tuple(asked))
         folder = found.run_folder.resolve()
-        place, tracking = (folder.parent.parent, folder.parent.name, folder.name), (entity_name, log_to_wandb, quiet)
+        place = folder.parent.parent, folder.parent.name, folder.name
         ranks = stack.enter_context(process_ranks(found.config.distributed.timeout))
         stack.enter_context(deterministic_operations(found.config.deterministic))
         found = replace(found, lock=lock) if ranks.is_main else found
-        return _train(with_replay(found.config), place, found, *tracking, ranks=ranks)
+        destinations = Destinations(entity_name, log_to_wandb, quiet)
+        return _train(with_replay(found.config), place, found, destinations, ranks=ranks)
 
 
 def train_config(
@@ -179,9 +190,11 @@ def train_config(
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
     quiet: bool = False,
+    tensorboard_log: str | Path | None = None,
+    wandb_project: str | None = None,
     new: bool = False,
 ) -> Path:
-    """Train a model as configured in `config`; see `train`."""
+    """Train a model as configured in `config`; see `train`, and `Tracker` for `quiet` and the arguments after it."""
     from rl4lms_like.training.replay import with_replay
     from rl4lms_like.training.resuming.resume import find_unfinished
 
@@ -206,18 +219,17 @@ def train_config(
             how = "resumes it" if found.checkpoint else "starts again in it, since it ended before its first iteration"
             text = [*text, f"{found.run_folder} is not finished: this run {how}; --new starts a new run"]
             found = replace(found, lock=locks[0]) if locks else found
-        place, tracking = (base, project_name, experiment_name), (entity_name, log_to_wandb, quiet)
+        place = base, project_name, experiment_name
+        destinations = Destinations(entity_name, log_to_wandb, quiet, tensorboard_log, wandb_project)
         stack.enter_context(deterministic_operations(config.deterministic))
-        return _train(config, place, found, *tracking, text, ranks=ranks)
+        return _train(config, place, found, destinations, text, ranks=ranks)
 
 
 def _train(
     config: AnyConfig,
     place: tuple[str | Path, str, str],
     found: Resumption | None,
-    entity_name: str | None,
-    log_to_wandb: bool,
-    quiet: bool,
+    destinations: Destinations,
     text: Sequence[str] = (),
     *,
     ranks: Ranks,
@@ -232,16 +244,18 @@ def _train(
     with explaining(config):
         make_trainer, close = _assembled(config, ranks)
     trackers: list[Tracker] = []
+    own_log = config.alg.args.get("tensorboard_log") if isinstance(config, RunConfig) else None
 
     def open_tracker() -> Path:
         tracker = Tracker(
             place[0],
             config.to_dict(),
             *place[1:],
-            entity_name,
-            log_to_wandb,
-            tensorboard_log=config.alg.args.get("tensorboard_log") if isinstance(config, RunConfig) else None,
-            quiet=quiet,
+            destinations.entity_name,
+            destinations.log_to_wandb,
+            tensorboard_log=own_log or destinations.tensorboard_log,
+            wandb_project=destinations.wandb_project,
+            quiet=destinations.quiet,
             resume=found is not None,
             held=None if found is None else found.lock,
         )

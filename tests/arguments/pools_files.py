@@ -75,6 +75,7 @@ _ANY_FILE: dict[str, Acts] = {
     "prompt_prefix": Acts("Say: ", samples),
     "prompt_suffix": Acts(" is", samples),
     "max_size": Acts(2, samples),
+    "max_rows": Acts(6, samples),
     "split_ratios": Acts([0.5, 0.3, 0.2], samples),
     "seed": Acts(4, samples),
 }
@@ -161,11 +162,12 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "delimiter": Acts(";", samples, others={"path": _TWO_DELIMITERS}, without=["reference_column"]),
     },
     "preferences": {
-        **{name: _ANY_FILE[name] for name in ("max_size", "split_ratios", "seed")},
+        **{name: _ANY_FILE[name] for name in ("max_size", "max_rows", "split_ratios", "seed")},
         **_files("jsonl", _pairs("first"), _pairs("second")),
         "dataset": Acts(saved_pairs("one_split", "train"), samples, others={"dataset": _SAVED_PAIRS}, without=["path"]),
         "name": Acts("small", name_asked_for, others={"dataset": "owner/set"}, without=["path"]),
         "split_names": Acts({"train": "validation"}, samples, others={"dataset": _SAVED_PAIRS}, without=["path"]),
+        "divided_split": Acts("validation", samples, others={"dataset": _SAVED_PAIRS}, without=["path"]),
         "prompt_column": Acts("other", samples),
         "chosen_column": Acts("other", samples),
         "rejected_column": Acts("other", samples),

@@ -50,6 +50,21 @@ def test_a_dataset_saved_to_disk(tmp_path):
         DATA_POOLS.get("preferences", args | {"path": "pairs.jsonl"})
 
 
+def test_the_first_rows_of_one_split_of_a_dataset_are_divided(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {split: [PAIR | {"prompt": f"{split} {n}"} for n in range(10)] for split in ("train", "test")}
+    tables = {split: datasets.Dataset.from_list(each) for split, each in rows.items()}
+    datasets.DatasetDict(tables).save_to_disk(tmp_path / "saved")
+    args = {"dataset": str(tmp_path / "saved"), "divided_split": "train", "max_rows": 6, "split_ratios": [0.5, 0.5, 0]}
+    pools = [DATA_POOLS.get("preferences", {"split": split, **args}).samples for split in ("train", "val", "test")]
+    assert [len(pool) for pool in pools] == [3, 3, 0]
+    prompts = {sample.prompt_or_input_text for pool in pools for sample in pool}
+    assert prompts == {f"train {n}" for n in range(6)}
+    for wrong in ({"divided_split": "dev"}, {"split_names": {"train": "test"}}):
+        with pytest.raises(DataPoolError, match="divided_split"):
+            DATA_POOLS.get("preferences", {"split": "train", **args, **wrong})
+
+
 def test_an_implicit_prompt_is_the_common_beginning_up_to_a_word(tmp_path):
     pair = {"chosen": "Bot: Yes, it was.", "rejected": "Bot: Yesterday."}
     (sample,) = read(tmp_path, [pair])

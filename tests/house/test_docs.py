@@ -30,6 +30,7 @@ from rl4lms_like.cli.options import build_parser
 from rl4lms_like.training.config.binding import REGISTRIES, run_kind
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
+from rl4lms_like.training.preferences.pipeline import parse_pipeline
 from rl4lms_like.training.quickstart import _parser as quickstart_parser
 from rl4lms_like.training.run import train_config
 from tests.config_errors import raises_at
@@ -147,6 +148,9 @@ def test_the_code_runs_and_the_configs_are_accepted(page, workplace, registries_
             continue
         mapping, repeated = parse_yaml(text, page)
         assert repeated == []
+        if "post_training" in mapping:
+            parse_pipeline(mapping, source=page)
+            continue
         parse_config(with_fragment(readme_run(), mapping), source=page)
 
 

@@ -24,6 +24,8 @@ LIGHT = (
     "rl4lms_like.rewards",
     "rl4lms_like.rewards.base",
     "rl4lms_like.training.config.run_config",
+    "rl4lms_like.training.post_train",
+    "rl4lms_like.training.preferences.pipeline",
 )
 HEAVY = ("torch", "transformers", "stable_baselines3", "pandas", "datasets")
 

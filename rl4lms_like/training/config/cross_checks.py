@@ -306,6 +306,8 @@ def _objective(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     id = blocks["alg"]["id"]
     with suppress(TypeError):  # unknown arguments, which are reported where they are bound
         yield from (issue.below("alg.args") for issue in target(**at(blocks, "alg.args") or {}).conflicts())
+    if at(blocks, "alg.args.dropout") == "adapters" and not at(blocks, "alg.peft.lora_dropout"):
+        yield ConfigIssue("alg.args.dropout", "'adapters' has no effect without alg.peft.lora_dropout above 0")
     if at(blocks, "alg.training_args.label_smoothing_factor"):
         text = "smooths labels of tokens, and this objective has none; dpo has alg.args.label_smoothing"
         yield ConfigIssue("alg.training_args.label_smoothing_factor", text)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -387,6 +388,8 @@ class SupervisedEvaluationConfig:
         eval_batch_size: number of prompts per generation call.
         metrics: list of metrics: `id`, `args`, and a `name` if two metrics would report the same keys.
         max_eval_samples: evaluate only this many samples of a split, from its beginning; null evaluates all.
+        generate: generate texts in evaluations. If false, they only compute the loss, and in preference runs the scores
+            of the preferences; there can be no metrics.
         save_model: save the final model. If false, checkpoints are written only if `training_args` sets
             `save_strategy`.
     """
@@ -394,7 +397,12 @@ class SupervisedEvaluationConfig:
     eval_batch_size: Count
     metrics: list[MetricConfig] = field(default_factory=list)
     max_eval_samples: Count | None = None
+    generate: bool = True
     save_model: bool = True
+
+    def __post_init__(self) -> None:
+        if self.metrics and not self.generate:
+            raise ValueError("metrics need generate: true, since they score generated texts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,6 +461,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, data: bool =
         ConfigError: lists all errors in the file, the overrides and the components' arguments.
     """
     mapping, repeated = read_yaml(path)
+    if "alg" not in mapping and not {"models", "post_training"}.isdisjoint(mapping):
+        text = f"this file has another format: rl4lms-like post-train --config {shlex.quote(str(path))}"
+        raise ConfigError([ConfigIssue("", text)], str(path))
     changed, issues = apply_overrides(mapping, overrides)
     return parse_config(changed, source=str(path), issues=repeated + issues, data=data)
 

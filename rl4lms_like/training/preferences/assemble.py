@@ -73,7 +73,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     model, rates = _load(config, found.model_config, given)
     head = head_modules(model) if not given.has_language_model else ()
     nn.Module.to(model, get_device(config.device)).eval()
-    add_adapters(model, config, dropout=given.dropout)
+    add_adapters(model, config, dropout=bool(given.dropout))
     for name in head:
         model.get_submodule(name).requires_grad_(True)
     objective = _objective(config, given, model, encoder)
@@ -87,7 +87,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
         model,
         objective,
         found.components.metrics,
-        make_generator(model, config) if given.has_language_model else None,
+        make_generator(model, config) if given.has_language_model and config.train_evaluation.generate else None,
         encoder.max_prompt_length,
         found.ends,
         found.components.post_processor,
@@ -136,10 +136,10 @@ def _load(
     """Load the model that is trained; return it and the dropout rates of its checkpoint."""
     name = config.alg.model_name
     if given.has_language_model:
-        return load_model(auto_class_of(model_config), name, dropout=given.dropout)
+        return load_model(auto_class_of(model_config), name, dropout=given.dropout is True)
     with seeded(derived_seed(config.seed, "reward head"), torch.device("cpu")):
         return load_model(
-            AutoModelForSequenceClassification, name, dropout=given.dropout, unused=head_modules, n_labels=1
+            AutoModelForSequenceClassification, name, dropout=given.dropout is True, unused=head_modules, n_labels=1
         )
 
 
@@ -156,7 +156,7 @@ def _objective(
         pad_token_id=TextLayout(encoder.tokenizer, 1, 1).pad_token_id,
         eval_batch_size=arguments.per_device_eval_batch_size,
         dtype=dtype,
-        needs_training_mode=given.dropout or recomputes,
+        needs_training_mode=bool(given.dropout) or recomputes,
     )
     if isinstance(objective, RewardModel):
         _set_up_reward_model(objective, config, encoder)

@@ -24,6 +24,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,10 +183,19 @@ def find_unfinished(config: AnyConfig, wanted: Path) -> tuple[Resumption | None,
     return None, reasons
 
 
+def newest_alike(config: AnyConfig, wanted: Path) -> Path | None:
+    """Return the last of the folders `wanted`, `wanted_2` ... with a run of this config, finished or not."""
+    folders = takewhile(lambda folder: (folder / CONFIG_FILE).is_file(), numbered(wanted))
+    return next((folder for folder in reversed([*folders]) if _difference(config, folder) is None), None)
+
+
 def _unlike(config: AnyConfig, folder: Path) -> str | None:
     """Return why the run in a folder does not match, or None. This check needs no lock."""
-    if (folder / FINISHED_FILE).exists():
-        return "it is finished"
+    return "it is finished" if (folder / FINISHED_FILE).exists() else _difference(config, folder)
+
+
+def _difference(config: AnyConfig, folder: Path) -> str | None:
+    """Return why the config of the run in a folder does not match, or None."""
     try:
         before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
     except (CheckpointError, ConfigError):

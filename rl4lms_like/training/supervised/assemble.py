@@ -63,7 +63,7 @@ class SupervisedRun:
     model: PreTrainedModel  # is trained
     objective: TrainingObjective
     metrics: list[BaseMetric]
-    generator: TextGenerator | None  # generates text with the model; None for a reward model
+    generator: TextGenerator | None  # generates text with the model; None if no text is evaluated
     max_prompt_length: int  # tokens; longer prompts are truncated
     eos_token_ids: list[int]  # tokens that end a response
     post_processor: Callable[[str], str] | None = None  # applied to each response before it is scored and saved
@@ -109,7 +109,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         model,
         objective,
         found.components.metrics,
-        make_generator(model, config),
+        make_generator(model, config) if config.train_evaluation.generate else None,
         encoder.max_prompt_length,
         found.ends,
         found.components.post_processor,

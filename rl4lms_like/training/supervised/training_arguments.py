@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import typing
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -77,7 +78,10 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
         "use_cpu": get_device(config.device).type == "cpu", "disable_tqdm": True, "remove_unused_columns": False,
     } | ({} if has_val else {"eval_strategy": "no"})  # fmt: skip
     try:
-        with _as_one_process():
+        with _as_one_process(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "`gradient_checkpointing` is deprecated"
+            )  # older versions have no other name
             made = TrainingArguments(**complete)
             device = made.device  # the first GPU, if there are GPUs
     except (ValueError, TypeError) as error:

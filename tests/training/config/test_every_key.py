@@ -604,6 +604,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     ),
     "train_evaluation.metrics.name": Row("mine", see.written),
     "train_evaluation.max_eval_samples": Row(1, see.written),
+    "train_evaluation.generate": Row(False, see.written, {"train_evaluation.metrics": []}),
     "train_evaluation.save_model": Row(False, see.tuned),
     "seed": Row(1, see.tuned),
     "device": Row("cuda:7", lambda made: made.run.model.device.type),

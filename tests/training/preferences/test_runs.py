@@ -170,6 +170,8 @@ def test_a_supervised_run_learns_the_better_responses(tmp_path, tiny_gpt2_dir):
         ("dpo", {"args": {"loss": "hinge", "label_smoothing": 0.1}}, "alg.args.label_smoothing"),
         ("dpo", {"args": {"loss": "robust"}}, "alg.args.label_smoothing"),
         ("dpo", {"args": {"reference_model": "./nowhere"}}, "alg.args.reference_model"),
+        ("dpo", {"args": {"dropout": "adapters"}}, "alg.args.dropout"),
+        ("dpo", {"args": {"dropout": "adapters"}, "peft": LORA}, "alg.args.dropout"),
         ("dpo", {"loss_on_prompt": True}, "alg.loss_on_prompt"),
         ("dpo", {"training_args": {"label_smoothing_factor": 0.1}}, "alg.training_args.label_smoothing_factor"),
         (
@@ -194,6 +196,13 @@ def test_a_reward_model_has_no_metrics_of_texts_and_cuts_no_prompts(tmp_path, ti
     mapping["train_evaluation"]["metrics"] = [{"id": "distinct_n"}]
     mapping["tokenizer"]["max_length"] = 8
     with raises_at("train_evaluation.metrics", "tokenizer.max_length"):
+        parse_config(mapping)
+
+
+def test_metrics_need_texts(tmp_path, tiny_gpt2_dir):
+    mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path))
+    mapping["train_evaluation"]["generate"] = False
+    with raises_at("train_evaluation"):
         parse_config(mapping)
 
 

@@ -1,0 +1,176 @@
+"""Preference training of the models of a pipeline file, one after the other: used by `rl4lms-like post-train`.
+
+    <output_dir>/<name>/                 run folder of a model
+        checkpoint-<n>                   link to checkpoints/checkpoint-<n>
+        final                            link to model, the final model
+
+A model that fails does not stop the others, unless several processes train together.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+from rl4lms_like.core.disk import reason, with_home
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, require_extra
+from rl4lms_like.core.ranks import is_distributed, is_main_process
+from rl4lms_like.tracking.run_folder import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, numbered
+from rl4lms_like.training.config.notices import Notice
+from rl4lms_like.training.preferences.pipeline import VISIBLE, ModelRun, load_pipeline
+from rl4lms_like.training.preferences.pipeline_file import Pipeline
+
+logger = logging.getLogger(__name__)
+
+FINAL, MODEL = "final", "model"
+
+
+def post_train(
+    config_path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    model_index: int | None = None,
+    output_dir: str | Path | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    with_traceback: bool = False,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Train the models of a pipeline file, and print where each final model is or why there is none.
+
+    Args:
+        config_path: the YAML file.
+        overrides: `training.num_epochs=1`, applied in order.
+        model_index: only the model with this index, from 0.
+        output_dir: folder of the results; default: `training.output_dir`.
+        resume: skip finished models, and resume one that ended early.
+        dry_run: print for each model the output of `check`, and train none.
+        with_traceback: print the tracebacks of errors.
+        say: prints a text.
+
+    Returns:
+        Exit status: 1 if a model failed; in a dry run, 2 if the config of one has errors.
+
+    Raises:
+        ConfigError: the file has errors; no model was trained.
+        MissingExtraError: the package of a service or of the adapters is not installed.
+    """
+    pipeline, runs = load_pipeline(config_path, overrides, model_index=model_index)
+    if pipeline.gpu.visible is not None:
+        os.environ.setdefault(VISIBLE, pipeline.gpu.visible)  # read when torch first uses a GPU
+    results = Path(os.path.abspath(with_home(output_dir or pipeline.training.output_dir)))
+    resume = resume or pipeline.finetuning.resume_from_checkpoint is True
+    runs = runs if dry_run else _checked(pipeline, runs, str(config_path))
+    status, lines = 0, []
+    for run in runs:
+        say(f"# {run.name}")
+        try:
+            if dry_run:
+                _preview(run, say)
+            else:
+                lines.append(f"{run.name}: {_train(run, pipeline, results, resume)}")
+        except Exception as error:
+            if is_distributed():  # a process group cannot be created again after an error
+                error.args = (run.renamed(str(error)),)
+                raise
+            if with_traceback:
+                say(traceback.format_exc())
+            unexpected = f"{type(error).__name__}: {error} (--traceback shows where)"
+            text = str(error) if isinstance(error, RL4LMsLikeError) else unexpected
+            lines.append(f"{run.name}: failed: {run.renamed(text)}")
+            status = max(status, 2 if dry_run and isinstance(error, ConfigError) else 1)
+        _free_memory()
+    for line in lines:
+        say(line)
+    return status
+
+
+def _checked(pipeline: Pipeline, runs: Sequence[ModelRun], source: str) -> list[ModelRun]:
+    """Check what needs torch and further packages, and report GPUs that do not exist."""
+    for service in pipeline.logging.report_to:
+        require_extra(service, extra=service, needed_by="logging.report_to")
+    import torch
+
+    from rl4lms_like.training.run import silence_libraries
+    from rl4lms_like.training.supervised.assemble import check_settings
+
+    silence_libraries()
+    issues: list[ConfigIssue] = []
+    for run in runs:
+        try:
+            check_settings(run.config)
+        except ConfigError as error:
+            issues += [ConfigIssue(run.renamed(each.path), run.renamed(each.message)) for each in error.issues]
+    if issues:
+        raise ConfigError(list(dict.fromkeys(issues)), source)
+    if not pipeline.gpu.device_ids or torch.cuda.is_available():
+        return list(runs)
+    notice = Notice("gpu.device_ids", "ignored: no GPU is available")
+    return [replace(run, config=replace(run.config, notices=(*run.config.notices, notice))) for run in runs]
+
+
+def _preview(run: ModelRun, say: Callable[[str], None]) -> None:
+    from rl4lms_like.training.preview import preview
+
+    for part in preview(run.config):
+        say(part)
+
+
+def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Path:
+    """Train a model in `<results>/<name>`, or resume its run; return the path of the final model."""
+    from rl4lms_like.training.resuming.resume import newest_alike
+    from rl4lms_like.training.run import train_config
+
+    wanted, services = results / run.name, pipeline.logging.report_to
+    folder = newest_alike(run.config, wanted) if resume else None
+    if folder is not None and (folder / FINISHED_FILE).exists():
+        return folder / FINAL
+    try:
+        log = os.path.abspath(with_home(pipeline.logging.logging_dir))
+        folder = train_config(
+            run.config,
+            base_path_to_store_results=results.parent,
+            project_name=results.name,
+            experiment_name=run.name,
+            log_to_wandb="wandb" in services,
+            wandb_project=pipeline.wandb.project_name,
+            tensorboard_log=log if "tensorboard" in services else None,
+            quiet=pipeline.logging.log_level in ("warning", "error", "critical"),
+            new=not resume,
+        )
+        return folder / FINAL
+    finally:
+        if is_main_process():
+            for each in takewhile(lambda place: (place / CONFIG_FILE).is_file(), numbered(wanted)):
+                try:
+                    _link(each)
+                except OSError as error:  # a file system without links
+                    logger.warning("the links in %s could not be created: %s", each, reason(error))
+
+
+def _link(run_folder: Path) -> None:
+    """Update the links `checkpoint-<n>` and `final` of a run."""
+    places = {path.name: path for path in (run_folder / CHECKPOINTS).glob("checkpoint-*") if path.is_dir()}
+    if (run_folder / MODEL).is_dir():
+        places[FINAL] = run_folder / MODEL
+    for old in run_folder.glob("checkpoint-*"):
+        if old.is_symlink() and old.name not in places:
+            old.unlink()
+    for name, place in places.items():
+        if not os.path.lexists(run_folder / name):
+            (run_folder / name).symlink_to(place.relative_to(run_folder), target_is_directory=True)
+
+
+def _free_memory() -> None:
+    """Free the memory of a model that was trained."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
