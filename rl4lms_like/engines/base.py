@@ -43,7 +43,7 @@ class GenerationEngine(ABC):
             prompt_mask: `[n, prompt_len]`, True or 1 on real tokens.
             eos_token_ids: tokens that end a response; if empty, all responses reach the length limit.
             max_new_tokens: the environment's limit.
-            generation_kwargs: arguments of transformers' `generate`; default: those of the policy.
+            generation_kwargs: arguments of transformers' `generate`; a policy passes its own by default.
             seed: seed of the sampling.
             record_log_prob: store the log-probs of the distribution that is sampled from as the episodes'
                 `behavior_log_prob`.
@@ -56,6 +56,8 @@ class GenerationEngine(ABC):
 
     def update(self, policy: Any) -> None:  # noqa: B027  (an engine with the policy's own model has nothing to do)
         """Pass on the policy's weights if they changed; called before every `generate`.
+
+        With several processes, only the main one calls it, before all of them generate.
 
         Args:
             policy: an `LMActorCriticPolicy`.

@@ -91,7 +91,6 @@ class VllmEngine(GenerationEngine):
         self._synchronised: Tensor | None = None
         self._probe: EpisodeBatch | None = None
         self._last_probed: tuple[Tensor, Tensor] | None = None
-        self._generation_kwargs: Mapping[str, Any] = {}
         self._samples_other = self._is_asleep = False
         self._sync_s = 0.0
 
@@ -116,7 +115,7 @@ class VllmEngine(GenerationEngine):
             EngineError: the server failed.
             ModelError: the engine does not support an argument.
         """
-        given = self._generation_kwargs if generation_kwargs is None else generation_kwargs
+        given = generation_kwargs or {}
         unsupported = self.arguments.unsupported(given)
         unsupported += [] if first_token_temperature is None else ["first_token_temperature"]
         if unsupported:
@@ -200,8 +199,7 @@ class VllmEngine(GenerationEngine):
         if self._synchronised is not None and torch.equal(weights, self._synchronised):
             return
         start = time.perf_counter()
-        self._generation_kwargs = policy.arguments.generation_kwargs
-        self._samples_other = _samples_other(self._generation_kwargs)
+        self._samples_other = _samples_other(policy.arguments.generation_kwargs)
         if self._probe is None:
             self._probe = self._first_probe(policy)
         save_weights(policy.whole_model(), self._folder)

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.base import GenerationEngine
@@ -71,6 +72,8 @@ class LMActorCriticPolicy(BasePolicy):
 
     _updates_reference = False
     external_engine: GenerationEngine | None = None
+    updates_engine = True
+    """False in all but the main process, which then passes the weights on for all (`prepare_engine`)."""
     """Engine with its own copy of the weights; None if the policy's own model generates."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
@@ -260,7 +263,7 @@ class LMActorCriticPolicy(BasePolicy):
         self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
         if self.ref_model is not None:
             self.ref_model.eval()
-        if mode:
+        if mode and self.updates_engine:
             self.engine.rest()
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -268,6 +271,17 @@ class LMActorCriticPolicy(BasePolicy):
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if bfloat16 else nullcontext()
 
     # --- generation ---------------------------------------------------------------------------------------------
+
+    def prepare_engine(self, ranks: Ranks) -> None:
+        """Pass the weights to an external engine if they changed, before the processes of `ranks` generate with it.
+
+        Raises:
+            EngineError: the engine failed; in the other processes a `RankError`.
+        """
+        self.updates_engine = ranks.is_main
+        if self.external_engine is not None and ranks.size > 1:
+            engine = self.external_engine
+            ranks.from_main(lambda: engine.update(self))
 
     @torch.no_grad()
     def generate(
@@ -286,7 +300,10 @@ class LMActorCriticPolicy(BasePolicy):
         Returns:
             The finished episodes, on the policy's device.
         """
-        self.engine.update(self)
+        if self.updates_engine:
+            self.engine.update(self)
+        if generation_kwargs is None and self.external_engine is not None:
+            generation_kwargs = self.arguments.generation_kwargs
         episodes = self.engine.generate(
             prompt_ids,
             prompt_mask,

@@ -209,9 +209,10 @@ class RolloutCollector:
         info = rollout_info(generated, parts, kl_rewards if self.policy.has_reference else None)
         if not self.policy.has_critic:
             del info["rollout_info/values"], info["rollout_info/values_std"]
-        if self.policy.external_engine is not None and self.replay is None:
+        if (engine := self.policy.external_engine) is not None and self.replay is None:
             assert buffer.episodes is not None
-            gaps = self.policy.external_engine.gaps(buffer.episodes, buffer.log_probs)
+            episodes = buffer.episodes
+            gaps = self.ranks.from_main(lambda: engine.gaps(episodes, buffer.log_probs))
             info |= {f"rollout_info/engine/{name}": value for name, value in gaps.items()}
         coeff = self.kl.coeff
         if adapt_kl:
@@ -255,6 +256,7 @@ class RolloutCollector:
 
     def _batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
         self.on_batch()
+        self.policy.prepare_engine(self.ranks)
         return PlayedEpisodes.joined(self.ranks.gather_from(lambda: self._own_batch(seconds)))
 
     def _own_batch(self, seconds: dict[str, float]) -> PlayedEpisodes:

@@ -58,6 +58,8 @@ class Responder:
         encoded = layout.encode_all(prompts) if prompts else []
         order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
         starts = range(0, len(order), self.batch_size)[self.ranks.rank :: self.ranks.size]
+        if isinstance(self.model, LMActorCriticPolicy):
+            self.model.prepare_engine(self.ranks)
 
         def of_this_process() -> dict[int, str]:
             texts: dict[int, str] = {}

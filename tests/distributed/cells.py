@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import random
 import shutil
@@ -105,8 +106,9 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.kl_div.placement": "reward",
         },
     ),
+    "engine": ("gpt2", {**GROUPS, "alg.id": "grpo", "alg.args.importance_correction": "tis"}),
 }
-"""Name -> family of the model, and changes of `BASE`."""
+"""Name -> family of the model, and changes of `BASE`. The responses of `engine` come from a server."""
 
 OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("gpt2", {}),
@@ -146,7 +148,9 @@ def config_of(cell: str, models: Path) -> Any:
         cell, ("gpt2", {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"})
     )
     model = str(models / family)
-    named = {"tokenizer.model_name": model, f"{POLICY}.model_name": model}
+    named: dict[str, Any] = {"tokenizer.model_name": model, f"{POLICY}.model_name": model}
+    if cell == "engine":
+        named[f"{POLICY}.engine"] = json.loads((models / "engine.json").read_text())
     blocks, issues = apply_values(copy.deepcopy(BASE), {**named, **changes}, "the cell")
     return parse_config(blocks, issues=issues)
 

@@ -100,10 +100,6 @@ def test_a_process_that_waits_for_one_that_ended_names_the_reason(found):
     [
         ("env.n_envs", {"env.n_envs": 5}),
         ("env.vec_env", {"env.vec_env": "dummy"}),
-        (
-            f"{POLICY}.engine.id",
-            {f"{POLICY}.engine": {"id": "vllm", "args": {"url": "http://[::1]", "weights_dir": "w"}}},
-        ),
         ("env.n_envs", {**GROUPS, "alg.id": "grpo", "alg.args.group_size": 6}),
         ("train_evaluation.replay", {"train_evaluation.replay": "run"}),
     ],

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from rl4lms_like.core.ranks import Ranks
 from tests.distributed.cells import CELLS, CHECKPOINTS, OF_THREE, OFFLINE, STATEFUL, run_cell, train_in_group
+from tests.engines.vllm_server import VllmServer
 from tests.training.preferences.preference_runs import written
 
 TOLERANCE = 1e-5
@@ -22,7 +23,7 @@ RUNS = [(2, cell) for cell in (*CELLS, *OFFLINE)] + [(3, cell) for cell in OF_TH
 
 
 @pytest.fixture(scope="module")
-def models(tiny_gpt2_dir, tiny_t5_dir, tmp_path_factory) -> Path:
+def models(tiny_gpt2_dir, tiny_t5_dir, tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("models")
     (folder / "gpt2").symlink_to(tiny_gpt2_dir)
     (folder / "t5").symlink_to(tiny_t5_dir)
@@ -32,7 +33,11 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tmp_path_factory) -> Path:
         rates = [key for key in config if "drop" in key]
         (other / "config.json").write_text(json.dumps({**config, **dict.fromkeys(rates, 0.0)}))
     written(folder)
-    return folder
+    server = VllmServer(tiny_gpt2_dir)
+    args = {"url": server.url, "weights_dir": str(folder / "weights"), "max_gap": 1e-4, "retries": 0}
+    (folder / "engine.json").write_text(json.dumps({"id": "vllm", "args": args}))
+    yield folder
+    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +115,11 @@ def logged(run: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for file in sorted(run.rglob("*.jsonl")):
         for index, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
-            values = {key: value for key, value in json.loads(line).items() if not key.startswith("time/")}
+            values = {
+                key: value
+                for key, value in json.loads(line).items()
+                if not key.startswith("time/") and key != "rollout_info/engine/sync_s"
+            }
             found |= dict(leaves(values, f"{file.name}:{index}"))
     assert found
     return found
