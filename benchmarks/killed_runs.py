@@ -103,16 +103,16 @@ def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
 
 def offline_config_of(objective: str, family: str, n_steps: int, models_folder: Path) -> dict[str, Any]:
     """A preference run with dropout on a tiny model that saves after every step."""
-    model = str(models_folder / family)
+    model, has_text = str(models_folder / family), objective != "reward_model"
     return {
-        "tokenizer": {"model_name": model, "max_length": 24},
+        "tokenizer": {"model_name": model} | ({"max_length": 24} if has_text else {}),
         "datapool": {"id": "preferences", "args": {"path": str(PAIRS)}},
         "alg": {
             "id": objective,
             "args": {"dropout": True},
             "model_type": family,
             "model_name": model,
-            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8},
+            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8} if has_text else {},
             "training_args": {
                 "max_steps": n_steps,
                 "per_device_train_batch_size": 4,
@@ -127,7 +127,7 @@ def offline_config_of(objective: str, family: str, n_steps: int, models_folder: 
         "train_evaluation": {
             "eval_batch_size": 8,
             "max_eval_samples": 8,
-            "metrics": [] if objective == "reward_model" else [{"id": "length"}],
+            "metrics": [{"id": "length"}] if has_text else [],
         },
         "device": "cpu",
         "n_threads": 1,
