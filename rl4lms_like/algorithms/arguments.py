@@ -464,7 +464,9 @@ def kl_issues(algorithm: Any, given: Mapping[str, Any], kl: Mapping[str, Any], i
     if getattr(algorithm, "is_pairwise", False):
         message = f"has no effect: the loss of {id} has the log-ratios to the reference themselves; remove it"
         without = {"placement": "loss", "estimator": "k3", "norm_reward": False}
-        issues += [ConfigIssue(key, message) for key, value in without.items() if kl.get(key) not in (None, value)]
+        others = [key for key, value in without.items() if kl.get(key) not in (None, value)]
+        # the default of the estimator depends on the placement
+        issues += [ConfigIssue(key, message) for key in others if key != "estimator" or "placement" not in others]
     if not learns_reward:
         message = "has no effect with alg.args.task_reward: false, where rewards are only logged"
         if kl.get("placement") == "reward":

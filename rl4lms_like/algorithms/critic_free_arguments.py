@@ -446,4 +446,6 @@ class OnlineDPOArguments(CriticFreeArguments):
         ]
         if values["label_smoothing"] and values["loss"] != "sigmoid":
             issues.append(ConfigIssue("label_smoothing", f"has no effect with loss: {values['loss']}"))
-        return issues or super().conflicts(values, given, policy_arguments)
+        known = {issue.path for issue in issues}
+        others = super().conflicts(values, given, policy_arguments)
+        return issues + [issue for issue in others if issue.path not in known]

@@ -3,11 +3,12 @@
     rollout ─ episode rewards ─ advantages (`core.advantages`) ─ surrogate (`core.losses`) ─ mean (`core.objective`)
 
 One class has all building blocks. Every algorithm of this module is that class with other defaults
-(`critic_free_arguments`).
+(`critic_free_arguments`), except `OnlineDPO`, which has its own loss.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from rl4lms_like.algorithms import critic_free_arguments as arguments_of
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm, selected
 from rl4lms_like.core import losses, preference_losses
-from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, whitened
+from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, rewards_differ, whitened
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.objective import Objective
@@ -237,11 +238,16 @@ class OPD(GroupPolicyGradient):
     arguments_class = arguments_of.OPDArguments
 
 
+_WITHOUT_PAIR = ("policy", "entropy", "loss", "approx_kl", "clip_fraction", "minibatch_episodes", "grad_norm")
+"""Logged numbers of a step."""
+
+
 class OnlineDPO(GroupPolicyGradient):
     """Direct preference optimisation of the policy's own responses (Guo et al., arXiv 2402.04792)."""
 
     arguments_class = arguments_of.OnlineDPOArguments
     arguments: arguments_of.OnlineDPOArguments
+    learns_off_policy = False  # its loss has no weights that correct for the rollout of another policy
     n_together = 2
 
     def _setup_model(self) -> None:
@@ -253,13 +259,21 @@ class OnlineDPO(GroupPolicyGradient):
         buffer, episodes = self.rollout_buffer, self.rollout_buffer.episodes
         assert episodes is not None and episodes.group_ids is not None
         rewards, signs = self._padded_rewards(episodes).sum(dim=1), torch.zeros_like(episodes.lengths)
+        differ = rewards_differ(rewards, episodes.group_ids)
         for group in episodes.group_ids.unique():
             rows = (episodes.group_ids == group).nonzero()[:, 0]
             best, worst = rows[rewards[rows].argmax()], rows[rewards[rows].argmin()]
-            if rewards[best] > rewards[worst]:
+            if differ[best]:
                 signs[best], signs[worst] = 1, -1
         buffer.advantages = signs.to(torch.as_tensor(buffer.log_probs)).repeat_interleave(episodes.lengths)
         self.logger.record("train/pairs", int((signs > 0).sum()))
+
+    def _step(self, minibatch: Minibatch, steps: list[dict[str, Tensor]]) -> bool:
+        """Take one optimizer step, or none if the minibatch has no pair; its logged numbers are then NaN."""
+        if bool(minibatch.advantages.any()):
+            return super()._step(minibatch, steps)
+        steps.append(dict.fromkeys(_WITHOUT_PAIR, torch.tensor(math.nan)))
+        return True
 
     def _prepared(self, minibatch: Minibatch) -> Minibatch:
         """Return only the pairs of a minibatch, the best response of each before its worst one.
@@ -271,11 +285,7 @@ class OnlineDPO(GroupPolicyGradient):
         signs = minibatch.advantages[episodes.lengths.cumsum(0) - 1]
         best, worst = ((signs == sign).nonzero()[:, 0] for sign in (1, -1))
         best, worst = (rows[episodes.group_ids[rows].argsort()] for rows in (best, worst))
-        pairs = torch.stack([best, worst], dim=1).flatten()
-        if not len(pairs):  # two episodes with weight 0, so that the step has a loss
-            minibatch = selected(minibatch, torch.arange(2, device=pairs.device))
-            return minibatch._replace(weights=torch.zeros_like(minibatch.weights))
-        minibatch = selected(minibatch, pairs)
+        minibatch = selected(minibatch, torch.stack([best, worst], dim=1).flatten())
         lengths = minibatch.observations.lengths.view(-1, 2).sum(dim=1)
         weights = int(lengths.sum()) / (len(lengths) * lengths.float())
         return minibatch._replace(weights=weights.repeat_interleave(lengths))

@@ -224,7 +224,12 @@ def process_ranks(timeout: float) -> Iterator[Ranks]:
 
 def is_distributed() -> bool:
     """Return True if this process is one of several that `torchrun` has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
+    return n_processes() > 1
+
+
+def n_processes() -> int:
+    """Return the number of processes that `torchrun` has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
 
 
 def is_main_process() -> bool:

@@ -47,7 +47,8 @@ class Splitting:
 
     def is_left_out(self, split: str) -> bool:
         """Return True if the fraction of a split is 0."""
-        return split in SPLITS and [*self.split_ratios, None][SPLITS.index(split)] == 0
+        check_ratios(self.split_ratios)
+        return split in SPLITS and self.split_ratios[SPLITS.index(split)] == 0
 
     def of_all(self, n_rows: int, split: str) -> list[int]:
         """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1."""

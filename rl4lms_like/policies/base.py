@@ -72,9 +72,9 @@ class LMActorCriticPolicy(BasePolicy):
 
     _updates_reference = False
     external_engine: GenerationEngine | None = None
-    updates_engine = True
-    """False in all but the main process, which then passes the weights on for all (`prepare_engine`)."""
     """Engine with its own copy of the weights; None if the policy's own model generates."""
+    updates_engine = True
+    """False in all but the main process, which passes the weights on for all (`prepare_engine`)."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments
@@ -278,7 +278,6 @@ class LMActorCriticPolicy(BasePolicy):
         Raises:
             EngineError: the engine failed; in the other processes a `RankError`.
         """
-        self.updates_engine = ranks.is_main
         if self.external_engine is not None and ranks.size > 1:
             engine = self.external_engine
             ranks.from_main(lambda: engine.update(self))

@@ -122,6 +122,7 @@ class TextRollouts:
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
         self.sampling_seed = seed
         self.rollout_buffer.seed(derived_seed(seed, "minibatches"))
+        self.policy.updates_engine = self.ranks.is_main
         # Loaded without an environment, an algorithm gets its collector when it first learns.
         self.collector: Any = None if self.env is None else self._make_collector(self.env)
 

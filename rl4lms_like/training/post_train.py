@@ -14,15 +14,17 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 from rl4lms_like.core.disk import reason, with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError, require_extra
-from rl4lms_like.core.ranks import is_distributed, is_main_process
+from rl4lms_like.core.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, numbered
 from rl4lms_like.training.config.notices import Notice
+from rl4lms_like.training.config.run_config import DistributedConfig
 from rl4lms_like.training.preferences.pipeline import VISIBLE, ModelRun, load_pipeline
 from rl4lms_like.training.preferences.pipeline_file import Pipeline
 
@@ -68,24 +70,28 @@ def post_train(
     resume = resume or pipeline.finetuning.resume_from_checkpoint is True
     runs = runs if dry_run else _checked(pipeline, runs, str(config_path))
     status, lines = 0, []
-    for run in runs:
-        say(f"# {run.name}")
-        try:
-            if dry_run:
-                _preview(run, say)
-            else:
-                lines.append(f"{run.name}: {_train(run, pipeline, results, resume)}")
-        except Exception as error:
-            if is_distributed():  # a process group cannot be created again after an error
-                error.args = (run.renamed(str(error)),)
+    with nullcontext(Ranks()) if dry_run else process_ranks(DistributedConfig().timeout) as ranks:
+        for run in runs:
+            say(f"# {run.name}")
+            try:
+                if dry_run:
+                    _preview(run, say)
+                else:
+                    lines.append(f"{run.name}: {_train(run, pipeline, results, resume, ranks)}")
+            except KeyboardInterrupt:
+                say(f"to resume: the same command with --resume\n{run.name} and the models after it are not trained")
                 raise
-            if with_traceback:
-                say(traceback.format_exc())
-            unexpected = f"{type(error).__name__}: {error} (--traceback shows where)"
-            text = str(error) if isinstance(error, RL4LMsLikeError) else unexpected
-            lines.append(f"{run.name}: failed: {run.renamed(text)}")
-            status = max(status, 2 if dry_run and isinstance(error, ConfigError) else 1)
-        _free_memory()
+            except Exception as error:
+                if ranks.size > 1:  # processes that wait for one that failed cannot go on
+                    error.args = (run.renamed(str(error)),)
+                    raise
+                if with_traceback:
+                    say(traceback.format_exc())
+                unexpected = f"{type(error).__name__}: {error} (--traceback shows where)"
+                text = str(error) if isinstance(error, RL4LMsLikeError) else unexpected
+                lines.append(f"{run.name}: failed: {run.renamed(text)}")
+                status = max(status, 2 if dry_run and isinstance(error, ConfigError) else 1)
+            _free_memory()
     for line in lines:
         say(line)
     return status
@@ -122,7 +128,7 @@ def _preview(run: ModelRun, say: Callable[[str], None]) -> None:
         say(part)
 
 
-def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Path:
+def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool, ranks: Ranks) -> Path:
     """Train a model in `<results>/<name>`, or resume its run; return the path of the final model."""
     from rl4lms_like.training.resuming.resume import newest_alike
     from rl4lms_like.training.run import train_config
@@ -130,6 +136,7 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Pa
     wanted, services = results / run.name, pipeline.logging.report_to
     folder = newest_alike(run.config, wanted) if resume else None
     if folder is not None and (folder / FINISHED_FILE).exists():
+        _link_all(wanted)
         return folder / FINAL
     try:
         log = os.path.abspath(with_home(pipeline.logging.logging_dir))
@@ -137,21 +144,28 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool) -> Pa
             run.config,
             base_path_to_store_results=results.parent,
             project_name=results.name,
-            experiment_name=run.name,
+            experiment_name=(folder or wanted).name,
             log_to_wandb="wandb" in services,
             wandb_project=pipeline.wandb.project_name,
             tensorboard_log=log if "tensorboard" in services else None,
             quiet=pipeline.logging.log_level in ("warning", "error", "critical"),
             new=not resume,
+            ranks=ranks,
         )
         return folder / FINAL
     finally:
-        if is_main_process():
-            for each in takewhile(lambda place: (place / CONFIG_FILE).is_file(), numbered(wanted)):
-                try:
-                    _link(each)
-                except OSError as error:  # a file system without links
-                    logger.warning("the links in %s could not be created: %s", each, reason(error))
+        _link_all(wanted)
+
+
+def _link_all(wanted: Path) -> None:
+    """Update the links in all run folders of a model."""
+    if not is_main_process():
+        return
+    for folder in takewhile(lambda place: (place / CONFIG_FILE).is_file(), numbered(wanted)):
+        try:
+            _link(folder)
+        except OSError as error:  # a file system without links
+            logger.warning("the links in %s could not be created: %s", folder, reason(error))
 
 
 def _link(run_folder: Path) -> None:

@@ -193,8 +193,12 @@ def train_config(
     tensorboard_log: str | Path | None = None,
     wandb_project: str | None = None,
     new: bool = False,
+    ranks: Ranks | None = None,
 ) -> Path:
-    """Train a model as configured in `config`; see `train`, and `Tracker` for `quiet` and the arguments after it."""
+    """Train a model as configured in `config`; see `train`, and `Tracker` for `quiet` and the arguments after it.
+
+    `ranks` are the processes that train together, if the caller has connected them already.
+    """
     from rl4lms_like.training.replay import with_replay
     from rl4lms_like.training.resuming.resume import find_unfinished
 
@@ -202,7 +206,7 @@ def train_config(
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
     wanted = experiment_folder(base, project_name, experiment_name)
     with ExitStack() as stack:
-        ranks = stack.enter_context(process_ranks(config.distributed.timeout))
+        ranks = ranks or stack.enter_context(process_ranks(config.distributed.timeout))
         locks: list[FileLock] = []
 
         def find() -> tuple[Resumption | None, list[str]]:

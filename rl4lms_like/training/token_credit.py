@@ -212,7 +212,8 @@ def clip_range_of(algorithm: Any) -> tuple[float, float] | None:
     if callable(low):  # Stable-Baselines3's may follow a schedule
         low = low(algorithm._current_progress_remaining)
     kind = getattr(settings, "surrogate", "clip"), getattr(settings, "ratio_level", "token")
-    if low is None or getattr(settings, "ratio_band", None) is not None or kind != ("clip", "token"):
+    has_band, is_pairwise = getattr(settings, "ratio_band", None) is not None, getattr(settings, "is_pairwise", False)
+    if low is None or has_band or is_pairwise or kind != ("clip", "token"):
         return None
     return float(low), float(low if high is None else high)
 

@@ -126,6 +126,25 @@ def test_pairs_stay_together(tiny_gpt2_dir, tiny_tokenizer):
         assert [len(batch.observations.group_ids.unique()) for batch in buffer.get(1)] == [1] * len(groups.unique())
 
 
+def test_without_pairs_there_is_no_step(tiny_gpt2_dir, tiny_tokenizer):
+    """Rewards that differ by rounding errors are equal."""
+    built = build(
+        OnlineDPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=8, group_size=4, reward=Binary(), ent_coef=0.1,
+        kl_controller=penalty(OnlineDPO),
+    )  # fmt: skip
+    built.learn_iteration(0, 2)
+    before, n_updates = parameters(built), built._n_updates
+    assert n_updates
+    buffer = built.rollout_buffer
+    buffer._rewards = 1 + 1e-7 * torch.arange(buffer.n_tokens) % 2e-7
+    buffer._rewards = buffer._rewards / buffer.episodes.lengths.repeat_interleave(buffer.episodes.lengths)
+    built.update = None
+    built.train()
+    assert torch.equal(parameters(built), before) and built._n_updates == n_updates
+    assert built.logger.name_to_value["train/pairs"] == 0
+    assert math.isnan(built.logger.name_to_value["ppo/loss"])
+
+
 def test_the_clip_fraction_of_a_sequence_is_that_of_its_own_ratio(tiny_gpt2_dir, tiny_tokenizer):
     built = build(observing(GSPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, clip_range=0.2, clip_range_high=0.2)
     built.learn_iteration(0, 1)

@@ -390,9 +390,11 @@ def _advice(key: str, blocks: dict[str, Any]) -> str | None:
 def _is_accepted(key: str, config: AnyConfig) -> bool:
     """Return whether the config is valid with the advised value: opd needs its KL, for instance, grpo has no critic."""
     path, _, wanted = key.partition(": ")
+    if not wanted:  # a smaller value
+        return True
     block, _, last = path.rpartition(".")
     override = f"{block}={{{last}: {wanted}}}" if block == "alg.kl_div" else f"{path}={wanted}"  # without a target
-    changed, issues = apply_overrides(config.to_dict(), [override] if wanted else [])
+    changed, issues = apply_overrides(config.to_dict(), [override])
     try:
         parse_config(changed, issues=issues)
     except ConfigError:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
-from rl4lms_like.core.ranks import is_distributed
+from rl4lms_like.core.ranks import is_distributed, n_processes
 from rl4lms_like.core.schema import at, check_arguments
 from rl4lms_like.core.secrets import secret_issues, without_values
 from rl4lms_like.data_pools.preferences import PROMPT
@@ -72,7 +72,7 @@ _HERE = {
     "datapool.args.split_ratios": "dataset.validation_split",
     "datapool.args": "dataset",
     "Set divided_split": "Set dataset.split",
-    "alg.model_type": "lora.task_type",
+    "alg.model_type": "models.{index}.task_type",
     "write causal": "write CAUSAL_LM",
     "write seq2seq": "write SEQ_2_SEQ_LM",
     "alg.args.label_smoothing": "post_training.label_smoothing",
@@ -81,6 +81,7 @@ _HERE = {
     "alg.args": "post_training",
     "alg.training_args": "training",
     "alg.peft": "lora",
+    "train_evaluation.eval_batch_size": "training.per_device_eval_batch_size",
     "peft.target_modules": "lora.target_modules",
 }
 """Text in messages of this library -> the same in terms of a pipeline file."""
@@ -176,13 +177,15 @@ def translated(pipeline: Pipeline, model: ModelBlock) -> dict[str, Any]:
         f"alg.args.{'odds_ratio_weight' if objective == 'orpo' else 'beta'}": post.beta,
         "alg.args.max_response_length": response_limit,
         "alg.args.dropout": "adapters" if lora is not None and lora.lora_dropout else None,
-        "alg.model_type": "causal" if lora is None else _FAMILIES[lora.task_type],
+        "alg.model_type": _FAMILIES[model.task_type or ("CAUSAL_LM" if lora is None else lora.task_type)],
         "alg.model_name": model.huggingface_id,
         "alg.generation_kwargs.max_new_tokens": response_limit,
         "alg.training_args.save_strategy": None if training.save_steps is None else "steps",
         "train_evaluation.eval_batch_size": training.per_device_eval_batch_size,
         "train_evaluation.generate": False,
     }
+    for path in ("alg.training_args.per_device_train_batch_size", "alg.training_args.per_device_eval_batch_size"):
+        values[path] *= n_processes()  # in our configs, a number of all processes together
     if objective == "dpo":
         values |= {"alg.args.loss": post.loss_type, "alg.args.label_smoothing": post.label_smoothing}
     if not post.needs_reference:
@@ -250,7 +253,7 @@ def _notices(pipeline: Pipeline, mapping: Mapping[str, Any], source: str) -> Ite
         if why and at(mapping, path) is not None:
             yield Notice(path, f"ignored: {why}")
     for path, limit in zip(("max_prompt_length", "max_completion_length"), training.limits, strict=True):
-        if limit < (at(mapping, f"training.{path}") or 0):
+        if at(mapping, f"training.{path}") is not None and limit < (getattr(training, path) or 0):
             text = f"{limit} instead, since prompt and response have at most max_seq_length {training.max_seq_length}"
             yield Notice(f"training.{path}", text)
     n_gpus = len(pipeline.gpu.device_ids or ())

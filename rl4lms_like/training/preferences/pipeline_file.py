@@ -36,11 +36,13 @@ class ModelBlock:
         name: name of the folder of its run.
         huggingface_id: hub id or local folder of the model.
         trust_remote_code: must be false: preference runs do not run code that comes with a model.
+        task_type: family of the model; default: `lora.task_type`.
     """
 
     name: str
     huggingface_id: str
     trust_remote_code: bool = False
+    task_type: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class LoraBlock:
         bias: which biases are trained: none.
         target_modules: layers that get adapters: a list of names, a regular expression, or `all-linear`; default:
             PEFT's choice for the model's family.
-        task_type: family of the model.
+        task_type: family of the models.
         use_rslora: scale by `lora_alpha / sqrt(r)`.
         use_dora: train magnitude and direction of the weights separately.
     """
@@ -141,7 +143,7 @@ class TrainingBlock:
     Args:
         output_dir: folder of the results; each model has a folder of its name in it.
         num_epochs: number of passes over the pairs.
-        per_device_train_batch_size: number of pairs (for `kto`, responses) per forward pass.
+        per_device_train_batch_size: number of pairs (for `kto`, responses) per forward pass, of each process.
         per_device_eval_batch_size: the same in evaluations.
         gradient_accumulation_steps: number of forward passes per optimizer step.
         learning_rate: maximum learning rate; it decays linearly.

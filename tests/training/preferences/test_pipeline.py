@@ -281,6 +281,7 @@ KEYS: dict[str, list[Becomes | Refused | Reported | Elsewhere]] = {
         Refused("EleutherAI/nowhere"),
     ],
     "models.trust_remote_code": [Refused(True)],
+    "models.task_type": [Becomes("SEQ_2_SEQ_LM", "alg.model_type", "seq2seq"), Refused("SEQ_CLS")],
     "dataset.name": [Becomes("Anthropic/hh-rlhf", "datapool.args.dataset"), Refused("nothing.jsonl")],
     "dataset.split": [Becomes("test", "datapool.args.divided_split", others=TABLE), Reported("test")],
     "dataset.subset": [Becomes("small", "datapool.args.name", others=TABLE), Reported("small")],
@@ -323,7 +324,7 @@ KEYS: dict[str, list[Becomes | Refused | Reported | Elsewhere]] = {
     "training.output_dir": [Elsewhere(RUNS)],
     "training.num_epochs": [Becomes(0.5, f"{TRAINING}.num_train_epochs"), Refused(0)],
     "training.max_seq_length": [Becomes(20, "alg.args.max_response_length", 10), Refused(1)],
-    "training.max_prompt_length": [Becomes(9, "tokenizer.max_length"), Reported(33), Refused(0)],
+    "training.max_prompt_length": [Becomes(9, "tokenizer.max_length"), Reported(33), Reported("33"), Refused("long")],
     "training.max_completion_length": [
         Becomes(9, "alg.args.max_response_length"),
         Becomes(9, "alg.generation_kwargs.max_new_tokens"),
@@ -480,7 +481,7 @@ def test_the_project_of_wandb_is_that_of_the_file(workplace, monkeypatch):
 def test_errors_of_a_run_name_the_keys_of_the_file(workplace, tiny_t5_dir, capsys):
     file = save(tiny(), workplace)
     assert post_train(file, "--set", f"models.0.huggingface_id={tiny_t5_dir}") == 1
-    assert "lora.task_type: " in (out := capsys.readouterr().out) and "write SEQ_2_SEQ_LM" in out
+    assert "models.0.task_type: " in (out := capsys.readouterr().out) and "write SEQ_2_SEQ_LM" in out
     texts = [
         [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": text}] for text in ("Yes.", "No.")
     ]
