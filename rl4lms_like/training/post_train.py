@@ -79,7 +79,7 @@ def post_train(
                 else:
                     lines.append(f"{run.name}: {_train(run, pipeline, results, resume, ranks)}")
             except KeyboardInterrupt:
-                say(f"to resume: the same command with --resume\n{run.name} and the models after it are not trained")
+                say(f"{run.name} is not finished: the same command with --resume continues it")
                 raise
             except Exception as error:
                 if ranks.size > 1:  # processes that wait for one that failed cannot go on
