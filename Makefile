@@ -17,15 +17,18 @@ TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test check bench site tutorials clean
+.PHONY: help train test test-all check bench site tutorials clean
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 train: $(VENV)/.installed ## train the embedded default; about two minutes on two cores, no hub, no account
 	$(BIN)/python -m rl4lms_like quickstart $(ARGS)
 
-test: $(VENV)/.installed-dev ## run the tests
+test: $(VENV)/.installed-dev ## run the tests, without the slowest ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.installed-dev ## run all tests; some minutes more
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format, types, layers, documentation

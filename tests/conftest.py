@@ -33,11 +33,20 @@ multiprocessing.set_forkserver_preload(["rl4lms_like.envs.stepping", "rl4lms_lik
     "stable_baselines3.common.vec_env", "transformers.tokenization_utils_tokenizers"])  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SLOW = REPOSITORY / "tests" / "slow.txt"
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes go by their argument's name: packed ones may hold the time, and all workers must collect the same tests."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `slow.txt`."""
+    slow = tuple(line for line in SLOW.read_text().splitlines() if not line.startswith("#"))
+    for item in items:
+        if item.nodeid.startswith(slow):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -34,7 +34,7 @@ def words(symbol: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts() -> tuple[str, ...]:
     return film_opinions(N, seed=0)
 
 
@@ -57,7 +57,7 @@ def test_another_process_with_another_hash_seed_writes_the_same_opinions(texts):
             text=True,
             check=True,
         )
-        assert answer.stdout.splitlines() == texts[:40]
+        assert answer.stdout.splitlines() == list(texts[:40])
 
 
 def test_opinions_are_one_to_three_well_formed_sentences(texts):
@@ -136,7 +136,7 @@ def test_held_out_prompts_occur_nowhere_in_the_training_texts():
 
 def test_prompt_and_reference_make_up_the_opinion(texts):
     samples = FilmOpinions.prepare("train", n_train=500).samples
-    assert [f"{sample.prompt_or_input_text} {sample.references[0]}" for sample in samples] == texts[:500]
+    assert [f"{sample.prompt_or_input_text} {sample.references[0]}" for sample in samples] == list(texts[:500])
     assert {len(sample.prompt_or_input_text.split()) for sample in samples} == {5, 6, 7}
     assert min(len(sample.references[0].split()) for sample in samples) >= 2
     assert [sample.id for sample in samples[:2]] == ["train_0", "train_1"]

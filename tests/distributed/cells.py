@@ -200,7 +200,8 @@ def run_and_resume(cell: str, models: Path, output: Path, ranks: Ranks) -> None:
     """Train a cell whose processes have random numbers and rewards of their own; resume a copy from its checkpoint."""
     whole, resumed = (output / f"{cell}_{name}" for name in ("whole", "resumed"))
     run_cell(cell, models, whole, ranks)
-    ranks.from_main(lambda: shutil.copytree(whole, resumed))
+    # only what the first process writes: others may still save their weights
+    ranks.from_main(lambda: shutil.copytree(whole / "cells", resumed / "cells"))
     run_cell(cell, models, resumed, ranks, resume_from=resumed / "cells" / cell / "checkpoints" / CHECKPOINTS[cell])
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "rl4lms_like").rglob("*.py"))
 
@@ -87,3 +89,10 @@ def test_no_kept_file_names_the_machine_it_was_written_on(pattern):
 def test_the_search_finds_machine_paths(tmp_path, folder):
     assert MACHINE_PATH.search(f"open('/{folder}/somebody/model')")
     assert not MACHINE_PATH.search(f"see docs/{folder}/page and ../{folder}/page and $ROOT/{folder}/page")
+
+
+def test_slow_tests_exist():
+    for line in SLOW.read_text().splitlines():
+        if not line.startswith("#"):
+            file, _, name = line.partition("::")
+            assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), line

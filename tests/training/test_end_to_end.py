@@ -193,7 +193,6 @@ def from_the_repository(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_task_is_trained_from_its_file(name, places, tmp_path, monkeypatch, from_the_repository):
     blocks, _ = read_yaml(REPOSITORY / "task_configs" / name)
@@ -208,7 +207,6 @@ def test_a_task_is_trained_from_its_file(name, places, tmp_path, monkeypatch, fr
         check_rollouts(folder, blocks)
 
 
-@pytest.mark.slow
 def test_the_script_is_a_program_of_its_own(places, tmp_path, from_the_repository):
     name = "synthetic_generate_increasing_numbers/gpt2_ppo.yml"
     blocks, _ = read_yaml(REPOSITORY / "task_configs" / name)
