@@ -33,10 +33,10 @@ from tests.conftest import REPOSITORY
 from tests.forked import forked
 
 ALGORITHMS = {
-    "ppo": {"n_steps": 7, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
-    "nlpo": {"n_steps": 7, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
-    "a2c": {"n_steps": 7, "learning_rate": 1e-3},
-    "trpo": {"n_steps": 7, "batch_size": 40, "n_critic_updates": 2, "sub_sampling_factor": 2, "target_kl": 0.01},
+    "ppo": {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
+    "nlpo": {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
+    "a2c": {"n_steps": 10, "learning_rate": 1e-3},
+    "trpo": {"n_steps": 10, "batch_size": 40, "n_critic_updates": 2, "sub_sampling_factor": 2, "target_kl": 0.01},
 }
 PAIRS = [("causal", "ppo"), ("causal", "a2c"), ("seq2seq", "trpo"), ("seq2seq", "nlpo")]
 """Families and algorithms; seq2seq models once without masks and once with them."""
@@ -172,7 +172,6 @@ def test_groups_and_their_sampling_go_on_too(
 def test_success_rates_of_prompts_go_on(tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
     mapping["datapool"]["sampler"] = {"id": "difficulty", "args": {"success_from": 0.9, "weights": [0.01, 1, 0.01]}}
-    mapping["alg"]["args"] = ALGORITHMS["ppo"] | {"n_steps": 10}
     expected = started(mapping, tmp_path, "whole")
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
         stop_after(patch, 3, "files")
