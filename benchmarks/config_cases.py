@@ -1,8 +1,9 @@
 """The valid configs that cases start as, and the values that their keys are given instead.
 
-KINDS      algorithm x family of the model, adapters, supervised runs     base_config(kind): a tiny run
-OPTIONS    what a key may well be given, and what people confuse it with
-VALUES     what no key expects
+KINDS               algorithm x family of the model, adapters, supervised runs     base_config(kind): a tiny run
+PREFERENCE_KINDS    objective x family, and pipeline files
+OPTIONS             what a key may well be given, and what people confuse it with
+VALUES              what no key expects
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 PROMPTS = "prompts"
 """Name of the files that the file pools read, with `.jsonl`, `.csv` and `.txt`."""
+PAIRS = "pairs.jsonl"
 
 _STEPS = {"n_steps": 6, "batch_size": 12, "n_epochs": 2, "learning_rate": 1e-3}
 _ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -47,13 +49,32 @@ KINDS = [
     "supervised/seq2seq",
 ]
 """Algorithm and family of the model; they take turns."""
+_OBJECTIVES: dict[str, dict[str, Any]] = {
+    "reward_model": {"center_coef": 0.01},
+    "dpo": {"beta": 0.1, "loss": "sigmoid", "sft_weight": 0.1, "max_response_length": 6},
+    "ipo": {"length_average": False},
+    "kto": {"desirable_weight": 1.0, "max_response_length": 6},
+    "orpo": {"odds_ratio_weight": 0.2},
+    "simpo": {"beta": 2.0, "gamma": 0.5},
+}
+PIPELINE = "pipeline/causal"
+PREFERENCE_KINDS = [
+    *(f"{objective}/{family}" for objective in _OBJECTIVES for family in ("causal", "seq2seq")),
+    "dpo/causal/peft",
+    *[PIPELINE] * 5,
+]
+"""Objective and family of the model, and the second format of preference runs; they take turns."""
 
 
 def base_config(kind: str) -> dict[str, Any]:
     """The valid config that cases of a kind start as."""
     algorithm, family, *extra = kind.split("/")
-    index = KINDS.index(kind)
     model = f"models/{family}"
+    if kind == PIPELINE:
+        return _pipeline(model)
+    if algorithm in _OBJECTIVES:
+        return _preferences(algorithm, family, model, has_adapters="peft" in extra)
+    index = KINDS.index(kind)
     blocks: dict[str, Any] = {
         "tokenizer": {"model_name": model},
         "datapool": _POOLS[1 if algorithm == "supervised" else index % len(_POOLS)],
@@ -80,6 +101,36 @@ def base_config(kind: str) -> dict[str, Any]:
     }
     blocks["train_evaluation"] |= {"n_iters": 2, "eval_every": 1, "save_every": 2}
     return copy.deepcopy(blocks)
+
+
+def _preferences(objective: str, family: str, model: str, *, has_adapters: bool) -> dict[str, Any]:
+    training = {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1}
+    alg = {"id": objective, "args": _OBJECTIVES[objective], "model_type": family, "model_name": model}
+    alg |= {"peft": {"r": 2, "lora_alpha": 4}} if has_adapters else {}
+    alg |= {} if objective == "reward_model" else {"generation_kwargs": {"max_new_tokens": 6}}
+    blocks: dict[str, Any] = {
+        "tokenizer": {"model_name": model, "max_length": 16},
+        "datapool": {"id": "preferences", "args": {"path": PAIRS, "split_ratios": [0.6, 0.2, 0.2]}},
+        "alg": {**alg, "training_args": training},
+        "train_evaluation": {"eval_batch_size": 4},
+        "seed": 3,
+    }
+    return copy.deepcopy(blocks)
+
+
+def _pipeline(model: str) -> dict[str, Any]:
+    training = {"output_dir": "outputs", "num_epochs": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-3}
+    return {
+        "models": [{"name": "tiny", "huggingface_id": model, "trust_remote_code": False}],
+        "dataset": {"name": PAIRS, "validation_split": 0.2, "prompt_column": "prompt"},
+        "post_training": {"method": "dpo", "beta": 0.1, "loss_type": "sigmoid", "use_ref_model": True},
+        "lora": {"r": 2, "lora_alpha": 4, "lora_dropout": 0.05, "task_type": "CAUSAL_LM"},
+        "training": {**training, "max_seq_length": 24, "max_prompt_length": 16, "logging_steps": 1, "eval_steps": 2},
+        "gpu": {"device_ids": [0], "use_ddp": False},
+        "finetuning": {"load_best_model_at_end": False},
+        "logging": {"report_to": [], "log_level": "info"},
+        "seed": 42,
+    }
 
 
 # --- values --------------------------------------------------------------------------------------------------------
@@ -211,6 +262,89 @@ OPTIONS: dict[str, list[Any]] = {
     "datapool.args.max_size": [1, 3],
 }
 """What a key that may be there may well be given, and what people confuse it with."""
+
+_SHARED = ("n_threads", "device", "seed", "tokenizer", "alg.model_type", "alg.early_stopping", "alg.peft")
+_OF_EVALUATION = ("eval_batch_size", "save_model", "max_eval_samples", "metrics")
+PREFERENCE_OPTIONS: dict[str, list[Any]] = {
+    **{path: values for path, values in OPTIONS.items() if path.startswith((*_SHARED, "alg.training_args"))},
+    **{path: values for path, values in OPTIONS.items() if path.endswith(_OF_EVALUATION)},
+    "alg.id": [*_OBJECTIVES, "ppo", "rlhf"],
+    "alg.args.beta": [0.5, 0, -1],
+    "alg.args.loss": ["hinge", "robust", "ipo"],
+    "alg.args.label_smoothing": [0.1, 0.5, 0],
+    "alg.args.sft_weight": [1.0, -1],
+    "alg.args.length_average": [True, False],
+    "alg.args.gamma": [0, 2],
+    "alg.args.desirable_weight": [0, 2.0],
+    "alg.args.center_coef": [0.1],
+    "alg.args.append_eos": [True, False],
+    "alg.args.dropout": [True, "adapters"],
+    "alg.args.max_response_length": [1, 3, 500],
+    "alg.args.reference_model": ["models/causal", "models/seq2seq", "nowhere"],
+    "alg.model_name": ["models/causal", "models/seq2seq", "gpt2"],
+    "alg.merge_on_save": [True],
+    "alg.generation_kwargs": [{"max_new_tokens": 3}, {"num_beams": 2}, {"beam": 1}],
+    "alg.training_args.gradient_accumulation_steps": [2, 0],
+    "alg.training_args.metric_for_best_model": ["loss", "rewards/accuracies", "rewards/acuracies"],
+    "alg.training_args.load_best_model_at_end": [True],
+    "alg.training_args.label_smoothing_factor": [0.1],
+    "datapool": [{"id": "film_opinions"}, {"id": "preferences"}, {"id": "preferences", "args": {"dataset": "nowhere"}}],
+    "datapool.args.prompt_column": ["prompt", "question", None],
+    "datapool.args.chosen_column": ["rejected", "better"],
+    "datapool.args.label_column": ["label"],
+    "datapool.args.margin_column": ["margin", "prompt"],
+    "datapool.args.split_ratios": [[1, 0, 0], [0.5, 0.5], [0.9, 0.1, 0.1]],
+    "datapool.args.max_rows": [1, 4],
+    "datapool.args.max_size": [1, 3],
+    "train_evaluation.generate": [False],
+}
+PIPELINE_OPTIONS: dict[str, list[Any]] = {
+    "models": [[], [{"name": "a", "huggingface_id": "models/causal"}, {"name": "b", "huggingface_id": "nowhere"}]],
+    "models.0.name": ["a/b", "..", "a b"],
+    "models.0.huggingface_id": ["models/seq2seq", "gpt2"],
+    "models.0.trust_remote_code": [True],
+    "models.0.task_type": ["SEQ_2_SEQ_LM", "causal"],
+    "dataset.name": ["nowhere.jsonl", "nowhere"],
+    "dataset.split": ["train", "test"],
+    "dataset.prompt_column": ["question"],
+    "dataset.chosen_column": ["better"],
+    "dataset.max_samples": [1, 3],
+    "dataset.validation_split": [0, 0.5, 1],
+    "dataset.chat_template": [True],
+    "post_training.method": ["ipo", "kto", "orpo", "ppo", None],
+    "post_training.loss_type": ["ipo", "kto_pair", "hinge", "simpo"],
+    "post_training.beta": [0.5, 0],
+    "post_training.label_smoothing": [0.1, 0.6],
+    "post_training.use_ref_model": [False],
+    "post_training.ref_model_id": ["models/causal", "nowhere"],
+    "lora": [None, {}, {"r": 0}],
+    "lora.lora_dropout": [0, 1],
+    "lora.bias": ["all"],
+    "lora.target_modules": [["query_key_value"], "all-linear", ["c_attn"]],
+    "lora.use_dora": [True],
+    "lora.use_rslora": [True],
+    "training.num_epochs": [2, 0.5, 0],
+    "training.max_seq_length": [2, 8, 10_000],
+    "training.max_prompt_length": [1, 100],
+    "training.max_completion_length": [1, 4],
+    "training.save_steps": [1, 2],
+    "training.save_total_limit": [1, None],
+    "training.fp16": [True],
+    "training.bf16": [True],
+    "training.gradient_checkpointing": [True, False],
+    "training.optim": ["adafactor", "adam_of_eden"],
+    "training.warmup_steps": [0, 5],
+    "gpu.device_ids": [None, [1], "0"],
+    "gpu.use_ddp": [True],
+    "finetuning.load_best_model_at_end": [True],
+    "finetuning.metric_for_best_model": ["eval_rewards/accuracies", "loss", "accuracy"],
+    "finetuning.early_stopping_patience": [1, None],
+    "finetuning.resume_from_checkpoint": [True, "latest"],
+    "logging.report_to": [["tensorboard"], ["mlflow"], "wandb"],
+    "logging.log_level": ["warning", "loud"],
+    "seed": [0, -1, 2**32],
+}
+"""The same for pipeline files."""
 
 SWAPPED_IDS = (
     "ppo",

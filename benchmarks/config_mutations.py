@@ -11,13 +11,23 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from benchmarks.config_cases import KINDS, OPTIONS, SWAPPED_IDS, VALUES, base_config, with_placeholders
+from benchmarks.config_cases import (
+    KINDS,
+    OPTIONS,
+    PIPELINE_OPTIONS,
+    PREFERENCE_KINDS,
+    PREFERENCE_OPTIONS,
+    SWAPPED_IDS,
+    VALUES,
+    base_config,
+    with_placeholders,
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Case:
 
     Args:
         seed: of the case.
-        kind: of the config it started as, one of `KINDS`.
+        kind: of the config it started as, one of `KINDS` or `PREFERENCE_KINDS`.
         text: of the file; not always text in UTF-8.
         overrides: of `--set`.
         changes: what was done, in words.
@@ -39,10 +49,10 @@ class Case:
     changes: tuple[str, ...]
 
 
-def case_of(seed: int) -> Case:
-    """The case of a seed."""
+def case_of(seed: int, kinds: Sequence[str] = KINDS) -> Case:
+    """The case of a seed, of one of these kinds."""
     rng = random.Random(f"config {seed}")
-    kind = KINDS[seed % len(KINDS)]
+    kind = kinds[seed % len(kinds)]
     mapping, changes = base_config(kind), []
     for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 3))):
         change = rng.choices(list(_CHANGES), weights=list(_CHANGES.values()))[0]
@@ -82,6 +92,11 @@ def _pick(mapping: dict[str, Any], rng: random.Random) -> tuple[Any, Any, str]:
 def _set_path(mapping: dict[str, Any], path: str, value: Any) -> None:
     container = mapping
     *blocks, key = path.split(".")
+    if path.startswith("models.0."):
+        models = mapping.get("models")
+        if not (isinstance(models, list) and models and isinstance(models[0], dict)):
+            return
+        container, blocks = models[0], []
     for block in blocks:
         if not isinstance(container.get(block), dict):
             container[block] = {}
@@ -93,10 +108,23 @@ _RL = ("env", "reward_fn", "alg.id", "alg.args", "alg.kl_div", "alg.policy", "tr
 _BOTH = ("n_threads", "device", "seed", "tokenizer", "datapool", "train_evaluation")
 
 
+def options_of(mapping: dict[str, Any]) -> dict[str, list[Any]]:
+    """The keys and values for configs of this kind."""
+    if not {"models", "post_training"}.isdisjoint(mapping):
+        return PIPELINE_OPTIONS
+    alg = mapping.get("alg")
+    objective = alg.get("id") if isinstance(alg, dict) else None
+    is_preference = any(kind.startswith(f"{objective}/") for kind in PREFERENCE_KINDS)
+    return PREFERENCE_OPTIONS if is_preference else OPTIONS
+
+
 def _option_path(mapping: dict[str, Any], rng: random.Random) -> str:
     """A key that one might set, mostly one of the config's own kind."""
+    options = options_of(mapping)
     if rng.random() < 0.05:
         return rng.choice(list(OPTIONS))
+    if options is not OPTIONS:
+        return rng.choice(list(options))
     supervised = "reward_fn" not in mapping
     own = [path for path in OPTIONS if path.startswith(_BOTH) or path.startswith(_RL) != supervised]
     others = _OF_OTHERS.get(
@@ -126,7 +154,7 @@ _OF_OTHERS = {
 
 def _option(mapping: dict[str, Any], rng: random.Random) -> str:
     path = _option_path(mapping, rng)
-    _set_path(mapping, path, rng.choice(OPTIONS[path]))
+    _set_path(mapping, path, rng.choice(options_of(mapping).get(path) or OPTIONS[path]))
     return f"option {path}"
 
 
@@ -218,7 +246,9 @@ def _override(mapping: dict[str, Any], rng: random.Random) -> str:
     """A `--set`, more often right than not."""
     path = _option_path(mapping, rng) if rng.random() < 0.9 else _pick(mapping, rng)[2]
     if rng.random() < 0.8:
-        value = yaml.safe_dump(rng.choice(OPTIONS.get(path, [1])), default_flow_style=True, width=10**6)
+        value = yaml.safe_dump(
+            rng.choice(options_of(mapping).get(path) or OPTIONS.get(path, [1])), default_flow_style=True, width=10**6
+        )
         return f"{path}={value.removesuffix('...' + chr(10)).strip()}"
     wrong = (
         "=",

@@ -2,6 +2,7 @@
 
     python -m benchmarks.fuzzed_configs                       # 2,000 cases
     python -m benchmarks.fuzzed_configs --first 17 --n 1      # one case, what was said included
+    python -m benchmarks.fuzzed_configs --preferences --n 300 # preference runs, in both formats
 
 Every case is given to the real commands, `check` and then `train`, in a process of its own with bounded memory and
 time. See `config_mutations` for what is changed, `config_facts` for how a run is held against its config.
@@ -35,11 +36,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.config_cases import KINDS, PROMPTS
+from benchmarks.config_cases import KINDS, PAIRS, PIPELINE, PREFERENCE_KINDS, PROMPTS
 from benchmarks.config_facts import asked_for, differences, faults_of_run, is_supervised, work
 from benchmarks.config_mutations import Case, case_of
 
 RESULTS = Path(__file__).parent / "results" / "fuzzed_configs.json"
+PREFERENCE_RESULTS = RESULTS.with_name("fuzzed_preference_configs.json")
 TIME_LIMIT_S = 60.0
 LONG_LIMIT_S = 6.0
 LONG_WORK = 60_000
@@ -90,8 +92,8 @@ def play(case: Case, folder: Path) -> None:
     report: dict[str, Any] = {"faults": []}
     options = [option for override in case.overrides for option in ("--set", override)]
     runs = remembered_runs()
-    for command in ("check", "train"):
-        report[command] = _status(command, [command, "case.yml", *options])
+    for name, command in commands_of(case).items():
+        report[name] = _status(name, [*command, *options])
         Path("report.json").write_text(json.dumps(report))
     if report["train"] == 0:
         try:
@@ -102,10 +104,20 @@ def play(case: Case, folder: Path) -> None:
     os._exit(0)
 
 
+def commands_of(case: Case) -> dict[str, list[str]]:
+    """Both commands for a config of this kind."""
+    if case.kind == PIPELINE:
+        train = ["post-train", "--config", "case.yml"]
+        return {"check": [*train, "--dry-run"], "train": train}
+    return {name: [name, "case.yml"] for name in ("check", "train")}
+
+
 def faults_here(case: Case, run: Any) -> list[str]:
     """Everything in which the run in this folder is not what the case asks for."""
     from rl4lms_like.training.config.run_config import parse_config
 
+    if case.kind in PREFERENCE_KINDS:
+        return []
     asked, folder = asked_for(case.text, case.overrides), Path("rl4lm_exps/rl4lm_experiment")
     usual = parse_config(_SAYS_LITTLE_SUPERVISED if is_supervised(asked) else _SAYS_LITTLE, components=False).to_dict()
     got = json.loads((folder / "config.json").read_text())
@@ -176,20 +188,23 @@ def _address_space() -> int:
 # --- around it ------------------------------------------------------------------------------------------------------
 
 
-def outcomes(seeds: Sequence[int], base: Path, *, parallel: int = 1) -> Iterator[tuple[Case, Outcome]]:
+def outcomes(
+    seeds: Sequence[int], base: Path, *, parallel: int = 1, kinds: Sequence[str] = KINDS
+) -> Iterator[tuple[Case, Outcome]]:
     """Plays the cases, each in a process forked from this one.
 
     Args:
         seeds: of the cases.
         base: a folder to work in; the tiny models are made there.
         parallel: cases at a time.
+        kinds: of the configs that they start as.
     """
     prepare(base)
     waiting = list(reversed(seeds))
     running: dict[int, tuple[Case, float, Path]] = {}
     while waiting or running:
         while waiting and len(running) < parallel:
-            case = case_of(waiting.pop())
+            case = case_of(waiting.pop(), kinds)
             folder = make_folder(base, case.seed)
             pid = os.fork()
             if pid == 0:
@@ -276,8 +291,9 @@ def _name_of(message: str) -> str | None:
 
 
 def _said(folder: Path, command: str) -> str:
-    path = folder / f"{command}.err"
-    return path.read_text(errors="replace") if path.exists() else ""
+    """Return the errors of a command; post-train prints those of a model with its results."""
+    paths = (folder / f"{command}.{end}" for end in ("err", "out"))
+    return next(filter(None, (path.read_text(errors="replace") for path in paths if path.exists())), "")
 
 
 def prepare(base: Path) -> None:
@@ -304,13 +320,15 @@ def make_inputs(base: Path) -> None:
         writer = csv.DictWriter(file, ["text", "rest"])
         writer.writeheader()
         writer.writerows(rows)
+    pairs = [{"prompt": f"Film number {i}", "chosen": f" is good {i}.", "rejected": f" is bad {i}."} for i in range(20)]
+    (base / PAIRS).write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
 
 
 def make_folder(base: Path, seed: int) -> Path:
     """Where a case runs; models and data are links."""
     folder = base / f"case_{seed}"
     folder.mkdir()
-    for name in ("models", *(f"{PROMPTS}{suffix}" for suffix in (".jsonl", ".csv", ".txt"))):
+    for name in ("models", PAIRS, *(f"{PROMPTS}{suffix}" for suffix in (".jsonl", ".csv", ".txt"))):
         (folder / name).symlink_to(base / name)
     return folder
 
@@ -321,18 +339,20 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=2000, help="cases (%(default)s)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first case (%(default)s)")
     parser.add_argument("--seeds", help="these cases instead, comma-separated")
+    parser.add_argument("--preferences", action="store_true", help="configs of preference runs, in both formats")
     parser.add_argument("--parallel", type=int, default=1, help="cases at a time (%(default)s)")
-    parser.add_argument("--output", type=Path, help=f"results; of all 2,000 cases {RESULTS.name}")
+    parser.add_argument("--output", type=Path, help="results; by default only of 2,000 cases, or 300 of preferences")
     parser.add_argument("--log", type=Path, help="one line for each case, with all that was said")
     options = parser.parse_args()
     seeds = list(range(options.first, options.first + options.n))
     if options.seeds:
         seeds = [int(seed) for seed in options.seeds.split(",")]
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    kinds = PREFERENCE_KINDS if options.preferences else KINDS
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     named: Counter[str] = Counter()
     faults: dict[int, list[str]] = {}
     with tempfile.TemporaryDirectory() as name:
-        for case, outcome in outcomes(seeds, Path(name), parallel=options.parallel):
+        for case, outcome in outcomes(seeds, Path(name), parallel=options.parallel, kinds=kinds):
             counts[case.kind][outcome.verdict] += 1
             if outcome.verdict == "named":
                 named[str(_name_of(outcome.message["train"]))] += 1
@@ -358,7 +378,8 @@ def main() -> int:
         "limits": {"time_s": TIME_LIMIT_S, "memory_bytes": MEMORY, "long_work_tokens": LONG_WORK},
         "versions": {name: version(name) for name in ("torch", "transformers", "PyYAML", "pydantic")},
     }
-    output = options.output or (RESULTS if len(seeds) == 2000 else None)
+    results_file, n_cases = (PREFERENCE_RESULTS, 300) if options.preferences else (RESULTS, 2000)
+    output = options.output or (results_file if len(seeds) == n_cases else None)
     if output:
         output.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     return int(bool(faults))

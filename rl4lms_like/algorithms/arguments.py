@@ -456,11 +456,8 @@ def kl_issues(algorithm: Any, given: Mapping[str, Any], kl: Mapping[str, Any], i
         issues.append(ConfigIssue("placement", message))
     learns_reward = given.get("task_reward", getattr(algorithm, "task_reward", True))
     if kl.get("coeff") == 0 and (not learns_reward or getattr(algorithm, "needs_reference", False)):
-        issues.append(
-            ConfigIssue(
-                "coeff", f"0 leaves {id} without the KL that it needs: use {getattr(algorithm, 'kl_coeff', 1.0):g}"
-            )
-        )
+        usual = getattr(algorithm, "kl_coeff", 1.0)
+        issues.append(ConfigIssue("coeff", f"0 leaves {id} without the KL that it needs: use {usual:g}"))
     if getattr(algorithm, "is_pairwise", False):
         message = f"has no effect: the loss of {id} has the log-ratios to the reference themselves; remove it"
         without = {"placement": "loss", "estimator": "k3", "norm_reward": False}

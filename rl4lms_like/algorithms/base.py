@@ -36,7 +36,7 @@ from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import own_batches
-from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.ranks import Ranks
@@ -77,7 +77,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     learns_off_policy: ClassVar[bool] = True
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
     is_off_policy: bool = False
-    """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`; set by a replay."""
+    """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`: in a replay, or with
+    rollouts that are generated ahead."""
     n_together: ClassVar[int] = 1
     """Number of consecutive episodes of a minibatch that have one loss, so that micro-batches do not separate them."""
     warns_of_ratio: bool = True
@@ -147,6 +148,11 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             supported_action_spaces=(spaces.Discrete,),
             _init_setup_model=_init_setup_model,
         )
+        if _init_setup_model and self.policy.arguments.is_ahead:
+            if not self.learns_off_policy:
+                message = f"{name} cannot correct for rollouts that are generated ahead; remove it"
+                raise ConfigError([ConfigIssue("engine.ahead", message)], source="policy_kwargs")
+            self.is_off_policy = True
 
     def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the algorithm's defaults for policy arguments; those in `given` take precedence."""

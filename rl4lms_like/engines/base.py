@@ -67,7 +67,8 @@ class GenerationEngine(ABC):
         """Return logged numbers about the difference of the engine's log-probs from the policy's.
 
         Args:
-            episodes: of a rollout of this engine.
+            episodes: of a rollout of this engine. They have no `behavior_log_prob` if they were generated with older
+                weights than those that it has now.
             log_prob: `[n_tokens]`, of the policy that generated them.
         """
         return {}

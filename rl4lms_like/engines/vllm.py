@@ -30,7 +30,7 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import VllmArguments, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
-from rl4lms_like.engines.weights import fingerprint, prepare_folder, save_weights
+from rl4lms_like.engines.weights import fingerprint, save_weights, weights_folder
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class VllmEngine(GenerationEngine):
             max_response_bytes=LARGEST_ANSWER,
             max_connections=options.max_connections,
         )
-        self._folder = prepare_folder(options.weights_dir)
+        self._folder = weights_folder(options.weights_dir)
         self._loop = EventLoop("vllm engine")
         self._synchronised: Tensor | None = None
         self._probe: EpisodeBatch | None = None
@@ -262,15 +262,14 @@ class VllmEngine(GenerationEngine):
     def gaps(self, episodes: EpisodeBatch, log_prob: Tensor) -> dict[str, float]:
         """Return mean and largest absolute gap, KL estimate `k3` and effective sample size of a rollout.
 
-        If the rollout was sampled from another distribution, for instance with a temperature, the engine scores a few
-        of its episodes again.
+        If the rollout was sampled from another distribution (a temperature, older weights), the engine scores a few of
+        its episodes again.
 
         Raises:
             EngineError: the mean gap exceeds `max_gap`.
         """
         theirs, ours = episodes.behavior_log_prob, log_prob
-        assert theirs is not None
-        if self._samples_other:
+        if self._samples_other or theirs is None:
             chosen = torch.arange(min(N_SCORED, episodes.n_episodes), device=log_prob.device)
             tokens = episodes.token_index(chosen)
             theirs, ours = self.score(episodes.select(chosen)), ours[tokens]

@@ -19,24 +19,22 @@ MARKER = "engine_weights.txt"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def prepare_folder(weights_dir: str) -> Path:
-    """Create the folder of the weights, and return its absolute path.
+def weights_folder(weights_dir: str) -> Path:
+    """Return the absolute path of the folder of the weights, which need not exist.
 
     Raises:
         EngineError: it has files of another origin, which would be overwritten.
-        RL4LMsLikeError: it cannot be written.
+        RL4LMsLikeError: it is a file, or cannot be read.
     """
     folder = with_home(weights_dir).resolve()
     with saving(f"the weights of the engine to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not (folder / MARKER).is_file():
+        if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
             raise EngineError(f"engine.args.weights_dir: {folder} has other files, which would be overwritten")
-        (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")
     return folder
 
 
 def save_weights(model: Any, folder: Path) -> None:
-    """Save a model without adapters.
+    """Save a model without adapters; create the folder.
 
     Raises:
         RL4LMsLikeError: the folder cannot be written.
@@ -47,6 +45,8 @@ def save_weights(model: Any, folder: Path) -> None:
         weights[name] = weight.clone() if weight.data_ptr() in seen else weight
         seen.add(weight.data_ptr())
     with saving(f"the weights of the engine to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")
         model.save_pretrained(folder, state_dict=weights, max_shard_size="1TB")
 
 

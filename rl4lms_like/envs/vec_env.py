@@ -93,11 +93,16 @@ class TextVecEnv(DummyVecEnv):
 
     def reset(self) -> Any:
         """Start an episode in each environment, those of a group with the same sample."""
-        if self.group_size > 1 or self.ranks.size > 1:
-            drawn = self.envs[0].sampler.sample(self.num_envs * self.ranks.size // self.group_size)
-            of_all = [{"sample": sample} for sample in drawn for _ in range(self.group_size)]
-            first = self.num_envs * self.ranks.rank
-            self.set_options(of_all[first : first + self.num_envs])
+        if self.group_size == 1 and self.ranks.size == 1:
+            return super().reset()
+        drawn = self.envs[0].sampler.sample(self.num_envs * self.ranks.size // self.group_size)
+        of_all = [sample for sample in drawn for _ in range(self.group_size)]
+        first = self.num_envs * self.ranks.rank
+        return self.start(of_all[first : first + self.num_envs])
+
+    def start(self, samples: Sequence[Sample]) -> Any:
+        """Start an episode in each environment, with these samples in place of those of the sampler."""
+        self.set_options([{"sample": sample} for sample in samples])
         return super().reset()
 
     def play(self, episodes: EpisodeBatch) -> np.ndarray:

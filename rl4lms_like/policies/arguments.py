@@ -38,7 +38,8 @@ class PolicyArguments:
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
             transformers uses 50. `top_k: 0` samples from the distribution that is trained.
         engine: id and args of what generates the responses of rollouts and evaluations: `transformers`, the policy's
-            own model; `vllm`, a server with the policy's weights; or a user's engine.
+            own model; `vllm`, a server with the policy's weights; or a user's engine. With `ahead: 1`, an external
+            engine generates each rollout during the update before it, with the weights before that update.
         prompt_truncation_side: side on which long prompts are truncated in evaluations. Rollouts use the key of this
             name in `env.args`.
         critic: `separate`: a second network that starts from the same weights. `shared`: a value head on the policy's
@@ -96,6 +97,11 @@ class PolicyArguments:
     def kl_model(self) -> str | None:
         """Name of the model to which the KL is measured; None is the initial policy."""
         return self.reference_model if self.teacher_model is None else self.teacher_model
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if rollouts are generated during the update before them."""
+        return bool(self.engine.get("ahead"))
 
     @classmethod
     def known_in(cls: type[Arguments], arguments: Mapping[str, Any]) -> Arguments:
@@ -171,11 +177,19 @@ def engine_issues(arguments: Mapping[str, Any], *, is_causal: bool, path: str = 
         path: their path in the config.
     """
     engine, path_of_id = arguments.get("engine", {"id": OWN_ENGINE}), join(path, "engine.id")
-    if not isinstance(engine, Mapping) or not isinstance(engine.get("id"), str) or set(engine) - {"id", "args"}:
-        return [ConfigIssue(join(path, "engine"), f"expected a mapping with id and args; got {shown(engine)}")]
+    known = {"id", "args", "ahead"}
+    if not isinstance(engine, Mapping) or not isinstance(engine.get("id"), str) or set(engine) - known:
+        text = f"expected a mapping with id, args and ahead; got {shown(engine)}"
+        return [ConfigIssue(join(path, "engine"), text)]
+    ahead, issues = check_value(engine.get("ahead", 0), Literal[0, 1], join(path, "engine.ahead"))
     if engine["id"] == OWN_ENGINE:
-        return []
-    issues = []
+        if ahead:
+            message = f"{OWN_ENGINE} generates with the model that is updated; use an external engine such as vllm"
+            issues.append(ConfigIssue(join(path, "engine.ahead"), message))
+        return issues
+    if ahead and (engine.get("args") or {}).get("sleep"):
+        message = "is not possible with ahead: 1, where the engine generates during updates"
+        issues.append(ConfigIssue(join(path, "engine.args.sleep"), message))
     if not is_causal:
         message = f"{engine['id']} generates with decoder-only models only; use {OWN_ENGINE}"
         issues.append(ConfigIssue(path_of_id, message))

@@ -12,7 +12,9 @@ Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` instead of the obs
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -92,6 +94,7 @@ class LMActorCriticPolicy(BasePolicy):
         **arguments: Any,
     ) -> None:
         self.arguments = self.arguments_class(**arguments)
+        self._in_background: list[Future[EpisodeBatch]] = []
         super().__init__(
             observation_space,
             action_space,
@@ -279,8 +282,39 @@ class LMActorCriticPolicy(BasePolicy):
             EngineError: the engine failed; in the other processes a `RankError`.
         """
         if self.external_engine is not None and ranks.size > 1:
-            engine = self.external_engine
-            ranks.from_main(lambda: engine.update(self))
+            ranks.from_main(self.update_engine)
+
+    def update_engine(self) -> None:
+        """Pass the weights to the engine if they changed, after what it generates in the background.
+
+        Raises:
+            EngineError: the engine failed.
+        """
+        wait(self._in_background)
+        self._in_background = []
+        self.engine.update(self)
+
+    def generate_in_background(self, calls: Sequence[Mapping[str, Any]]) -> list[Future[EpisodeBatch]]:
+        """Generate in a thread, one call after the other, with the weights that the external engine has now.
+
+        Args:
+            calls: keyword arguments of `generate`.
+        """
+        responses: list[Future[EpisodeBatch]] = [Future() for _ in calls]
+
+        @torch.no_grad()
+        def work() -> None:
+            for future, arguments in zip(responses, calls, strict=True):
+                try:
+                    found = self.engine.generate(generation_kwargs=self.arguments.generation_kwargs, **arguments)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(found)
+
+        self._in_background = responses
+        threading.Thread(target=work, name="generation", daemon=True).start()
+        return responses
 
     @torch.no_grad()
     def generate(
@@ -300,7 +334,7 @@ class LMActorCriticPolicy(BasePolicy):
             The finished episodes, on the policy's device.
         """
         if self.updates_engine:
-            self.engine.update(self)
+            self.update_engine()
         if generation_kwargs is None and self.external_engine is not None:
             generation_kwargs = self.arguments.generation_kwargs
         episodes = self.engine.generate(

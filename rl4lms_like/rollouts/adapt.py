@@ -166,7 +166,9 @@ class TextRollouts:
         start = time.perf_counter()
         with self.interruption.at_any_moment():
             self.collector.on_batch = self.interruption.check
-            info = self.collector.collect(rollout_buffer, n_rollout_steps * self.collector.n_envs)
+            n_tokens = n_rollout_steps * self.collector.n_envs
+            is_last = self._iteration is not None and self._iteration[0] + 1 == self._iteration[1]
+            info = self.collector.collect(rollout_buffer, n_tokens, is_last=is_last)
         self.update = UpdateProgress()
         info["time/rollout_s"] = time.perf_counter() - start
         self.num_timesteps += rollout_buffer.n_tokens

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,10 +32,13 @@ from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rewards.call import TokenRewards
+from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, restored_responses
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
 
 T = TypeVar("T")
+
+_PROMPT = ("prompt_or_input_encoded_pt", "prompt_or_input_attention_mask_pt")
 
 EQUAL = 1e-5
 """A standard deviation of episode totals below this fraction of the largest total is a rounding error."""
@@ -119,6 +123,7 @@ class RolloutCollector:
             rollout of the critic's pretraining.
         on_rollout: called with the generation batches of each rollout, and the same flag.
         on_batch: called before each generation batch.
+        ahead: the next rollout, if it is generated in the background.
 
     Raises:
         ConfigError: `group_size` does not divide the number of environments.
@@ -156,6 +161,8 @@ class RolloutCollector:
         self.replay: Callable[[bool], list[ScoredEpisodes]] | None = None
         self.on_rollout: Callable[[list[ScoredEpisodes], bool], None] | None = None
         self.on_batch: Callable[[], None] = _nothing
+        self.ahead: AheadBatches | None = None
+        self._waiting: list[DrawnBatch] = []
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
@@ -175,8 +182,16 @@ class RolloutCollector:
             message = f"{env.num_envs} responses cannot be divided into groups of {self.group_size} (group_size)"
             raise ConfigError([ConfigIssue("n_envs", message)], "the environment")
 
-    def collect(self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True) -> dict[str, float]:
-        """Fill an empty buffer with at least `n_tokens` tokens; `adapt_kl` then updates the KL coefficient.
+    def collect(
+        self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True, is_last: bool = False
+    ) -> dict[str, float]:
+        """Fill an empty buffer with at least `n_tokens` tokens.
+
+        Args:
+            buffer: the buffer.
+            n_tokens: minimum number of tokens of all processes.
+            adapt_kl: update the KL coefficient; False for rollouts of the critic's pretraining.
+            is_last: no rollout follows that could be generated ahead.
 
         Returns:
             Logged statistics of the rollout, under RL4LMs' keys.
@@ -212,6 +227,9 @@ class RolloutCollector:
         if (engine := self.policy.external_engine) is not None and self.replay is None:
             assert buffer.episodes is not None
             episodes = buffer.episodes
+            if self._is_ahead:  # generated with older weights; the engine scores some again
+                self.policy.update_engine()
+                episodes = replace(episodes, behavior_log_prob=None)
             gaps = self.ranks.from_main(lambda: engine.gaps(episodes, buffer.log_probs))
             info |= {f"rollout_info/engine/{name}": value for name, value in gaps.items()}
         coeff = self.kl.coeff
@@ -227,6 +245,9 @@ class RolloutCollector:
             totals = torch.cat([episode_sums(batch.episodes, batch.rewards) for batch in generated])
             logged = update_sampler(ids, totals.tolist())  # also of prompts whose groups are left out
             info |= {f"rollout_info/sampler/{name}": float(value) for name, value in logged.items()}
+        n_kept = accumulate(part.episodes.n_tokens for part in parts[:-1])
+        n_batches = len(generated) - sum(n >= n_tokens for n in n_kept)
+        self.ahead = self._generate_ahead(n_batches) if self._is_ahead and adapt_kl and not is_last else None
         return info | {f"time/{name}": value for name, value in seconds.items()}
 
     def _generated(self, n_tokens: int, seconds: dict[str, float]) -> tuple[list[PlayedEpisodes], list[PlayedEpisodes]]:
@@ -234,7 +255,7 @@ class RolloutCollector:
         generated: list[PlayedEpisodes] = []
         kept: list[PlayedEpisodes] = []
         n_generated = n_kept = 0
-        while n_kept < n_tokens:
+        while n_kept < n_tokens or self._waiting:
             if self.dynamic_sampling is not None and n_generated >= self.dynamic_sampling * n_tokens:
                 break
             batch = self._batch(seconds)
@@ -261,21 +282,14 @@ class RolloutCollector:
 
     def _own_batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
         """Generate and play the episodes of this process."""
-        if self._plays:  # another algorithm with the same environment may have changed it
-            self.env.group_size = self.group_size  # type: ignore[attr-defined]
-        observation = self.env.reset()
-        assert isinstance(observation, dict)
-        sample_ids = [str(sample.id) for sample in self.env.get_attr("sample")]
-        start, seed = time.perf_counter(), self.seeds.next()
+        batch = self._next_ahead() if self._waiting else self._draw()
+        sample_ids = [str(sample.id) for sample in batch.samples]
+        start = time.perf_counter()
         with in_part("generation"):
-            episodes = self.policy.generate(
-                torch.as_tensor(observation["prompt_or_input_encoded_pt"]).long(),
-                torch.as_tensor(observation["prompt_or_input_attention_mask_pt"]),
-                eos_token_ids=self.eos_token_ids,
-                max_new_tokens=self.max_episode_length,
-                seed=derived_seed(seed, "rank", self.ranks.rank) if self.ranks.rank else seed,
-                **self._sampling(),
-            )
+            if batch.responses is None:
+                episodes = self.policy.generate(**self._call(batch))
+            else:
+                episodes = batch.responses.result().to(self.policy.device)
         if self.group_size > 1:
             rows = torch.arange(episodes.n_episodes, device=episodes.response_ids.device) // self.group_size
             episodes = replace(episodes, group_ids=rows, prompt_rows=rows)
@@ -288,14 +302,60 @@ class RolloutCollector:
         paid = torch.as_tensor(rewards, dtype=torch.float32).to(device)
         return PlayedEpisodes(episodes, paid, on_device, sample_ids)
 
-    def _sampling(self) -> dict[str, Any]:
-        """Return further arguments of `generate`; none if the policy's own distribution is sampled to its end."""
-        stopping = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+    def _draw(self) -> DrawnBatch:
+        """Draw the prompts of a generation batch."""
+        if self._plays:  # another algorithm with the same environment may have changed it
+            self.env.group_size = self.group_size  # type: ignore[attr-defined]
+        observation = self.env.reset()
+        assert isinstance(observation, dict)
+        ids, mask = (torch.as_tensor(observation[key]).clone() for key in _PROMPT)
+        return DrawnBatch(self.env.get_attr("sample"), ids.long(), mask, self.seeds.next())
+
+    @property
+    def _is_ahead(self) -> bool:
+        return self.policy.arguments.is_ahead and self.replay is None
+
+    def _generate_ahead(self, n_batches: int) -> AheadBatches:
+        """Let the engine generate the next rollout's first generation batches in the background."""
+        sampler = self.env.envs[0].sampler.state_dict()  # type: ignore[attr-defined]
+        drawn = [self._draw() for _ in range(n_batches)]
+        responses = self.policy.generate_in_background([self._call(batch) for batch in drawn])
+        self._waiting = [replace(batch, responses=each) for batch, each in zip(drawn, responses, strict=True)]
+        return AheadBatches(sampler, tuple(self._waiting))
+
+    def _next_ahead(self) -> DrawnBatch:
+        """Return the next batch that was drawn ahead, and start its episodes in the environments."""
+        batch = self._waiting.pop(0)
+        self.env.start(batch.samples)  # type: ignore[attr-defined]
+        return batch
+
+    def load_ahead(self, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state returned by `AheadBatches.state`: draw the prompts again."""
+        self.env.envs[0].sampler.load_state_dict(numbers["sampler"])  # type: ignore[attr-defined]
+        seeds = self.seeds.state_dict()
+        batches = [self._draw() for _ in numbers["seeds"]]
+        self.seeds.load_state_dict(seeds)
+        self._waiting = [
+            replace(batch, seed=seed, responses=restored_responses(index, tensors))
+            for index, (batch, seed) in enumerate(zip(batches, numbers["seeds"], strict=True))
+        ]
+        self.ahead = AheadBatches(numbers["sampler"], tuple(self._waiting))
+
+    def _call(self, batch: DrawnBatch) -> dict[str, Any]:
+        """Return the arguments of `generate`; few if the policy's own distribution is sampled to its end."""
+        arguments = {
+            "prompt_ids": batch.prompt_ids,
+            "prompt_mask": batch.prompt_mask,
+            "eos_token_ids": self.eos_token_ids,
+            "max_new_tokens": self.max_episode_length,
+            "seed": derived_seed(batch.seed, "rank", self.ranks.rank) if self.ranks.rank else batch.seed,
+            **({} if self.tokenizer is None else {"tokenizer": self.tokenizer}),
+        }
         first = self.first_token_temperature
         is_own = self.policy.external_engine is None and not self.policy.samples_other_distribution
         if first is None and not self.record_log_prob and is_own:
-            return stopping
-        return {"record_log_prob": True, "first_token_temperature": first, **stopping}
+            return arguments
+        return {**arguments, "record_log_prob": True, "first_token_temperature": first}
 
     def _scored(self, played: PlayedEpisodes, seconds: dict[str, float]) -> ScoredEpisodes:
         start = time.perf_counter()

@@ -12,6 +12,7 @@ from tests.conftest import REPOSITORY
 from tests.training.configs import run_blocks
 
 POLICY = "alg.policy.args"
+VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
@@ -19,9 +20,8 @@ CHANGES = {
     "`policy.args.compile`": {f"{POLICY}.compile": True},
     "`policy.args.attn_implementation: sdpa`": {f"{POLICY}.attn_implementation": "sdpa"},
     "`policy.args.dropout`": {f"{POLICY}.dropout": True},
-    "`policy.args.engine: {id: vllm}`": {
-        f"{POLICY}.engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
-    },
+    "`policy.args.engine: {id: vllm}`": {f"{POLICY}.engine": VLLM},
+    "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},
     "`policy.args.critic: shared`": {f"{POLICY}.critic": "shared"},
     "seq2seq models": {"alg.policy.id": "seq2seq_lm_actor_critic_policy"},
     "`args.group_size` above 1": {"alg.args.group_size": 4},

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.algorithms.arguments import (
+    CorrectedArguments,
     NLPOArguments,
     TRPOArguments,
     combination_issues,
@@ -347,6 +348,8 @@ def _engine(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     if at(blocks, "alg.args.first_token_temperature") is not None:
         text = f"is not supported by the engine {id}; remove it, or use engine: {{id: {OWN_ENGINE}}}"
         yield ConfigIssue("alg.args.first_token_temperature", text)
+    if at(blocks, f"{POLICY}.engine.ahead"):
+        yield from (ConfigIssue(f"{POLICY}.engine.ahead", text) for text in _against_ahead(blocks))
     target = targets(blocks).get(f"{POLICY}.engine")
     try:
         if isinstance(target, type) and not any(issue.path.startswith(f"{POLICY}.engine.args") for issue in found):
@@ -355,6 +358,17 @@ def _engine(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
         yield ConfigIssue(f"{POLICY}.engine.args", str(error))
     except TypeError:  # a missing or unknown argument, reported where `args` are bound
         return
+
+
+def _against_ahead(blocks: dict[str, Any]) -> Iterator[str]:
+    """Return why rollouts cannot be generated during the update before them."""
+    algorithm = targets(blocks).get("alg")
+    if not _is_kind(algorithm, CorrectedArguments) or getattr(algorithm, "is_pairwise", False):
+        yield f"{at(blocks, 'alg.id')} cannot correct for rollouts of older weights; remove it"
+    if at(blocks, "env.vec_env") not in (None, "text"):
+        yield "needs vec_env: text"
+    if at(blocks, "train_evaluation.replay") is not None:
+        yield "has no effect in a replay, which generates no rollouts; remove it"
 
 
 def _is_kind(target: Any, kind: type) -> bool:

@@ -151,6 +151,8 @@ def check_ranks(config: RunConfig, n_ranks: int) -> None:
     issues = []
     if config.env.vec_env != "text":
         issues.append(ConfigIssue("env.vec_env", f"{n_ranks} processes need vec_env: text"))
+    if (config.alg.policy.args.get("engine") or {}).get("ahead"):
+        issues.append(ConfigIssue(f"{ARGS}.engine.ahead", "needs a single process; start it without torchrun"))
     if config.train_evaluation.replay is not None:
         issues.append(ConfigIssue("train_evaluation.replay", "needs a single process; start it without torchrun"))
     if n_envs % (n_ranks * size):

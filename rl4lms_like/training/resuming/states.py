@@ -11,6 +11,7 @@ steps of an update ─ mark_in_update ─┴─ the run ends ─ rescue ─> che
     metrics        state of metrics with `state_dict`
     random         the states of Python's, NumPy's and torch's global generators
     update         rollout and completed steps of an interrupted update
+    ahead          the next rollout's episodes, if they are generated during the update before it
 
 What does not change (the reference model, a frozen base model, the samples) is not saved; digests of it are. Supervised
 runs use the same functions, with the state of transformers' Trainer.
@@ -49,6 +50,7 @@ from rl4lms_like.training.resuming.checkpoints import (
 from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted, try_to_save
 
 if TYPE_CHECKING:
+    from rl4lms_like.rollouts.ahead import AheadBatches
     from rl4lms_like.training.trainer import OnPolicyTrainer
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class ResumePoint:
         self.trainer, self.run, self.tracker = trainer, trainer.run, trainer.tracker
         self.is_saved = False
         self._state: TrainingState | None = None
+        self._ahead: AheadBatches | None = None
         self._components()  # reports unsavable state now, not at the first checkpoint
         if trainer.schedule.save_model:
             _ = self._frozen  # computed before a reward or a metric may change the samples
@@ -95,6 +98,7 @@ class ResumePoint:
             "files": self.tracker.file_sizes(on_disk=False),
         } | self._of_other_ranks(generators, random_numbers)
         self._state, self.is_saved = TrainingState(copy.deepcopy(numbers), generators), is_saved
+        self._ahead = self.run.algorithm.collector.ahead
 
     def mark_in_update(self) -> None:
         """Capture the state between two steps of an update; stop the run here if an interruption was requested.
@@ -163,6 +167,9 @@ class ResumePoint:
         if "update" in numbers:
             numbers["update"], rollout = run.algorithm.update_state(numbers["update"])
             tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
+        if self._ahead is not None:
+            numbers["ahead"], episodes = self._ahead.state()
+            tensors |= {f"ahead.{name}": tensor for name, tensor in episodes.items()}
         state = TrainingState(numbers, tensors | moments | captured.tensors)
         keep = self.trainer.schedule.keep_last
         with saving(f"the checkpoint of iteration {iteration}"):
@@ -242,6 +249,8 @@ class ResumePoint:
             load_state(metric, metric_state)
         if "update" in numbers:
             run.algorithm.load_update_state(numbers["update"], state.part("update."))
+        if "ahead" in numbers:
+            run.algorithm.collector.load_ahead(numbers["ahead"], state.part("ahead."))
         load_random(*self._own_random(state))
 
     def _own(self, numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""Generation batches whose prompts have been drawn, and those that an engine generates during the update before them.
+
+end of rollout k ─ draw the prompts of rollout k + 1 ─ the engine generates them in a thread ─> rollout k + 1
+                   update k ────────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.sample import Sample
+
+
+@dataclass(eq=False)
+class DrawnBatch:
+    """Generation batch whose prompts have been drawn.
+
+    Args:
+        samples: its prompts, one for each environment.
+        prompt_ids: `[n, prompt_len]`.
+        prompt_mask: `[n, prompt_len]`.
+        seed: seed of the sampling.
+        responses: its episodes, if they are generated in the background.
+    """
+
+    samples: Sequence[Sample]
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    seed: int
+    responses: Future[EpisodeBatch] | None = None
+
+
+@dataclass(frozen=True)
+class AheadBatches:
+    """The generation batches of a rollout that are generated during the update before it.
+
+    Args:
+        sampler: state of the sampler before their prompts were drawn.
+        batches: the batches, in order.
+    """
+
+    sampler: Mapping[str, Any]
+    batches: tuple[DrawnBatch, ...]
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Wait for the engine; return what restores the batches: numbers in JSON's types, and tensors.
+
+        There are no tensors of a batch that the engine failed to generate.
+        """
+        numbers = {"sampler": dict(self.sampler), "seeds": [batch.seed for batch in self.batches]}
+        tensors: dict[str, Tensor] = {}
+        for index, batch in enumerate(self.batches):
+            if batch.responses is not None and batch.responses.exception() is None:
+                episodes = batch.responses.result()
+                found = {field.name: getattr(episodes, field.name) for field in fields(episodes)}
+                tensors |= {f"{index}.{name}": each for name, each in found.items() if isinstance(each, Tensor)}
+        return numbers, tensors
+
+
+def restored_responses(index: int, tensors: Mapping[str, Tensor]) -> Future[EpisodeBatch] | None:
+    """Return the episodes of a batch from the tensors of `AheadBatches.state`; None if there are none."""
+    own = {name.partition(".")[2]: each for name, each in tensors.items() if name.startswith(f"{index}.")}
+    if not own:
+        return None
+    responses: Future[EpisodeBatch] = Future()
+    responses.set_result(EpisodeBatch(**own))
+    return responses

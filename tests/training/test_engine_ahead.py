@@ -1,0 +1,107 @@
+"""Rollouts that an engine generates during the update before them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import partial
+
+import pytest
+
+from rl4lms_like.core.errors import EngineError
+from rl4lms_like.rollouts.collector import RolloutCollector
+from rl4lms_like.training.assemble import assemble
+from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.training.config.settings import check_ranks
+from rl4lms_like.training.config.yaml_file import apply_values
+from rl4lms_like.training.run import resume
+from tests.config_errors import raises_at
+from tests.engines.constant import Constant
+from tests.training.configs import run_blocks
+from tests.training.resuming.test_interruption import After, at_call, at_minibatch, stopped
+from tests.training.test_engine_runs import ENGINE, VLLM, config, lines, run, server  # noqa: F401
+
+AHEAD = f"{ENGINE}.ahead"
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        (AHEAD, {AHEAD: 2}),
+        (AHEAD, {ENGINE: {"id": "transformers", "ahead": 1}}),
+        (AHEAD, {"alg.id": "trpo", "alg.args": {}}),
+        (AHEAD, {"alg.id": "online_dpo", "alg.args": {"group_size": 5}}),
+        (AHEAD, {"env.vec_env": "dummy"}),
+        (AHEAD, {"train_evaluation.replay": "run"}),
+        (f"{ENGINE}.args.sleep", {f"{ENGINE}.args.sleep": True}),
+    ],
+)
+def test_what_cannot_generate_ahead_is_refused(path, changes):
+    blocks = run_blocks()
+    blocks["alg"]["policy"]["args"]["engine"] = {**VLLM, "ahead": 1}
+    with raises_at(AHEAD):
+        check_ranks(parse_config(blocks), 2)
+    blocks, issues = apply_values(blocks, changes, "test")
+    with raises_at(path):
+        parse_config(blocks, issues=issues)
+
+
+class Waiting(Constant):
+    """Engine whose second and later rollouts are finished only during an update."""
+
+    def __init__(self) -> None:
+        super().__init__(7)
+        self.in_update, self.rollouts = threading.Event(), 0
+
+    def generate(self, *args, **arguments):
+        self.rollouts += 1
+        if self.rollouts > 1 and not self.in_update.wait(20):
+            raise EngineError("no update has begun")
+        return super().generate(*args, **arguments)
+
+
+def test_an_engine_generates_during_the_update(tiny_config):
+    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 3
+    tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
+    built = assemble(parse_config(tiny_config))
+    engine = built.policy.engine
+    built.algorithm.on_step = engine.in_update.set
+    for iteration in range(3):
+        engine.in_update.clear()
+        built.algorithm.learn_iteration(iteration, 3)
+    assert engine.rollouts == 3, "none after the last update"
+    assert built.algorithm.collector.ahead is None
+
+
+@pytest.fixture
+def ahead(config):  # noqa: F811
+    config["alg"]["policy"]["args"]["engine"]["ahead"] = 1
+    config["alg"]["args"] |= {"learning_rate": 1e-3, "n_steps": 10}  # two generation batches
+    config["env"]["n_envs"], config["reward_fn"] = 4, {"id": "tests.builders:LowTokens"}
+    config["train_evaluation"] |= {"eval_every": 3, "save_every": 3}
+    return config
+
+
+def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_one(ahead, tmp_path):
+    whole = run(ahead, tmp_path / "whole")
+    rollouts, updates = (lines(whole / f"{name}_info.jsonl") for name in ("rollout", "training"))
+    weights = [line["rollout_info/importance_weight"] for line in rollouts]
+    assert abs(weights[0] - 1) < 1e-5 and all(abs(weight - 1) > 1e-5 for weight in weights[1:])
+    assert all(line["rollout_info/engine/max_gap"] < 1e-5 for line in rollouts)
+    assert all(line["train/ratio_gap"] < 1e-5 for line in updates)
+
+    in_scoring = partial(at_call, owner=RolloutCollector, name="score")
+    for n, where in {3: at_minibatch, 4: lambda patch, act: in_scoring(patch, act=act)}.items():
+        folder = stopped(ahead, tmp_path / f"stopped_{n}", where, After(n))
+        (name,) = [path.name for path in (folder / "checkpoints").iterdir()]
+        assert name.startswith("interrupted_"), name
+        assert without_times(resume(folder, quiet=True)) == without_times(whole)
+
+
+def without_times(folder):
+    """The rollouts of a run, and its last texts."""
+    rollouts = [
+        {key: value for key, value in line.items() if not key.endswith("_s") and "time" not in key}
+        for line in lines(folder / "rollout_info.jsonl")
+    ]
+    return rollouts, json.loads((folder / "epoch_3_test_split_predictions.json").read_text())
