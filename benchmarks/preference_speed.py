@@ -1,7 +1,6 @@
 """One optimizer step of DPO and KTO next to TRL's trainers: CPU time and memory.
 
-    python -m benchmarks.preference_speed
-    python -m benchmarks.preference_speed --rounds 1 --steps 5      # does everything run?
+    python -m benchmarks.preference_speed          # about 15 minutes
 
 Both train the embedded GPT-2 on the same pairs of film opinions, in float32, without dropout, with log-probs of the
 reference that are computed before the first step. A step has 16 pairs (of KTO, 16 responses). Each system is a process
@@ -26,7 +25,8 @@ from scripts.data.film_preferences import film_preferences
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "preference_speed.json"
-VOCABULARIES = (778, 50257)
+VOCABULARIES = {778: 24, 50257: 6}
+"""Size of the vocabulary -> number of measured steps of a process."""
 BATCH_SIZE, N_WARM_UP = 16, 3
 
 
@@ -90,7 +90,6 @@ def main() -> None:
     """Print and keep the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="processes of each system (%(default)s)")
-    parser.add_argument("--steps", type=int, default=25, help="measured steps of a process (%(default)s)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -98,16 +97,16 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for id in ("dpo", "kto"):
-        for vocab_size in VOCABULARIES:
+        for vocab_size, n_measured in VOCABULARIES.items():
             rounds: dict[str, list[dict[str, float]]] = {"ours": [], "trl": []}
-            n_steps = N_WARM_UP + options.steps
+            n_steps = N_WARM_UP + n_measured
             job = {"id": id, "batch_size": BATCH_SIZE, "n_warm_up": N_WARM_UP, "n_steps": n_steps}
             for _ in range(options.rounds):
                 for system, found in rounds.items():
                     with tempfile.TemporaryDirectory() as place:
                         folder = Path(place)
                         save_model(folder / "model", vocab_size)
-                        pairs = film_preferences(480)
+                        pairs = film_preferences(BATCH_SIZE * n_steps)
                         (folder / "job.json").write_text(json.dumps({**job, "pairs": pairs}))
                         found.append(measured(system, folder))
             medians = {
