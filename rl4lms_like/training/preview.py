@@ -83,7 +83,7 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
         with _collected(failures):
             yield "# training\n" + _table(_plan(config, samples))
         with _collected(failures):
-            supervised.check_weights(config)
+            supervised.check_model(config)
     components: Components | None = None
     with _collected(failures):
         components = build_components(config)

@@ -13,8 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from stable_baselines3.common.utils import set_random_seed
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
@@ -315,11 +321,23 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     ]
 
 
-def check_weights(config: OfflineConfig) -> None:
-    """Raise a `ModelError` if a model in a local folder lacks weights; the message names them."""
+def check_model(config: OfflineConfig) -> None:
+    """Check a model in a local folder, without reading its weights.
+
+    Raises:
+        ModelError: the folder lacks weights, which the message names, or the adapters do not fit the model.
+    """
     model_name = with_embedded_models(config).alg.model_name
     try:
         model_config = load_model_config(model_name, local_files_only=True)
     except ModelError:  # `plan` raises it
         return
-    check_model_weights(auto_class_of(model_config), model_name)
+    auto_class = auto_class_of(model_config)
+    check_model_weights(auto_class, model_name)
+    if config.alg.peft is not None:
+        if isinstance(config, PreferenceConfig) and not OBJECTIVES.signature(config.alg.id).has_language_model:
+            auto_class = AutoModelForSequenceClassification
+        with torch.device("meta"):
+            model = auto_class.from_config(model_config)
+        refuse_unknown_layers([model], config.alg.peft)
+        add_lora(model, config.alg.peft, dropout=False, empty=True)

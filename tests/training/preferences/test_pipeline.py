@@ -197,6 +197,8 @@ def test_a_dry_run_shows_what_check_shows_and_trains_nothing(workplace, capsys):
     assert "# a" in out and "10 pairs" in out and "torchrun" in out
     assert not (workplace / "outputs").exists()
     assert post_train(file, "--dry-run", "--set", "models.0.huggingface_id=EleutherAI/nowhere") == 2
+    assert post_train(file, "--dry-run", "--set", "lora={target_modules: [nowhere]}") == 1
+    assert "lora.target_modules: 'nowhere'" in capsys.readouterr().out
 
 
 def test_the_best_model_is_the_final_one_and_training_stops_early(workplace):
