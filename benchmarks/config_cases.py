@@ -109,7 +109,7 @@ def _preferences(objective: str, family: str, model: str, *, has_adapters: bool)
     alg |= {"peft": {"r": 2, "lora_alpha": 4}} if has_adapters else {}
     alg |= {} if objective == "reward_model" else {"generation_kwargs": {"max_new_tokens": 6}}
     blocks: dict[str, Any] = {
-        "tokenizer": {"model_name": model, "max_length": 16},
+        "tokenizer": {"model_name": model} | ({} if objective == "reward_model" else {"max_length": 16}),
         "datapool": {"id": "preferences", "args": {"path": PAIRS, "split_ratios": [0.6, 0.2, 0.2]}},
         "alg": {**alg, "training_args": training},
         "train_evaluation": {"eval_batch_size": 4},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import yaml
@@ -21,13 +21,13 @@ from benchmarks.config_cases import (
     KINDS,
     OPTIONS,
     PIPELINE_OPTIONS,
-    PREFERENCE_KINDS,
     PREFERENCE_OPTIONS,
     SWAPPED_IDS,
     VALUES,
     base_config,
     with_placeholders,
 )
+from rl4lms_like.algorithms import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ def options_of(mapping: dict[str, Any]) -> dict[str, list[Any]]:
         return PIPELINE_OPTIONS
     alg = mapping.get("alg")
     objective = alg.get("id") if isinstance(alg, dict) else None
-    is_preference = any(kind.startswith(f"{objective}/") for kind in PREFERENCE_KINDS)
-    return PREFERENCE_OPTIONS if is_preference else OPTIONS
+    return PREFERENCE_OPTIONS if isinstance(objective, str) and objective in OBJECTIVES else OPTIONS
 
 
 def _option_path(mapping: dict[str, Any], rng: random.Random) -> str:
@@ -123,8 +122,12 @@ def _option_path(mapping: dict[str, Any], rng: random.Random) -> str:
     options = options_of(mapping)
     if rng.random() < 0.05:
         return rng.choice(list(OPTIONS))
-    if options is not OPTIONS:
+    if options is PIPELINE_OPTIONS:
         return rng.choice(list(options))
+    if options is PREFERENCE_OPTIONS:
+        names = {each.name for each in fields(OBJECTIVES.signature(mapping["alg"]["id"]))}
+        known = {path for path in options if not path.startswith("alg.args.") or path.rpartition(".")[2] in names}
+        return rng.choice(sorted(known))
     supervised = "reward_fn" not in mapping
     own = [path for path in OPTIONS if path.startswith(_BOTH) or path.startswith(_RL) != supervised]
     others = _OF_OTHERS.get(

@@ -69,7 +69,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)  # with the folder of an embedded reference
     check_end_token(given, encoder)
     examples = {split: encode(given, encoder, each, config) for split, each in used(found.samples, config).items()}
-    check_best_metric(config, examples, found.samples)
+    check_best_metric(config, found.samples["val"])
     model, rates = _load(config, found.model_config, given)
     head = head_modules(model) if not given.has_language_model else ()
     nn.Module.to(model, get_device(config.device)).eval()
@@ -245,6 +245,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     encoder = load_encoder(config)[-1]
     check_end_token(given, encoder)
     found = used(find(), config)
+    check_best_metric(config, found["val"])
     pairs = {split: encode(given, encoder, samples[:N_COUNTED], config) for split, samples in found.items()}
     for split, of_split in pairs.items():
         n, counted = len(found[split]), of_split.n_preferences

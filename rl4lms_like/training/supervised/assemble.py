@@ -94,7 +94,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     found = prepare(config, ranks)
     config, encoder, samples = found.config, found.encoder, found.samples
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
-    check_best_metric(config, examples, samples)
+    check_best_metric(config, samples["val"])
     model = load_model(auto_class_of(found.model_config), config.alg.model_name, dropout=True)[0]
     add_adapters(model, config, dropout=True)
     set_n_threads(config, model)
@@ -257,12 +257,12 @@ def max_prompt_length(config: OfflineConfig, limit: int) -> int:
     return int(min(asked, limit - response))
 
 
-def check_best_metric(config: OfflineConfig, examples: Mapping[str, Any], samples: Mapping[str, list[Sample]]) -> None:
-    """Check that the metric that selects the best checkpoint can be computed."""
+def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
+    """Check that the metric that selects the best checkpoint can be computed on the samples of `val`."""
     wanted, text = make_training_arguments(config, "checkpoints").metric_for_best_model, None
-    if wanted is not None and not samples["val"]:
+    if wanted is not None and not samples:
         text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
-    elif wanted in ("loss", "eval_loss") and not examples["val"].rows:
+    elif wanted in ("loss", "eval_loss") and not any(sample.references for sample in samples):
         text = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
     if text is not None:
         raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
@@ -307,7 +307,9 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     """
     config = config_to_plan(config)
     encoder = load_encoder(config)[-1]
-    samples = find()["train"]
+    found = find()
+    check_best_metric(config, found["val"])
+    samples = found["train"]
     n_examples = sum(len(sample.references) for sample in samples)
     schedule = schedule_of(config, n_examples)
     encoded = encoder.encode(samples[:N_ENCODED])
