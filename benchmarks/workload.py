@@ -80,6 +80,7 @@ SHAPES = {
     "i": Shape("i", prompt_len=5, response_len=20),
     "ii": Shape("ii", prompt_len=64, response_len=48),
     "ii-long": Shape("ii-long", prompt_len=256, response_len=48),
+    "iv": Shape("iv", prompt_len=5, response_len=20, n_layer=8, n_embd=512),
     "iii": Shape(
         "iii", prompt_len=64, response_len=48, episodes=16, n_epochs=1, n_layer=12, n_embd=768, vocab_size=50257
     ),

@@ -119,7 +119,8 @@ class SupervisedTrainer:
             if (self.step, split) not in self.evaluated:
                 evaluation = self.evaluated[self.step, split] = self._evaluation(split, samples)
                 self.tracker.log_metrics(self.epoch, split, evaluation.scores)
-                self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
+                if evaluation.predictions:  # none without a generator
+                    self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
                 if split == "val":
                     self.report_alerts(split, evaluation.scores)
             if (found := self.evaluated[self.step, split]) is not None:  # None: evaluated before the run was resumed
