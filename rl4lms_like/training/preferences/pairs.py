@@ -184,7 +184,7 @@ def encode_labels(
 
 def _mismatched(rows: Sequence[Row]) -> list[int]:
     """Return for each row the next one with the same label and another prompt, else the next one in all."""
-    found = [*range(1, len(rows)), 0]
+    found = [(index + 1) % len(rows) for index in range(len(rows))]
     for label in (True, False):
         alike = [index for index, row in enumerate(rows) if row["is_desirable"] is label]
         following = None

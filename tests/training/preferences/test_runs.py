@@ -97,7 +97,7 @@ def test_the_best_reward_model_with_adapters_is_the_final_one(tmp_path, tiny_gpt
 
 def test_a_reference_that_differs_is_compared_with(tmp_path, tiny_gpt2_dir, tiny_tokenizer):
     other = models.save_model(tmp_path / "other", models.make_causal_lm("gpt2", tiny_tokenizer, seed=3), tiny_tokenizer)
-    mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path), max_steps=1)
+    mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path), max_steps=1, logging_steps=1)
     mapping["alg"]["args"]["reference_model"] = str(other)
     before, _ = scores_of(run(mapping, tmp_path))
     assert abs(before["rewards/chosen"]) > 1e-3
@@ -113,6 +113,15 @@ def test_without_dropout_a_run_is_deterministic_and_with_it_differs(tmp_path, ti
         rate = AutoModelForCausalLM.from_pretrained(folder / "model").config.resid_pdrop
         assert rate == AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir).config.resid_pdrop > 0
     assert not all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+
+
+@pytest.mark.parametrize("id", ["reward_model", "dpo", "kto"])
+def test_a_run_without_val_and_test(id, tmp_path, tiny_gpt2_dir):
+    mapping = blocks(id, tiny_gpt2_dir, written(tmp_path), max_steps=1, logging_steps=1)
+    mapping["datapool"]["args"] = {"path": written(tmp_path), "split_ratios": [1, 0, 0]}
+    mapping["train_evaluation"] |= {"metrics": [], "save_model": False}
+    folder = run(mapping, tmp_path)
+    assert lines(folder / "training_info.jsonl") and not list(folder.glob("*_split_*"))
 
 
 def test_a_run_of_labels(tmp_path, tiny_gpt2_dir):
@@ -157,7 +166,7 @@ def test_a_pool_without_preferences_is_refused(tmp_path, tiny_gpt2_dir):
 
 
 def test_a_supervised_run_learns_the_better_responses(tmp_path, tiny_gpt2_dir):
-    mapping = blocks("supervised", tiny_gpt2_dir, written(tmp_path), max_steps=1)
+    mapping = blocks("supervised", tiny_gpt2_dir, written(tmp_path), max_steps=1, logging_steps=1)
     del mapping["alg"]["args"]
     assert (run(mapping, tmp_path) / "model").is_dir()
 
@@ -207,7 +216,7 @@ def test_metrics_need_texts(tmp_path, tiny_gpt2_dir):
 
 
 def test_a_reward_model_generates_no_text(tmp_path, tiny_gpt2_dir):
-    folder = run(blocks("reward_model", tiny_gpt2_dir, written(tmp_path), max_steps=1), tmp_path)
+    folder = run(blocks("reward_model", tiny_gpt2_dir, written(tmp_path), max_steps=1, logging_steps=1), tmp_path)
     with pytest.raises(RL4LMsLikeError, match="reward_model"):
         evaluate_run(folder)
 
