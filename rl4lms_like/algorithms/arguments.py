@@ -166,7 +166,9 @@ class CorrectedArguments(OnPolicyArguments):
         cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
     ) -> list[ConfigIssue]:
         """Return errors for limits without a correction or without 1, and for a correction without probabilities."""
-        limits, corrects = values["correction_range"], values["importance_correction"] != "none"
+        engine = policy_arguments.get("engine")
+        is_ahead = isinstance(engine, Mapping) and bool(engine.get("ahead"))
+        limits, corrects = values["correction_range"], is_ahead or values["importance_correction"] != "none"
         issues = super().conflicts(values, given, policy_arguments)
         if limits is not None and not corrects:
             issues.append(ConfigIssue("correction_range", "has no effect without importance_correction"))
@@ -175,6 +177,9 @@ class CorrectedArguments(OnPolicyArguments):
             issues.append(ConfigIssue("correction_range", message))
         if corrects and is_greedy(policy_arguments):
             issues.append(ConfigIssue("importance_correction", PROBABILITIES))
+        if is_ahead and given.get("importance_correction") == "none":
+            message = "none leaves rollouts of older weights (engine: {ahead: 1}) uncorrected; remove it for tis"
+            issues.append(ConfigIssue("importance_correction", message))
         return issues
 
 

@@ -36,7 +36,7 @@ from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import own_batches
-from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.ranks import Ranks
@@ -148,11 +148,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             supported_action_spaces=(spaces.Discrete,),
             _init_setup_model=_init_setup_model,
         )
-        if _init_setup_model and self.policy.arguments.is_ahead:
-            if not self.learns_off_policy:
-                message = f"{name} cannot correct for rollouts that are generated ahead; remove it"
-                raise ConfigError([ConfigIssue("engine.ahead", message)], source="policy_kwargs")
-            self.is_off_policy = True
+        if _init_setup_model:
+            self.is_off_policy = self.policy.arguments.is_ahead
 
     def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the algorithm's defaults for policy arguments; those in `given` take precedence."""

@@ -69,9 +69,9 @@ class GenerationEngine(ABC):
         Args:
             episodes: of a rollout of this engine. They have no `behavior_log_prob` if they were generated with older
                 weights than those that it has now.
-            log_prob: `[n_tokens]`, of the policy that generated them.
+            log_prob: `[n_tokens]`, of the policy with its current weights.
         """
         return {}
 
     def rest(self) -> None:  # noqa: B027
-        """Release resources until the next `update`; called before an update of the policy."""
+        """Release resources until the next `update`; called before an update of the policy, but not with `ahead: 1`."""

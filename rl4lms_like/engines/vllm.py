@@ -202,6 +202,8 @@ class VllmEngine(GenerationEngine):
         self._samples_other = _samples_other(policy.arguments.generation_kwargs)
         if self._probe is None:
             self._probe = self._first_probe(policy)
+        if policy.arguments.is_ahead and self._last_probed is not None:
+            self._check_unchanged(self._last_probed[1])
         save_weights(policy.whole_model(), self._folder)
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}})
         self._post("/reset_prefix_cache")
@@ -252,6 +254,17 @@ class VllmEngine(GenerationEngine):
                 raise self._error(f"did not load the new weights in {self._folder}: its log-probs did not change")
             return  # compared again when the policy has moved further
         self._last_probed = ours, theirs
+
+    def _check_unchanged(self, before: Tensor) -> None:
+        """Check that the server generated with the weights that it was given; `before` are its log-probs of the probe.
+
+        With `ahead: 1`, the log-probs of a rollout cannot be compared with those of the policy's current weights.
+        """
+        assert self._probe is not None
+        gap = _mean_gap(before, self.score(self._probe))
+        if not gap <= self.arguments.max_gap:
+            text = "has other weights than it was given before it generated the last rollout: its log-probs changed by"
+            raise self._error(f"{text} {gap:.3g} nats per token (max_gap {self.arguments.max_gap:g})")
 
     @torch.no_grad()
     def _own_log_prob(self, policy: Any, episodes: EpisodeBatch) -> Tensor:

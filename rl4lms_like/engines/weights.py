@@ -6,6 +6,8 @@ again, and their embedding and output layer would then differ.
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,13 @@ def weights_folder(weights_dir: str) -> Path:
 
     Raises:
         EngineError: it has files of another origin, which would be overwritten.
-        RL4LMsLikeError: it is a file, or cannot be read.
+        RL4LMsLikeError: it is a file, or cannot be read or written.
     """
     folder = with_home(weights_dir).resolve()
     with saving(f"the weights of the engine to {folder}"):
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+        if not os.access(nearest, os.W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(nearest))
         if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
             raise EngineError(f"engine.args.weights_dir: {folder} has other files, which would be overwritten")
     return folder

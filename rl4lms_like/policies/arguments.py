@@ -187,7 +187,7 @@ def engine_issues(arguments: Mapping[str, Any], *, is_causal: bool, path: str = 
             message = f"{OWN_ENGINE} generates with the model that is updated; use an external engine such as vllm"
             issues.append(ConfigIssue(join(path, "engine.ahead"), message))
         return issues
-    if ahead and (engine.get("args") or {}).get("sleep"):
+    if ahead and engine["id"] == "vllm" and (engine.get("args") or {}).get("sleep"):
         message = "is not possible with ahead: 1, where the engine generates during updates"
         issues.append(ConfigIssue(join(path, "engine.args.sleep"), message))
     if not is_causal:

@@ -266,7 +266,7 @@ class LMActorCriticPolicy(BasePolicy):
         self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
         if self.ref_model is not None:
             self.ref_model.eval()
-        if mode and self.updates_engine:
+        if mode and self.updates_engine and not self.arguments.is_ahead:
             self.engine.rest()
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -299,15 +299,22 @@ class LMActorCriticPolicy(BasePolicy):
 
         Args:
             calls: keyword arguments of `generate`.
+
+        Returns:
+            The episodes of each call; after one that fails, all have its error.
         """
         responses: list[Future[EpisodeBatch]] = [Future() for _ in calls]
 
         @torch.no_grad()
         def work() -> None:
+            failure: BaseException | None = None
             for future, arguments in zip(responses, calls, strict=True):
                 try:
+                    if failure is not None:
+                        raise failure
                     found = self.engine.generate(generation_kwargs=self.arguments.generation_kwargs, **arguments)
                 except BaseException as error:
+                    failure = error
                     future.set_exception(error)
                 else:
                     future.set_result(found)

@@ -84,6 +84,12 @@ class TextRollouts:
         if self.ranks.size > 1 and not hasattr(self, "arguments_class"):
             message = "sums no gradients over processes: use an algorithm of this library, or one process"
             raise RL4LMsLikeError(f"{type(self).__name__} {message}")
+        if ((kwargs.get("policy_kwargs") or {}).get("engine") or {}).get("ahead"):
+            if not getattr(self, "learns_off_policy", False):
+                message = "cannot correct for rollouts of older weights: remove ahead from the engine"
+                raise RL4LMsLikeError(f"{type(self).__name__} {message}")
+            if self.ranks.size > 1:
+                raise RL4LMsLikeError("an engine generates ahead for a single process only: remove ahead")
         self.kl_controller = kl_controller or FixedKLController(0.0)
         self._collector_options = {
             "norm_reward": norm_reward,
@@ -166,9 +172,7 @@ class TextRollouts:
         start = time.perf_counter()
         with self.interruption.at_any_moment():
             self.collector.on_batch = self.interruption.check
-            n_tokens = n_rollout_steps * self.collector.n_envs
-            is_last = self._iteration is not None and self._iteration[0] + 1 == self._iteration[1]
-            info = self.collector.collect(rollout_buffer, n_tokens, is_last=is_last)
+            info = self.collector.collect(rollout_buffer, n_rollout_steps * self.collector.n_envs)
         self.update = UpdateProgress()
         info["time/rollout_s"] = time.perf_counter() - start
         self.num_timesteps += rollout_buffer.n_tokens

@@ -6,8 +6,9 @@ end of rollout k ─ draw the prompts of rollout k + 1 ─ the engine generates 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch import Tensor
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.sample import Sample
 
+logger = logging.getLogger(__name__)
 
-@dataclass(eq=False)
+
+@dataclass(frozen=True, eq=False)
 class DrawnBatch:
     """Generation batch whose prompts have been drawn.
 
@@ -35,6 +38,11 @@ class DrawnBatch:
     seed: int
     responses: Future[EpisodeBatch] | None = None
 
+    @property
+    def sample_ids(self) -> list[str]:
+        """Ids of the samples."""
+        return [str(sample.id) for sample in self.samples]
+
 
 @dataclass(frozen=True)
 class AheadBatches:
@@ -48,19 +56,25 @@ class AheadBatches:
     sampler: Mapping[str, Any]
     batches: tuple[DrawnBatch, ...]
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def state(self, timeout: float | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Wait for the engine; return what restores the batches: numbers in JSON's types, and tensors.
 
-        There are no tensors of a batch that the engine failed to generate.
+        There are no tensors of a batch that the engine failed to generate, or not within `timeout` seconds.
         """
-        numbers = {"sampler": dict(self.sampler), "seeds": [batch.seed for batch in self.batches]}
+        futures = [batch.responses for batch in self.batches if batch.responses is not None]
+        if not all(future.done() for future in futures):
+            logger.info("waiting for the responses that the engine generates, to save them")
+            if wait(futures, timeout).not_done:
+                text = "the engine took more than %g s: a resumed run generates its next rollout with other weights"
+                logger.warning(text, timeout)
+        batches = [{"seed": batch.seed, "sample_ids": batch.sample_ids} for batch in self.batches]
         tensors: dict[str, Tensor] = {}
         for index, batch in enumerate(self.batches):
-            if batch.responses is not None and batch.responses.exception() is None:
+            if batch.responses is not None and batch.responses.done() and batch.responses.exception() is None:
                 episodes = batch.responses.result()
                 found = {field.name: getattr(episodes, field.name) for field in fields(episodes)}
                 tensors |= {f"{index}.{name}": each for name, each in found.items() if isinstance(each, Tensor)}
-        return numbers, tensors
+        return {"sampler": self.sampler, "batches": batches}, tensors
 
 
 def restored_responses(index: int, tensors: Mapping[str, Tensor]) -> Future[EpisodeBatch] | None:

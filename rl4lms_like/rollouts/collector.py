@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,14 @@ from torch import Tensor
 
 from rl4lms_like.core.advantages import rewards_differ
 from rl4lms_like.core.episodes import EpisodeBatch, own_batches
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError, RL4LMsLikeError
+from rl4lms_like.core.errors import (
+    CheckpointError,
+    ConfigError,
+    ConfigIssue,
+    EngineError,
+    ModelError,
+    RL4LMsLikeError,
+)
 from rl4lms_like.core.losses import effective_sample_size, kl_estimate
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.ranks import Ranks
@@ -161,8 +168,8 @@ class RolloutCollector:
         self.replay: Callable[[bool], list[ScoredEpisodes]] | None = None
         self.on_rollout: Callable[[list[ScoredEpisodes], bool], None] | None = None
         self.on_batch: Callable[[], None] = _nothing
-        self.ahead: AheadBatches | None = None
-        self._waiting: list[DrawnBatch] = []
+        self.ahead: AheadBatches | None
+        self._waiting: list[DrawnBatch]
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
@@ -176,22 +183,17 @@ class RolloutCollector:
             self.tokenizer = env.get_attr("layout", [0])[0].tokenizer
         # Check the class, not the object: a wrapper forwards attributes, but does its own work in `step`.
         self._plays = hasattr(type(env), "play")
+        self.ahead, self._waiting = None, []
+        if self._is_ahead and not self._plays:
+            raise RL4LMsLikeError("an engine that generates ahead requires a TextVecEnv that is not wrapped")
         if self.group_size > 1 and not self._plays:
             raise RL4LMsLikeError("several responses per prompt (group_size) require a TextVecEnv that is not wrapped")
         if env.num_envs % self.group_size:
             message = f"{env.num_envs} responses cannot be divided into groups of {self.group_size} (group_size)"
             raise ConfigError([ConfigIssue("n_envs", message)], "the environment")
 
-    def collect(
-        self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True, is_last: bool = False
-    ) -> dict[str, float]:
-        """Fill an empty buffer with at least `n_tokens` tokens.
-
-        Args:
-            buffer: the buffer.
-            n_tokens: minimum number of tokens of all processes.
-            adapt_kl: update the KL coefficient; False for rollouts of the critic's pretraining.
-            is_last: no rollout follows that could be generated ahead.
+    def collect(self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True) -> dict[str, float]:
+        """Fill an empty buffer with at least `n_tokens` tokens; `adapt_kl` then updates the KL coefficient.
 
         Returns:
             Logged statistics of the rollout, under RL4LMs' keys.
@@ -245,9 +247,8 @@ class RolloutCollector:
             totals = torch.cat([episode_sums(batch.episodes, batch.rewards) for batch in generated])
             logged = update_sampler(ids, totals.tolist())  # also of prompts whose groups are left out
             info |= {f"rollout_info/sampler/{name}": float(value) for name, value in logged.items()}
-        n_kept = accumulate(part.episodes.n_tokens for part in parts[:-1])
-        n_batches = len(generated) - sum(n >= n_tokens for n in n_kept)
-        self.ahead = self._generate_ahead(n_batches) if self._is_ahead and adapt_kl and not is_last else None
+        if self._is_ahead and adapt_kl:  # not for a rollout of the critic's pretraining
+            self.ahead = self._generate_ahead(len(generated))
         return info | {f"time/{name}": value for name, value in seconds.items()}
 
     def _generated(self, n_tokens: int, seconds: dict[str, float]) -> tuple[list[PlayedEpisodes], list[PlayedEpisodes]]:
@@ -255,7 +256,7 @@ class RolloutCollector:
         generated: list[PlayedEpisodes] = []
         kept: list[PlayedEpisodes] = []
         n_generated = n_kept = 0
-        while n_kept < n_tokens or self._waiting:
+        while n_kept < n_tokens:
             if self.dynamic_sampling is not None and n_generated >= self.dynamic_sampling * n_tokens:
                 break
             batch = self._batch(seconds)
@@ -268,6 +269,7 @@ class RolloutCollector:
                 batch = batch.select(index)
             kept.append(batch)
             n_kept += batch.episodes.n_tokens
+        self._waiting = []  # batches that turn out not to be needed
         return generated, kept or generated[-1:]
 
     @property
@@ -283,13 +285,14 @@ class RolloutCollector:
     def _own_batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
         """Generate and play the episodes of this process."""
         batch = self._next_ahead() if self._waiting else self._draw()
-        sample_ids = [str(sample.id) for sample in batch.samples]
         start = time.perf_counter()
         with in_part("generation"):
             if batch.responses is None:
                 episodes = self.policy.generate(**self._call(batch))
             else:
                 episodes = batch.responses.result().to(self.policy.device)
+                if episodes.behavior_log_prob is None:
+                    raise EngineError("the engine returned no log-probs of its responses, which ahead: 1 needs")
         if self.group_size > 1:
             rows = torch.arange(episodes.n_episodes, device=episodes.response_ids.device) // self.group_size
             episodes = replace(episodes, group_ids=rows, prompt_rows=rows)
@@ -300,7 +303,7 @@ class RolloutCollector:
         device = episodes.response_ids.device
         on_device = {name: torch.as_tensor(part, dtype=torch.float32).to(device) for name, part in parts.items()}
         paid = torch.as_tensor(rewards, dtype=torch.float32).to(device)
-        return PlayedEpisodes(episodes, paid, on_device, sample_ids)
+        return PlayedEpisodes(episodes, paid, on_device, batch.sample_ids)
 
     def _draw(self) -> DrawnBatch:
         """Draw the prompts of a generation batch."""
@@ -316,8 +319,8 @@ class RolloutCollector:
         return self.policy.arguments.is_ahead and self.replay is None
 
     def _generate_ahead(self, n_batches: int) -> AheadBatches:
-        """Let the engine generate the next rollout's first generation batches in the background."""
-        sampler = self.env.envs[0].sampler.state_dict()  # type: ignore[attr-defined]
+        """Start generating the next rollout's first generation batches in the background."""
+        sampler = deepcopy(self.env.envs[0].sampler.state_dict())  # type: ignore[attr-defined]
         drawn = [self._draw() for _ in range(n_batches)]
         responses = self.policy.generate_in_background([self._call(batch) for batch in drawn])
         self._waiting = [replace(batch, responses=each) for batch, each in zip(drawn, responses, strict=True)]
@@ -330,15 +333,20 @@ class RolloutCollector:
         return batch
 
     def load_ahead(self, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state returned by `AheadBatches.state`: draw the prompts again."""
-        self.env.envs[0].sampler.load_state_dict(numbers["sampler"])  # type: ignore[attr-defined]
+        """Restore the state returned by `AheadBatches.state`: draw the prompts again.
+
+        Raises:
+            CheckpointError: the sampler draws other prompts.
+        """
+        self.env.envs[0].sampler.load_state_dict(deepcopy(numbers["sampler"]))  # type: ignore[attr-defined]
         seeds = self.seeds.state_dict()
-        batches = [self._draw() for _ in numbers["seeds"]]
+        self._waiting = []
+        for index, saved in enumerate(numbers["batches"]):
+            batch = replace(self._draw(), seed=saved["seed"], responses=restored_responses(index, tensors))
+            if batch.sample_ids != saved["sample_ids"]:
+                raise CheckpointError("the sampler does not draw the prompts of the saved responses again")
+            self._waiting.append(batch)
         self.seeds.load_state_dict(seeds)
-        self._waiting = [
-            replace(batch, seed=seed, responses=restored_responses(index, tensors))
-            for index, (batch, seed) in enumerate(zip(batches, numbers["seeds"], strict=True))
-        ]
         self.ahead = AheadBatches(numbers["sampler"], tuple(self._waiting))
 
     def _call(self, batch: DrawnBatch) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from functools import partial
 
 import pytest
+import stable_baselines3
 
-from rl4lms_like.core.errors import EngineError
+from rl4lms_like.core.errors import EngineError, RL4LMsLikeError
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy
+from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
@@ -39,11 +43,19 @@ AHEAD = f"{ENGINE}.ahead"
 def test_what_cannot_generate_ahead_is_refused(path, changes):
     blocks = run_blocks()
     blocks["alg"]["policy"]["args"]["engine"] = {**VLLM, "ahead": 1}
-    with raises_at(AHEAD):
-        check_ranks(parse_config(blocks), 2)
     blocks, issues = apply_values(blocks, changes, "test")
     with raises_at(path):
         parse_config(blocks, issues=issues)
+
+
+def test_several_processes_and_other_libraries_cannot_generate_ahead():
+    blocks = run_blocks()
+    blocks["alg"]["policy"]["args"]["engine"] = {**VLLM, "ahead": 1}
+    with raises_at(AHEAD):
+        check_ranks(parse_config(blocks), 2)
+    policy = {"model_name": "gpt2", "engine": {"id": f"{__name__}:Waiting", "ahead": 1}}
+    with pytest.raises(RL4LMsLikeError, match="ahead"):
+        with_text_rollouts(stable_baselines3.A2C)(CausalLMActorCriticPolicy, None, policy_kwargs=policy)
 
 
 class Waiting(Constant):
@@ -69,16 +81,45 @@ def test_an_engine_generates_during_the_update(tiny_config):
     for iteration in range(3):
         engine.in_update.clear()
         built.algorithm.learn_iteration(iteration, 3)
-    assert engine.rollouts == 3, "none after the last update"
-    assert built.algorithm.collector.ahead is None
+    assert engine.rollouts == 4, "also after the last update, since a run can be continued"
+    assert engine.rests == 0
+
+
+class Unreliable(Constant):
+    """Engine that fails in the second rollout (after two evaluations), or returns no log-probs."""
+
+    def __init__(self, fails: bool = True) -> None:
+        super().__init__(7)
+        self.fails, self.rollouts = fails, 0
+
+    def generate(self, *args, **arguments):
+        self.rollouts += 1
+        if self.fails and self.rollouts == 4:
+            raise EngineError("out of order")
+        return super().generate(*args, **arguments | ({} if self.fails else {"record_log_prob": False}))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_engine_that_fails_in_the_background_ends_the_run(fails, tiny_config, tmp_path, monkeypatch):
+    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 3
+    engine = {"id": f"{__name__}:Unreliable", "args": {"fails": fails}, "ahead": 1}
+    tiny_config["alg"]["policy"]["args"]["engine"] = engine
+    tiny_config["train_evaluation"] |= {"eval_every": 100, "max_eval_samples": 1}
+    with pytest.raises(EngineError, match="out of order" if fails else "log-probs"):
+        run(tiny_config, tmp_path)
+    if fails:
+        (folder,) = (tmp_path / "rl4lm_exps").iterdir()
+        monkeypatch.setattr(Unreliable, "generate", Constant.generate)
+        assert len(lines(resume(folder, quiet=True) / "rollout_info.jsonl")) == 3
 
 
 @pytest.fixture
 def ahead(config):  # noqa: F811
     config["alg"]["policy"]["args"]["engine"]["ahead"] = 1
-    config["alg"]["args"] |= {"learning_rate": 1e-3, "n_steps": 10}  # two generation batches
+    config["alg"] |= {"id": "grpo", "args": {"learning_rate": 1e-3, "n_steps": 10, "group_size": 2}}  # two batches
+    config["datapool"]["sampler"] = {"id": "difficulty"}
     config["env"]["n_envs"], config["reward_fn"] = 4, {"id": "tests.builders:LowTokens"}
-    config["train_evaluation"] |= {"eval_every": 3, "save_every": 3}
+    config["train_evaluation"] |= {"eval_every": 1, "save_every": 2}
     return config
 
 
@@ -93,9 +134,13 @@ def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_
     in_scoring = partial(at_call, owner=RolloutCollector, name="score")
     for n, where in {3: at_minibatch, 4: lambda patch, act: in_scoring(patch, act=act)}.items():
         folder = stopped(ahead, tmp_path / f"stopped_{n}", where, After(n))
-        (name,) = [path.name for path in (folder / "checkpoints").iterdir()]
-        assert name.startswith("interrupted_"), name
+        assert any(path.name.startswith("interrupted_") for path in (folder / "checkpoints").iterdir())
         assert without_times(resume(folder, quiet=True)) == without_times(whole)
+
+    shorter = copy.deepcopy(ahead)
+    shorter["train_evaluation"]["n_iters"] = 2
+    folder = run(shorter, tmp_path / "shorter")
+    assert without_times(resume(folder, overrides=["train_evaluation.n_iters=3"], quiet=True)) == without_times(whole)
 
 
 def without_times(folder):

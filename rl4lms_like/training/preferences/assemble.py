@@ -37,6 +37,7 @@ from rl4lms_like.training.supervised.assemble import (
     add_adapters,
     check_best_metric,
     config_to_plan,
+    head_modules,
     load_encoder,
     make_generator,
     prepare,
@@ -69,7 +70,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)  # with the folder of an embedded reference
     check_end_token(given, encoder)
     examples = {split: encode(given, encoder, each, config) for split, each in used(found.samples, config).items()}
-    check_best_metric(config, found.samples["val"])
+    check_best_metric(config, used(found.samples, config)["val"])
     model, rates = _load(config, found.model_config, given)
     head = head_modules(model) if not given.has_language_model else ()
     nn.Module.to(model, get_device(config.device)).eval()
@@ -123,11 +124,6 @@ def encode(given: Any, encoder: ExampleEncoder, samples: Sequence[Sample], confi
         return encode_texts(encoder, preferences, append_eos=given.append_eos, split_beginning=not whole)
     encode_all = encode_labels if given.reads_labels else encode_pairs
     return encode_all(encoder, preferences, given.max_response_length)
-
-
-def head_modules(model: PreTrainedModel) -> list[str]:
-    """Return the names of the modules of a classifier that are not part of its language model."""
-    return [name for name, _ in model.named_children() if name != model.base_model_prefix]
 
 
 def _load(

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ENGINE_TIMEOUT_S = 20.0
+"""Seconds that an interrupted run waits for the responses that an engine generates ahead; torchrun kills after 30."""
+
 
 class ResumePoint:
     """State that a run resumes from, after a whole number of iterations or of steps of an update.
@@ -168,7 +171,8 @@ class ResumePoint:
             numbers["update"], rollout = run.algorithm.update_state(numbers["update"])
             tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
         if self._ahead is not None:
-            numbers["ahead"], episodes = self._ahead.state()
+            timeout = ENGINE_TIMEOUT_S if name == INTERRUPTED else None
+            numbers["ahead"], episodes = self._ahead.state(timeout)
             tensors |= {f"ahead.{name}": tensor for name, tensor in episodes.items()}
         state = TrainingState(numbers, tensors | moments | captured.tensors)
         keep = self.trainer.schedule.keep_last

@@ -25,7 +25,7 @@ from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.ranks import Ranks
-from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.metrics.base import BaseMetric
@@ -262,7 +262,9 @@ def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
     wanted, text = make_training_arguments(config, "checkpoints").metric_for_best_model, None
     if wanted is not None and not samples:
         text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
-    elif wanted in ("loss", "eval_loss") and not any(sample.references for sample in samples):
+    elif wanted in ("loss", "eval_loss") and not any(
+        sample.references or isinstance(sample, Preference) for sample in samples
+    ):
         text = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
     if text is not None:
         raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
@@ -334,12 +336,23 @@ def check_model(config: OfflineConfig) -> None:
         model_config = load_model_config(model_name, local_files_only=True)
     except ModelError:  # `plan` raises it
         return
-    auto_class = auto_class_of(model_config)
-    check_model_weights(auto_class, model_name)
-    if config.alg.peft is not None:
-        if isinstance(config, PreferenceConfig) and not OBJECTIVES.signature(config.alg.id).has_language_model:
-            auto_class = AutoModelForSequenceClassification
+    auto_class, unused = auto_class_of(model_config), None
+    if isinstance(config, PreferenceConfig) and not OBJECTIVES.signature(config.alg.id).has_language_model:
+        auto_class, unused = AutoModelForSequenceClassification, head_modules
+    check_model_weights(auto_class, model_name, unused=unused)
+    if config.alg.peft is None:
+        return
+    try:
         with torch.device("meta"):
             model = auto_class.from_config(model_config)
-        refuse_unknown_layers([model], config.alg.peft)
-        add_lora(model, config.alg.peft, dropout=False, empty=True)
+    except (ValueError, ImportError) as error:
+        raise ModelError(f"cannot build {model_name!r} from its config: {error}") from error
+    except RuntimeError:  # the class computes with weights, which have no values on the meta device
+        return
+    refuse_unknown_layers([model], config.alg.peft)
+    add_lora(model, config.alg.peft, dropout=False, empty=True)
+
+
+def head_modules(model: PreTrainedModel) -> list[str]:
+    """Return the names of the modules of a classifier that are not part of its language model."""
+    return [name for name, _ in model.named_children() if name != model.base_model_prefix]
