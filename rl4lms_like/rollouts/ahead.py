@@ -79,7 +79,9 @@ class AheadBatches:
 
 def restored_responses(index: int, tensors: Mapping[str, Tensor]) -> Future[EpisodeBatch] | None:
     """Return the episodes of a batch from the tensors of `AheadBatches.state`; None if there are none."""
-    own = {name.partition(".")[2]: each for name, each in tensors.items() if name.startswith(f"{index}.")}
+    own: dict[str, Any] = {
+        name.partition(".")[2]: each for name, each in tensors.items() if name.startswith(f"{index}.")
+    }
     if not own:
         return None
     responses: Future[EpisodeBatch] = Future()

@@ -101,12 +101,14 @@ class PreferenceObjective(TrainingObjective):
         responses = [row["responses"][index] for index in (0, 1) for row in rows]
         prompts = [row["prompt"] for row in rows] + [row.get("rejected_prompt", row["prompt"]) for row in rows]
         numbers = [*range(n), *(n + i if "rejected_prompt" in row else i for i, row in enumerate(rows))]
+        prompt_ids, prompt_mask = padded(prompts, self.pad_token_id, side=side)
+        response_ids, response_mask = padded(responses, self.pad_token_id)
         batch = {
-            "prompt_ids": padded(prompts, self.pad_token_id, side=side),
-            "prompt_mask": padded([[1] * len(ids) for ids in prompts], 0, side=side).bool(),
+            "prompt_ids": prompt_ids,
+            "prompt_mask": prompt_mask,
             "prompt_rows": torch.tensor(numbers),
-            "response_ids": padded(responses, self.pad_token_id),
-            "response_mask": padded([[1] * len(ids) for ids in responses], 0).bool(),
+            "response_ids": response_ids,
+            "response_mask": response_mask,
             "margin": torch.tensor([row.get("margin", 0.0) for row in rows]),
         }
         if "is_desirable" in rows[0]:
@@ -140,7 +142,7 @@ class PreferenceObjective(TrainingObjective):
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
         trained = self.reader.model
         # Without dropout both modes are equal, but only evaluation mode computes a shared prompt once.
-        trained.train(model.training and self.needs_training_mode)
+        set_mode(trained, model.training and self.needs_training_mode)
         scores, batch = self._scored(batch)
         losses, logged = self.terms(scores, batch)
         add_to(self._of_step, logged)
@@ -212,6 +214,12 @@ class PreferenceObjective(TrainingObjective):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.history = History(**state["history"])
         self._sums = {key: list(each) for key, each in state["sums"].items()}
+
+
+def set_mode(model: nn.Module, is_training: bool) -> None:
+    """Set training or evaluation mode, which visits all modules, if it is not set."""
+    if model.training != is_training:
+        model.train(is_training)
 
 
 _FIELDS = ("prompt_ids", "prompt_mask", "prompt_rows", "response_ids", "response_mask")
@@ -398,7 +406,7 @@ class KTO(ReferenceObjective):
 
     @torch.no_grad()
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
-        self.reader.model.eval()
+        set_mode(self.reader.model, False)
         mismatched = []
         for batch in filter(self.n_rows, map(self.own, batches)):
             with self.autocast():

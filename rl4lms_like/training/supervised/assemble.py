@@ -337,7 +337,8 @@ def check_model(config: OfflineConfig) -> None:
     except ModelError:  # `plan` raises it
         return
     auto_class, unused = auto_class_of(model_config), None
-    if isinstance(config, PreferenceConfig) and not OBJECTIVES.signature(config.alg.id).has_language_model:
+    given: Any = OBJECTIVES.signature(config.alg.id) if isinstance(config, PreferenceConfig) else None
+    if given is not None and not given.has_language_model:
         auto_class, unused = AutoModelForSequenceClassification, head_modules
     check_model_weights(auto_class, model_name, unused=unused)
     if config.alg.peft is None:

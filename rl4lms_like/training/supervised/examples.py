@@ -21,7 +21,6 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
@@ -211,10 +210,11 @@ class ExampleCollator:
     def __call__(self, rows: Sequence[Example]) -> dict[str, Tensor]:
         """Collate examples into a batch."""
         ids = [row["input_ids"] for row in rows]
-        labels = padded([row["labels"] for row in rows], NOT_LEARNED)
+        labels, _ = padded([row["labels"] for row in rows], NOT_LEARNED)
+        input_ids, mask = padded(ids, self.pad_token_id)
         batch = {
-            "input_ids": padded(ids, self.pad_token_id),
-            "attention_mask": padded([[1] * len(row) for row in ids], 0),
+            "input_ids": input_ids,
+            "attention_mask": mask.long(),
             "labels": labels,
         }
         if self.start_token_id is not None:
@@ -229,7 +229,11 @@ def n_learned(labels: Tensor) -> Tensor:
     return (labels != NOT_LEARNED).sum()
 
 
-def padded(rows: Sequence[Sequence[int]], fill: int, side: Literal["left", "right"] = "right") -> Tensor:
-    """Return rows of numbers as a matrix `[n, length]`, padded on one side."""
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
+def padded(rows: Sequence[Sequence[int]], fill: int, side: Literal["left", "right"] = "right") -> tuple[Tensor, Tensor]:
+    """Return rows of numbers as a matrix `[n, length]`, padded on one side, and the mask of the numbers, bool."""
+    lengths = torch.tensor([len(row) for row in rows])[:, None]
+    places = torch.arange(int(lengths.max()))
+    mask = places < lengths if side == "right" else places >= len(places) - lengths
+    matrix = torch.full(mask.shape, fill)
+    matrix[mask] = torch.tensor([number for row in rows for number in row], dtype=torch.long)
+    return matrix, mask
