@@ -49,15 +49,14 @@ def trained(model: Path, url: str, folder: Path, ahead: int, seed: int) -> dict[
     blocks["train_evaluation"]["n_iters"], blocks["seed"] = ITERATIONS, seed
     config, name = parse_config(blocks), f"ahead_{ahead}_{seed}"
     run = train_config(config, base_path_to_store_results=folder, experiment_name=name, quiet=True)
-    files = (run / f"{name}_info.jsonl" for name in ("rollout", "training"))
-    rollouts, times = ([json.loads(line) for line in path.read_text().splitlines()] for path in files)
+    rollouts = [json.loads(line) for line in (run / "rollout_info.jsonl").read_text().splitlines()]
     inner = slice(2, -1)  # the first rollouts wait for the server to start, the last update has no rollout beside it
     return {
         "ahead": ahead,
         "seed": seed,
         "iteration_s": median(line["time/iteration_s"] for line in rollouts[inner]),
         "generate_s": median(line["time/generate_s"] for line in rollouts[inner]),
-        "update_s": median(line["time/update_s"] for line in times[inner]) + PAUSE_S,
+        "update_s": median(line["time/update_s"] for line in rollouts[inner]) + PAUSE_S,
         "reward": fmean(line["rollout_info/ep_rew"] for line in rollouts[-3:]),
         "reward before": rollouts[0]["rollout_info/ep_rew"],
         "effective_sample_size": min(line["rollout_info/effective_sample_size"] for line in rollouts),
