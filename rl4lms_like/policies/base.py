@@ -305,7 +305,7 @@ class LMActorCriticPolicy(BasePolicy):
 
         They enter it together. Within it, each calls the model as often as it needs, for instance to generate.
         """
-        return self.reader.gathered()
+        return self.reader.gathered() if self.is_sharded else nullcontext()
 
     @torch.no_grad()
     def generate(

@@ -338,7 +338,10 @@ class RolloutCollector:
             results = [compute(part) for part in [*own, *further]]
             return results[: len(own)]
 
-        own = self.ranks.gather_from(of_this_process)
+        if self.policy.is_sharded:  # the others wait in a pass, where they learn of an error when this process ends
+            own = self.ranks.gather(of_this_process())
+        else:
+            own = self.ranks.gather_from(of_this_process)
         return [result for results in own for result in results]
 
     def _parts(self, episodes: EpisodeBatch) -> tuple[list[EpisodeBatch], list[EpisodeBatch]]:

@@ -34,7 +34,7 @@ N_ENVS = 6
 STATEFUL = "stateful"
 STATEFUL_OFFLINE = "dpo_with_dropout"
 STATEFUL_FSDP = "stateful_fsdp"
-CHECKPOINTS = {STATEFUL: "iteration_00002", STATEFUL_FSDP: "iteration_00002", STATEFUL_OFFLINE: "checkpoint-3"}
+CHECKPOINTS = {STATEFUL: "iteration_00002", STATEFUL_FSDP: "iteration_00001", STATEFUL_OFFLINE: "checkpoint-3"}
 """Runs whose processes draw numbers of their own -> checkpoint from which a copy is resumed."""
 
 BASE: dict[str, Any] = {
@@ -73,7 +73,7 @@ SEPARATE = {f"{POLICY}.value_head_init": "default"}
 MINIBATCHES = {"alg.args.batch_size": 14, "alg.args.n_epochs": 2}
 MASKS = {"alg.id": "nlpo", f"{POLICY}.top_mask": 20, "alg.policy.id": "maskable_causal_lm_actor_critic_policy"}
 GROUPS = {"alg.args.group_size": 3, "alg.kl_div.placement": "loss", "alg.kl_div.norm_reward": False}
-FSDP = {"distributed.strategy": "fsdp"}
+FSDP = {"distributed.strategy": "fsdp", "train_evaluation.n_iters": 2, "train_evaluation.save_every": 1}
 SEQ2SEQ = {"alg.policy.id": "seq2seq_lm_actor_critic_policy"}
 
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -119,6 +119,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.args.micro_batch_size": 8,
             "alg.args.ratio_band": [0.8, 1.2],
             "alg.args.critic_pretrain": {"max_rollouts": 1},
+            f"{POLICY}.critic_frozen": ["wpe"],
             f"{POLICY}.gradient_checkpointing": True,
         },
     ),
@@ -284,5 +285,5 @@ def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Pat
 def resume_other(other: Path, models: Path, output: Path, ranks: Ranks) -> None:
     """Resume a run of another number of processes, in a copy of its folder."""
     ranks.from_main(lambda: shutil.copytree(other / "cells" / FROM_ONE, output / "cells" / FROM_ONE))
-    checkpoint = output / "cells" / FROM_ONE / "checkpoints" / "iteration_00002"
+    checkpoint = output / "cells" / FROM_ONE / "checkpoints" / "iteration_00001"
     run_cell(FROM_ONE, models, output, ranks, resume_from=checkpoint)

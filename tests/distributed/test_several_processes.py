@@ -124,8 +124,8 @@ FILES = (
     "model/model.safetensors",
     "critic/model.safetensors",
     "critic/value_head.safetensors",
-    "checkpoints/iteration_00002/model.safetensors",
-    "checkpoints/iteration_00002/training_state.safetensors",
+    "checkpoints/iteration_00001/model.safetensors",
+    "checkpoints/iteration_00001/training_state.safetensors",
 )
 
 

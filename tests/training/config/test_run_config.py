@@ -360,7 +360,6 @@ def test_hub_ids_and_folders_are_told_apart(name, folder):
     assert names_folder(name) is folder
 
 
-
 MASKED = {
     "alg.id": "nlpo",
     "alg.policy.id": "maskable_causal_lm_actor_critic_policy",
