@@ -5,9 +5,10 @@
     rank 0   prompts 0 1 2 ─ generate, score ─┐          ┌─ episodes 0 1 of each minibatch ─┐
     rank 1   prompts 3 4 5 ─ generate, score ─┴─ gather ─┴─ episodes 2 3                   ─┴─ sum of gradients ─ step
 
-Each process has all weights. After `gather` all have the same episodes, so whatever is computed from a whole rollout or
-minibatch (scale of the rewards, advantages, KL coefficient, order, loss weights) is the same on all of them, and equal
-to that of a single process. Summed gradients have the same bits on every process.
+Each process has all weights, or its part of them (`policies.sharding`). After `gather` all have the same episodes, so
+whatever is computed from a whole rollout or minibatch (scale of the rewards, advantages, KL coefficient, order, loss
+weights) is the same on all of them, and equal to that of a single process. Summed gradients have the same bits on every
+process.
 """
 
 from __future__ import annotations

@@ -300,12 +300,16 @@ class LMActorCriticPolicy(BasePolicy):
             with self.gathered():
                 ranks.from_main(lambda: engine.update(self))
 
-    def gathered(self) -> AbstractContextManager[None]:
+    def gathered(self, *, to_generate: bool = False) -> AbstractContextManager[None]:
         """Keep the language model whole within the block, if its weights are split over several processes.
 
-        They enter it together. Within it, each calls the model as often as it needs, for instance to generate.
+        They enter it together. Within it, each calls the model as often as it needs.
+
+        Args:
+            to_generate: only if the model itself generates, not an external engine.
         """
-        return self.reader.gathered() if self.is_sharded else nullcontext()
+        is_needed = self.is_sharded and not (to_generate and self.external_engine is not None)
+        return self.reader.gathered() if is_needed else nullcontext()
 
     @torch.no_grad()
     def generate(
@@ -324,11 +328,11 @@ class LMActorCriticPolicy(BasePolicy):
         Returns:
             The finished episodes, on the policy's device.
         """
-        if self.updates_engine:
+        if self.updates_engine and not self.is_sharded:  # otherwise `prepare_engine` has done it
             self.engine.update(self)
         if generation_kwargs is None and self.external_engine is not None:
             generation_kwargs = self.arguments.generation_kwargs
-        with self.gathered():
+        with self.gathered(to_generate=True):
             episodes = self.engine.generate(
                 prompt_ids,
                 prompt_mask,

@@ -36,7 +36,7 @@ class ShardedNetwork:
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        self._blocks = [shard(block, mesh) for block in blocks_of(model)]
+        self._blocks = [shard(block, mesh) for block in reversed(blocks_of(model))]  # inner ones first
         self._root = shard(_Root(model), mesh)
         self._root(_nothing)  # the first module that runs becomes the root
         self._is_gathered = False

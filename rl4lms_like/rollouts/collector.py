@@ -257,7 +257,7 @@ class RolloutCollector:
     def _batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
         self.on_batch()
         self.policy.prepare_engine(self.ranks)
-        with self.policy.gathered():
+        with self.policy.gathered(to_generate=True):
             return PlayedEpisodes.joined(self.ranks.gather_from(lambda: self._own_batch(seconds)))
 
     def _own_batch(self, seconds: dict[str, float]) -> PlayedEpisodes:

@@ -203,7 +203,7 @@ def _memory(config: RunConfig) -> str:
     rows += [("peak of the update", gibibytes(estimate.update)), ("peak of the rollout", gibibytes(estimate.rollout))]
     if config.distributed.strategy == "fsdp":
         peaks = {n: gibibytes(estimate_memory(config, n).peak) for n in N_PROCESSES}
-        rows.append(("peak of each process", ", ".join(f"{size} of {n}" for n, size in peaks.items())))
+        rows += [(f"peak of each of {n} processes", size) for n, size in peaks.items()]
     return _table(rows) + estimate.verdict + "\n" + (f"{notice}\n" if notice else "")
 
 

@@ -118,12 +118,13 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.args.normalize_advantage": True,
             "alg.args.micro_batch_size": 8,
             "alg.args.ratio_band": [0.8, 1.2],
-            "alg.args.critic_pretrain": {"max_rollouts": 1},
+            "alg.args.n_epochs": 1,
+            "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
             f"{POLICY}.critic_frozen": ["wpe"],
             f"{POLICY}.gradient_checkpointing": True,
         },
     ),
-    "fsdp_ppo_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, "alg.args.target_kl": 0.001}),
+    "fsdp_ppo_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, "alg.args.n_epochs": 1}),
     "fsdp_grpo": (
         "gpt2",
         {
@@ -132,6 +133,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             **FSDP,
             "alg.id": "grpo",
             "alg.args.importance_correction": "tis",
+            "alg.args.n_epochs": 1,
             "alg.args.reference_update_iterations": 1,
             "alg.kl_div.estimator": "full",
         },
