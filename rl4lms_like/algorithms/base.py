@@ -41,6 +41,7 @@ from rl4lms_like.core.losses import approximate_kl, correction_weights, explaine
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.policies.base import LMActorCriticPolicy
+from rl4lms_like.policies.sharding import whole
 from rl4lms_like.rollouts.adapt import TextRollouts
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
 from rl4lms_like.rollouts.kl import KLController
@@ -219,7 +220,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         for loss, objective in self._micro_losses(minibatch, self.arguments.micro_batch_size):
             loss.backward()
             parts.append(objective)
-        self.ranks.sum_gradients(self.policy.parameters())
+        self._sum_gradients(self.policy.parameters())
         info = self._summary(self._joined(parts), minibatch.weights)
         info["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
         steps.append(info)
@@ -261,13 +262,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         """
         self.policy.optimizer.zero_grad()
         error = torch.zeros_like(minibatch.returns[0])
-        for batch in split(minibatch, self.arguments.micro_batch_size, self.ranks):
+        for batch, fraction in self._split(minibatch, self.arguments.micro_batch_size):
             values = self.policy.predict_values(batch.observations)
-            fraction = len(batch.actions) / len(minibatch.actions)
             part = fraction * value_error(values, batch.returns).mean()
             (self.vf_coef * part).backward()
             error += part.detach()
-        self.ranks.sum_gradients(self._parameters_of("critic"))
+        self._sum_gradients(self._parameters_of("critic"))
         self.ranks.sum(error)
         info = {"value": error, "loss": self.vf_coef * error}
         self._optimizer_step(info)
@@ -278,10 +278,32 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         With several processes these are the micro-batches of this process.
         """
-        for micro_batch in split(minibatch, micro_batch_size, self.ranks, self.n_together):
+        for micro_batch, fraction in self._split(minibatch, micro_batch_size):
             objective = self.loss(micro_batch)
-            fraction = len(micro_batch.actions) / len(minibatch.actions)
-            yield fraction * self._total(objective, micro_batch.weights), objective.detach()
+            terms = objective.detach() if fraction else objective.detach().empty()
+            yield fraction * self._total(objective, micro_batch.weights), terms
+
+    def _split(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Minibatch, float]]:
+        """Split this process's part of a minibatch into micro-batches of about `micro_batch_size` tokens (None: one).
+
+        Yields:
+            Whole episodes, and their fraction of the minibatch's actions. There is nothing if there are too few
+            episodes for all processes. But if weights are split over them, all must make the same number of passes:
+            then further episodes follow, which do not count (fraction 0).
+        """
+        episodes, in_step = minibatch.observations, self.policy.is_sharded
+        for group in own_batches(episodes, micro_batch_size, self.ranks, self.n_together, in_step=in_step):
+            if len(group) == episodes.n_episodes:
+                yield minibatch, 1.0
+                return
+            chosen = group or range(self.n_together)
+            part = selected(minibatch, torch.tensor(chosen, device=episodes.response_ids.device))
+            yield part, len(part.actions) / len(minibatch.actions) if group else 0.0
+
+    def _sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Replace gradients by their sums over all processes, unless the backward pass has done so."""
+        if not self.policy.is_sharded:
+            self.ranks.sum_gradients(parameters)
 
     def _joined(self, parts: list[Objective]) -> Objective:
         """Return the terms of all micro-batches, of all processes."""
@@ -316,7 +338,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         actor's gradient down to almost 0. With a shared critic, both share the trunk and are clipped together.
         """
         for name, parameters in self._clipped_together():
-            info[name] = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+            info[name] = whole(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
         if self._is_accepted(info):
             self._weights_change()
             self.policy.optimizer.step()
@@ -475,23 +497,6 @@ _KEYS = {
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given arguments, with defaults for those that are missing or None."""
     return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
-
-
-def split(minibatch: Minibatch, micro_batch_size: int | None, ranks: Ranks, n_together: int = 1) -> Iterator[Minibatch]:
-    """Split this process's part of a minibatch into micro-batches of about `micro_batch_size` tokens.
-
-    Args:
-        minibatch: whole episodes and their flat fields.
-        micro_batch_size: number of tokens; None = no split.
-        ranks: the processes that share the minibatch. One of them gets nothing if there are too few episodes.
-        n_together: number of consecutive episodes that stay together.
-    """
-    episodes = minibatch.observations
-    for group in own_batches(episodes, micro_batch_size, ranks, n_together):
-        if len(group) == episodes.n_episodes:
-            yield minibatch
-            return
-        yield selected(minibatch, torch.tensor(group, device=episodes.response_ids.device))
 
 
 def selected(minibatch: Minibatch, index: Tensor) -> Minibatch:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import PPOArguments
-from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm, split
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.losses import clipped_surrogate, surrogate, value_error
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.rollouts.buffer import Minibatch
@@ -75,8 +75,10 @@ class PPO(OnPolicyTextAlgorithm):
             # The mean over the kept actions of all micro-batches must be known before the first backward pass.
             with torch.no_grad():
                 kept = [
-                    self._in_band(self.policy.action_scores(part.observations).log_prob - part.old_log_prob)
-                    for part in split(minibatch, options.micro_batch_size, self.ranks)
+                    self._in_band(self.policy.action_scores(part.observations).log_prob - part.old_log_prob)[
+                        : len(part.actions) if fraction else 0
+                    ]
+                    for part, fraction in self._split(minibatch, options.micro_batch_size)
                 ]
             self._kept_fraction = torch.cat([part for own in self.ranks.gather(kept) for part in own]).mean()
         return minibatch

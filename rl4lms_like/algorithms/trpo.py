@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import TRPOArguments, without_second_derivatives
-from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm, split
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
 from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, surrogate, value_error
@@ -145,7 +145,7 @@ class TRPO(OnPolicyTextAlgorithm):
         """Solve for F⁻¹g with damping."""
         damping = self.arguments.cg_damping
         episodes = self._fisher_episodes(rollout)
-        batches = [batch.observations for batch in split(episodes, self._tokens_per_pass, self.ranks)]
+        batches = [batch.observations for batch, _ in self._split(episodes, self._tokens_per_pass)]
         fisher = FisherMatrix(self.policy.action_logits, batches, actor, len(episodes.actions))
 
         def product(vector: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class TRPO(OnPolicyTextAlgorithm):
         """Return the mean loss at other parameters, and their mean KL to the current ones, over the rollout."""
         names = ("policy", "entropy", "kl", "approx_kl")
         means = torch.zeros(len(names), device=there.device)
-        for batch in split(rollout, self._tokens_per_pass, self.ranks):
+        for batch, fraction in self._split(rollout, self._tokens_per_pass):
             episodes = batch.observations
             with actor.at_offset(there):
                 new_logits = self.policy.action_logits(episodes)
@@ -186,7 +186,7 @@ class TRPO(OnPolicyTextAlgorithm):
             log_ratio = log_prob - batch.old_log_prob
             loss = surrogate(log_ratio, batch.advantages)
             terms = torch.stack([loss.mean(), -entropy.mean(), kl, approximate_kl(log_ratio)])
-            means += len(batch.actions) / len(rollout.actions) * terms
+            means += fraction * terms
         self.ranks.sum(means)
         found = dict(zip(names, means, strict=True))
         return found | {"loss": found["policy"] + self.ent_coef * found["entropy"]}

@@ -280,17 +280,24 @@ def pack_episodes(
     return batches
 
 
-def own_batches(episodes: EpisodeBatch, batch_size: int | None, ranks: Ranks, n_together: int = 1) -> list[list[int]]:
+def own_batches(
+    episodes: EpisodeBatch, batch_size: int | None, ranks: Ranks, n_together: int = 1, *, in_step: bool = False
+) -> list[list[int]]:
     """Return this process's part of some episodes, in batches of about `batch_size` tokens; None: in one batch.
 
     Each `n_together` consecutive episodes, which have the same prompt, stay together. There is no batch if there are
-    too few episodes for all processes.
+    too few episodes for all processes. With `in_step`, empty batches are added until all processes have equally many.
     """
     sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()
-    own = ranks.share(sizes)
-    if batch_size is None or sum(sizes[i] for i in own) <= batch_size:
-        batches = [list(own)] if own else []
-    else:
-        rows = episodes.prompt_rows
-        batches = pack_episodes(sizes, own, batch_size, None if rows is None else rows[::n_together])
+    rows = None if episodes.prompt_rows is None else episodes.prompt_rows[::n_together]
+
+    def of(rank: int) -> list[list[int]]:
+        own = ranks.share(sizes, rank)
+        if batch_size is None or sum(sizes[i] for i in own) <= batch_size:
+            return [list(own)] if own else []
+        return pack_episodes(sizes, own, batch_size, rows)
+
+    batches = of(ranks.rank)
+    if in_step:
+        batches += [[]] * (max(len(of(rank)) for rank in range(ranks.size)) - len(batches))
     return [[n_together * unit + i for unit in batch for i in range(n_together)] for batch in batches]

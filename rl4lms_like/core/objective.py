@@ -46,6 +46,10 @@ class Objective(NamedTuple):
         """Return the same terms, detached from the graph."""
         return self._replace(**{name: term.detach() for name, term in self._asdict().items() if term is not None})
 
+    def empty(self) -> Objective:
+        """Return the same terms for no actions."""
+        return self._replace(**{name: term[:0] for name, term in self._asdict().items() if term is not None})
+
     @staticmethod
     def joined(parts: Sequence[Objective]) -> Objective:
         """Concatenate the terms of several micro-batches."""

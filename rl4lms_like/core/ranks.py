@@ -5,9 +5,10 @@
     rank 0   prompts 0 1 2 ─ generate, score ─┐          ┌─ episodes 0 1 of each minibatch ─┐
     rank 1   prompts 3 4 5 ─ generate, score ─┴─ gather ─┴─ episodes 2 3                   ─┴─ sum of gradients ─ step
 
-Each process has all weights. After `gather` all have the same episodes, so whatever is computed from a whole rollout or
-minibatch (scale of the rewards, advantages, KL coefficient, order, loss weights) is the same on all of them, and equal
-to that of a single process. Summed gradients have the same bits on every process.
+Each process has all weights, or its part of them (`policies.sharding`). After `gather` all have the same episodes, so
+whatever is computed from a whole rollout or minibatch (scale of the rewards, advantages, KL coefficient, order, loss
+weights) is the same on all of them, and equal to that of a single process. Summed gradients have the same bits on every
+process.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ class Ranks:
         """True in the process that writes files and messages."""
         return self.rank == 0
 
-    def share(self, sizes: Sequence[int]) -> range:
+    def share(self, sizes: Sequence[int], rank: int | None = None) -> range:
         """Return this process's part of consecutive items; the sums of the sizes in the parts are about equal.
+
+        Args:
+            sizes: of all items.
+            rank: return the part of that process instead.
 
         Example:
             >>> Ranks().share([3, 1, 2])
@@ -60,7 +65,8 @@ class Ranks:
         ends = np.cumsum(sizes)
         centers = ends - np.asarray(sizes) / 2
         owners = np.minimum(centers * self.size // max(int(sum(sizes)), 1), self.size - 1)
-        start, stop = np.searchsorted(owners, self.rank), np.searchsorted(owners, self.rank, side="right")
+        rank = self.rank if rank is None else rank
+        start, stop = np.searchsorted(owners, rank), np.searchsorted(owners, rank, side="right")
         return range(int(start), int(stop))
 
     def gather(self, item: T) -> list[T]:
@@ -130,6 +136,8 @@ class ProcessGroup(Ranks):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, place: Any) -> None:
+        if isinstance(error, RuntimeError) and (reason := self._announced()):  # of a pass that needs all processes
+            raise RankError(reason) from error
         if error is not None and not isinstance(error, RankError | KeyboardInterrupt):
             self._announce(error)
         if error is None:
@@ -188,12 +196,16 @@ class ProcessGroup(Ranks):
             yield
         except RuntimeError as error:
             reason = f"another process of the run ended, or did not answer within {self.timeout:g} s"
-            with suppress(RuntimeError):  # the process that holds the store may have ended too
-                if self._store.check([_FAILURE]):
-                    reason = self._store.get(_FAILURE).decode()
-            raise RankError(reason) from error
+            raise RankError(self._announced() or reason) from error
         finally:
             self.waited += time.perf_counter() - start
+
+    def _announced(self) -> str | None:
+        """Return the error that another process announced."""
+        with suppress(RuntimeError):  # the process that holds the store may have ended too
+            if self._store.check([_FAILURE]):
+                return str(self._store.get(_FAILURE).decode())
+        return None
 
     def _announce(self, error: BaseException) -> None:
         """Store the error, for the processes that wait for this one."""

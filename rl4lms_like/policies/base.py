@@ -51,6 +51,7 @@ from rl4lms_like.policies.parity import (
     require_finite,
     warn_of_dynamic_positions,
 )
+from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 
 
@@ -63,6 +64,7 @@ class LMActorCriticPolicy(BasePolicy):
         lr_schedule: learning rate schedule of Stable-Baselines3.
         use_reference: load a reference model.
         device: device of the networks; the checks run there.
+        sharded: split the weights of all networks over the processes of torch's process group.
         optimizer_class: Stable-Baselines3's argument; its A2C passes RMSprop here.
         use_sde: Stable-Baselines3's argument; must be False.
         arguments: see the policy's `arguments_class`.
@@ -72,6 +74,9 @@ class LMActorCriticPolicy(BasePolicy):
         ParityError: teacher-forced log-probs differ from those of generation.
     """
 
+    is_sharded = False
+    """True if the weights are split over several processes, which then make all passes together."""
+    _sharded: Sequence[Any] = ()
     _updates_reference = False
     external_engine: GenerationEngine | None = None
     """Engine with its own copy of the weights; None if the policy's own model generates."""
@@ -89,6 +94,7 @@ class LMActorCriticPolicy(BasePolicy):
         *,
         use_reference: bool = True,
         device: torch.device | str = "cpu",
+        sharded: bool = False,
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW,
         use_sde: bool = False,
         **arguments: Any,
@@ -103,12 +109,18 @@ class LMActorCriticPolicy(BasePolicy):
         )
         self._load(use_reference)
         self._check_vocabulary()
+        self.is_sharded, mesh = sharded, process_mesh(device) if sharded else None
+        if mesh is not None:
+            readers = (self.reader, self.value_reader, self.ref_reader)
+            self._sharded = [reader.split_weights(mesh) for reader in readers if reader is not None]
         self.to(device)
         self.set_training_mode(False)
         with first_episodes(self.policy_model, self.arguments.model_name):
             self._build_heads()
             self.to(device)
             self._check_parity()
+        if mesh is not None and self.value_head is not None:
+            self._sharded = [*self._sharded, shard(self.value_head, mesh)]
         space = getattr(observation_space, "spaces", {}).get("input_encoded_pt")
         longest = None if space is None else space.shape[0]
         warn_of_dynamic_positions(self.policy_model, self.arguments.model_name, longest)
@@ -180,7 +192,8 @@ class LMActorCriticPolicy(BasePolicy):
         probe = probe_episodes(self.vocab_size, self.reader.prompt_side).to(self.policy_model.device)
         for reader in (self.reader, self.ref_reader):
             if reader is not None:
-                reader.probe_head(probe)
+                with reader.gathered():
+                    reader.probe_head(probe)
         self.value_head: nn.Linear | None = None
         with torch.no_grad():
             states = (self.value_reader or self.reader).states(probe)
@@ -193,6 +206,7 @@ class LMActorCriticPolicy(BasePolicy):
             nn.init.zeros_(self.value_head.weight)
         if self.arguments.critic_model is not None:
             load_value_head(self.value_head, self.arguments.critic_model)
+        self._reshard()
         if self.value_model is not None:
             freeze(self.value_model, self.arguments.critic_frozen)
 
@@ -203,7 +217,10 @@ class LMActorCriticPolicy(BasePolicy):
         if self.ref_reader is not None and self.arguments.kl_model is not None:
             checked.append((self.ref_reader, self.arguments.kl_model))
         for reader, name in checked:
-            check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
+            with reader.gathered():
+                check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
+        if self.is_sharded:
+            return  # a prompt computed once is a pass of its own, which the other processes may not need
         self.reader.shares_prompts = check_sharing(self.reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
         for other, own in (
             (self.value_reader, self.arguments.critic_model),
@@ -282,7 +299,8 @@ class LMActorCriticPolicy(BasePolicy):
             EngineError: the engine failed; in the other processes a `RankError`.
         """
         if self.external_engine is not None and ranks.size > 1:
-            ranks.from_main(self.update_engine)
+            with self.gathered():
+                ranks.from_main(self.update_engine)
 
     def update_engine(self) -> None:
         """Pass the weights to the engine if they changed, after what it generates in the background.
@@ -323,6 +341,17 @@ class LMActorCriticPolicy(BasePolicy):
         threading.Thread(target=work, name="generation", daemon=True).start()
         return responses
 
+    def gathered(self, *, to_generate: bool = False) -> AbstractContextManager[None]:
+        """Keep the language model whole within the block, if its weights are split over several processes.
+
+        They enter it together. Within it, each calls the model as often as it needs.
+
+        Args:
+            to_generate: only if the model itself generates, not an external engine.
+        """
+        is_needed = self.is_sharded and not (to_generate and self.external_engine is not None)
+        return self.reader.gathered() if is_needed else nullcontext()
+
     @torch.no_grad()
     def generate(
         self,
@@ -340,19 +369,20 @@ class LMActorCriticPolicy(BasePolicy):
         Returns:
             The finished episodes, on the policy's device.
         """
-        if self.updates_engine:
+        if self.updates_engine and not self.is_sharded:  # otherwise `prepare_engine` has done it
             self.update_engine()
         if generation_kwargs is None and self.external_engine is not None:
             generation_kwargs = self.arguments.generation_kwargs
-        episodes = self.engine.generate(
-            prompt_ids,
-            prompt_mask,
-            eos_token_ids=eos_token_ids,
-            max_new_tokens=max_new_tokens,
-            generation_kwargs=generation_kwargs,
-            seed=seed,
-            **sampling,
-        )
+        with self.gathered(to_generate=True):
+            episodes = self.engine.generate(
+                prompt_ids,
+                prompt_mask,
+                eos_token_ids=eos_token_ids,
+                max_new_tokens=max_new_tokens,
+                generation_kwargs=generation_kwargs,
+                seed=seed,
+                **sampling,
+            )
         return episodes.to(self.device)
 
     @property
@@ -518,13 +548,37 @@ class LMActorCriticPolicy(BasePolicy):
         """Change the reference model's weights in place to `fraction * policy + (1 - fraction) * reference`."""
         if self.ref_model is None:
             return
+        self._reshard()
         for mine, theirs in zip(self.ref_model.parameters(), self.policy_model.parameters(), strict=True):
             mine.copy_(theirs) if fraction == 1.0 else mine.lerp_(theirs, fraction)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
+    def whole_in_main(self, *, with_optimizer: bool = False) -> AbstractContextManager[None]:
+        """Let the first process read and save split weights within the block; the processes enter it together.
+
+        Args:
+            with_optimizer: also the moments of the optimizer.
+        """
+        if not self.is_sharded:
+            return nullcontext()
+        self._reshard()
+        reference = self.ref_model if self._updates_reference else None
+        modules = [self.policy_model, self.value_model, self.value_head, reference]
+        return whole_in_main([each for each in modules if each is not None], self.optimizer if with_optimizer else None)
+
+    def _reshard(self) -> None:
+        """Free split weights that are whole since the last pass; required before they are read or changed."""
+        for each in self._sharded:
+            each.reshard()
+
     def whole_model(self) -> PreTrainedModel:
-        """Return the language model with merged adapters; without adapters, the model itself."""
+        """Return the language model with merged adapters; without adapters, the model itself.
+
+        If its weights are split and `gathered`, this is a copy in main memory.
+        """
+        if self.is_sharded:
+            return plain_copy(self.policy_model)
         return merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
 
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:

@@ -372,6 +372,7 @@ class TextGenerator(GenerationEngine):
                 input_ids=ids,
                 attention_mask=mask.long(),
                 logits_processor=LogitsProcessorList(processors),
+                synced_gpus=False,  # processes with split weights generate independently, with gathered ones
                 **arguments,
             )
         except (ValueError, TypeError) as error:

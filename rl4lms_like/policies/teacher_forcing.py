@@ -22,7 +22,9 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +42,10 @@ from rl4lms_like.core.token_scores import (
     scores_of_logits,
     token_scores,
 )
+from rl4lms_like.policies.sharding import ShardedNetwork
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ActionScores(NamedTuple):
@@ -83,6 +89,7 @@ class EpisodeReader(ABC):
         is_encoder_decoder: True for seq2seq models.
         head_scale: scale of the linear head, or None if logits need the model's own forward; see `probe_head`.
         shares_prompts: compute a prompt once for all of its responses; see `parity.check_sharing`.
+        network: the model's weights if they are split over several processes.
     """
 
     prompt_side: ClassVar[Literal["left", "right"]]
@@ -92,6 +99,18 @@ class EpisodeReader(ABC):
         self.model = model
         self.head_scale: float | None = None
         self.shares_prompts = False
+        self.network: ShardedNetwork | None = None
+
+    def split_weights(self, mesh: DeviceMesh) -> ShardedNetwork:
+        """Split the model's weights over all processes; see `policies.sharding`."""
+        self.network = ShardedNetwork(self.model, mesh)
+        for name in ("states", "final_states", "logits"):  # the methods that call modules of the model
+            setattr(self, name, partial(self.network.call, getattr(self, name)))
+        return self.network
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Keep split weights whole within the block; see `ShardedNetwork.gathered`."""
+        return nullcontext() if self.network is None else self.network.gathered()
 
     @abstractmethod
     def states(self, episodes: EpisodeBatch) -> Tensor:

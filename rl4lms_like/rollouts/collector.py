@@ -280,7 +280,8 @@ class RolloutCollector:
     def _batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
         self.on_batch()
         self.policy.prepare_engine(self.ranks)
-        return PlayedEpisodes.joined(self.ranks.gather_from(lambda: self._own_batch(seconds)))
+        with self.policy.gathered(to_generate=True):
+            return PlayedEpisodes.joined(self.ranks.gather_from(lambda: self._own_batch(seconds)))
 
     def _own_batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
         """Generate and play the episodes of this process."""
@@ -395,16 +396,30 @@ class RolloutCollector:
         return scores
 
     def _of_all(self, episodes: EpisodeBatch, compute: Callable[[EpisodeBatch], T]) -> list[T]:
-        """Return the results for all parts of some episodes; each process computes its own ones."""
-        own = self.ranks.gather_from(lambda: [compute(part) for part in self._parts(episodes)])
+        """Return the results for all parts of some episodes; each process computes its own ones.
+
+        If weights are split over the processes, all make the same number of passes; those for no part do not count.
+        """
+
+        def of_this_process() -> list[T]:
+            own, further = self._parts(episodes)
+            results = [compute(part) for part in [*own, *further]]
+            return results[: len(own)]
+
+        if self.policy.is_sharded:  # the others wait in a pass, where they learn of an error when this process ends
+            own = self.ranks.gather(of_this_process())
+        else:
+            own = self.ranks.gather_from(of_this_process)
         return [result for results in own for result in results]
 
-    def _parts(self, episodes: EpisodeBatch) -> list[EpisodeBatch]:
-        """Return the episodes of this process, in batches of at most `score_batch_size` tokens."""
-        groups, device = own_batches(episodes, self.score_batch_size, self.ranks), episodes.response_ids.device
+    def _parts(self, episodes: EpisodeBatch) -> tuple[list[EpisodeBatch], list[EpisodeBatch]]:
+        """Return the episodes of this process, in batches of at most `score_batch_size` tokens; and further batches."""
+        device, in_step = episodes.response_ids.device, self.policy.is_sharded
+        groups = own_batches(episodes, self.score_batch_size, self.ranks, in_step=in_step)
         if groups and len(groups[0]) == episodes.n_episodes:
-            return [episodes]
-        return [episodes.select(torch.tensor(group, device=device)) for group in groups]
+            return [episodes], []
+        own = [episodes.select(torch.tensor(group, device=device)) for group in groups if group]
+        return own, [episodes.select(torch.tensor([0], device=device))] * (len(groups) - len(own))
 
     def _kl_reward(self, part: ScoredEpisodes) -> Tensor:
         if self.kl.placement != "reward":

@@ -287,10 +287,11 @@ def build_alg(config: RunConfig, env: VecEnv, ranks: Ranks) -> Any:
     norm_reward = kl.pop("norm_reward")
     algorithm = with_text_rollouts(ALGORITHMS.resolve(config.alg.id))
     arguments |= {"ranks": ranks} if ranks.size > 1 else {}
+    sharded = {"sharded": True} if ranks.size > 1 and config.distributed.strategy == "fsdp" else {}
     return algorithm(
         POLICIES.resolve(config.alg.policy.id),
         env,
-        policy_kwargs=dict(config.alg.policy.args),
+        policy_kwargs=dict(config.alg.policy.args) | sharded,
         kl_controller=make_kl_controller(kl.pop("coeff"), kl.pop("target_kl"), **kl),
         norm_reward=norm_reward,
         **arguments,

@@ -77,8 +77,10 @@ class BestModel(Callback):
             return
         if self.score is not None and not (score > self.score if mode == "max" else score < self.score):
             return
-        if epoch and self.run.ranks.is_main:
-            self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
+        if epoch:
+            with self.run.policy.whole_in_main():
+                if self.run.ranks.is_main:
+                    self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
         self.epoch, self.score = epoch, float(score)
 
     def state_dict(self) -> dict[str, Any]:

@@ -48,6 +48,8 @@ from rl4lms_like.training.supervised import assemble as supervised
 FoundSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
 """Split -> samples; None if the data are not on this machine."""
 
+N_PROCESSES = (2, 4, 8)
+"""Numbers of processes for which `check` estimates the memory of each, if they split the weights."""
 NOT_LOCAL = "not checked: the data pool may read from a network"
 
 
@@ -199,6 +201,9 @@ def _memory(config: RunConfig) -> str:
     notice = learning_rate_notice(config.to_dict(), estimate.n_parameters)
     rows = [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     rows += [("peak of the update", gibibytes(estimate.update)), ("peak of the rollout", gibibytes(estimate.rollout))]
+    if config.distributed.strategy == "fsdp":
+        peaks = {n: gibibytes(estimate_memory(config, n).peak) for n in N_PROCESSES}
+        rows += [(f"peak of each of {n} processes", size) for n, size in peaks.items()]
     return _table(rows) + estimate.verdict + "\n" + (f"{notice}\n" if notice else "")
 
 

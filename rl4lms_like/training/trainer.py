@@ -7,6 +7,7 @@ An epoch in the files is the number of completed iterations: 0 before training, 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,10 @@ class OnPolicyTrainer:
         while self.current_iter < self.schedule.n_iters:
             self._iterate(self.schedule.n_iters)
             self._evaluate_and_save()
-        if self.schedule.save_model and self.run.ranks.is_main:
+        if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
-                write_folder(folder, self.save)
+                self._write(folder, self.save)
         self.evaluate(("val", "test"))
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.run_path / "checkpoints")
@@ -124,9 +125,14 @@ class OnPolicyTrainer:
             self.resume_point.mark()
             self.tracker.log_info(pretraining.progress(explained))
             self.interruption.check()
-        if self.schedule.save_model and self.run.ranks.is_main:
+        if self.schedule.save_model:
             with self.interruption.finishing("the critic"), saving(f"the critic to {folder}"):
-                write_folder(folder, self.run.policy.save_critic)
+                self._write(folder, self.run.policy.save_critic)
+
+    def _write(self, folder: Path, save: Callable[[Path], Any]) -> None:
+        with self.run.policy.whole_in_main():
+            if self.run.ranks.is_main:
+                write_folder(folder, save)
 
     def _iterate(self, n_iters: int) -> None:
         algorithm = self.run.algorithm
@@ -186,7 +192,8 @@ class OnPolicyTrainer:
             seed=self.run.config.seed,
             ranks=self.run.ranks,
         )
-        return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
+        with self.run.policy.gathered():  # batches are not the same number in all processes, and metrics use the model
+            return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
 
     @property
     def seconds(self) -> float:

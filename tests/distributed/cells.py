@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.ranks import Ranks, process_ranks
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.policies.sharding import whole
 from rl4lms_like.tracking.base import SilentTracker, Tracker
 from rl4lms_like.training.assemble import Run, assemble
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig, parse_config
@@ -32,7 +33,8 @@ N_ENVS = 6
 """Divisible by two and by three processes; two processes also divide it in groups of three."""
 STATEFUL = "stateful"
 STATEFUL_OFFLINE = "dpo_with_dropout"
-CHECKPOINTS = {STATEFUL: "iteration_00002", STATEFUL_OFFLINE: "checkpoint-3"}
+STATEFUL_FSDP = "stateful_fsdp"
+CHECKPOINTS = {STATEFUL: "iteration_00002", STATEFUL_FSDP: "iteration_00001", STATEFUL_OFFLINE: "checkpoint-3"}
 """Runs whose processes draw numbers of their own -> checkpoint from which a copy is resumed."""
 
 BASE: dict[str, Any] = {
@@ -71,6 +73,7 @@ SEPARATE = {f"{POLICY}.value_head_init": "default"}
 MINIBATCHES = {"alg.args.batch_size": 14, "alg.args.n_epochs": 2}
 MASKS = {"alg.id": "nlpo", f"{POLICY}.top_mask": 20, "alg.policy.id": "maskable_causal_lm_actor_critic_policy"}
 GROUPS = {"alg.args.group_size": 3, "alg.kl_div.placement": "loss", "alg.kl_div.norm_reward": False}
+FSDP = {"distributed.strategy": "fsdp", "train_evaluation.n_iters": 2, "train_evaluation.save_every": 1}
 SEQ2SEQ = {"alg.policy.id": "seq2seq_lm_actor_critic_policy"}
 
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,9 +109,45 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.kl_div.placement": "reward",
         },
     ),
+    "fsdp_ppo": (
+        "gpt2",
+        {
+            **SEPARATE,
+            **MINIBATCHES,
+            **FSDP,
+            "alg.args.normalize_advantage": True,
+            "alg.args.micro_batch_size": 8,
+            "alg.args.ratio_band": [0.8, 1.2],
+            "alg.args.n_epochs": 1,
+            "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
+            f"{POLICY}.critic_frozen": ["wpe"],
+            f"{POLICY}.gradient_checkpointing": True,
+        },
+    ),
+    "fsdp_ppo_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, "alg.args.n_epochs": 1}),
+    "fsdp_grpo": (
+        "gpt2",
+        {
+            **GROUPS,
+            **MINIBATCHES,
+            **FSDP,
+            "alg.id": "grpo",
+            "alg.args.importance_correction": "tis",
+            "alg.args.n_epochs": 1,
+            "alg.args.reference_update_iterations": 1,
+            "alg.kl_div.estimator": "full",
+        },
+    ),
     "engine": ("gpt2", {**GROUPS, "alg.id": "grpo", "alg.args.importance_correction": "tis"}),
 }
-"""Name -> family of the model, and changes of `BASE`. The responses of `engine` come from a server."""
+"""Name -> family of the model, and changes of `BASE`."""
+OF_ENGINE = ("engine", "fsdp_grpo")
+"""Cells whose responses come from a server."""
+BFLOAT16 = "fsdp_bfloat16"
+"""Cell of a single, small step."""
+SPLIT = tuple(cell for cell in CELLS if cell.startswith("fsdp"))
+FROM_ONE = "fsdp_ppo"
+"""Cell that two processes also resume from the checkpoint of one, and the reverse."""
 
 OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("gpt2", {}),
@@ -119,7 +158,7 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name, which begins with the id of the algorithm -> family of the model, and training arguments."""
 
-OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "supervised", "dpo")
+OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "fsdp_ppo", "supervised", "dpo")
 """Cells that three processes train too; a minibatch there may have fewer episodes than processes."""
 
 
@@ -144,12 +183,16 @@ def config_of(cell: str, models: Path) -> Any:
     """Return the config of a cell; `models` contains the models `gpt2` and `t5`, and a file of preferences."""
     if cell in OFFLINE or cell == STATEFUL_OFFLINE:
         return parse_config(offline_blocks(cell, models))
-    family, changes = CELLS.get(
-        cell, ("gpt2", {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"})
-    )
+    stateful = {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"}
+    further = {
+        STATEFUL: stateful,
+        STATEFUL_FSDP: {**stateful, **FSDP, "alg.id": "a2c", f"{POLICY}.critic": "shared"},
+        BFLOAT16: {**FSDP, f"{POLICY}.dtype": "bfloat16", "alg.args.learning_rate": 1e-7, "alg.args.n_epochs": 1},
+    }
+    family, changes = CELLS[cell] if cell in CELLS else ("gpt2", further[cell])
     model = str(models / family)
     named: dict[str, Any] = {"tokenizer.model_name": model, f"{POLICY}.model_name": model}
-    if cell == "engine":
+    if cell in OF_ENGINE:
         named[f"{POLICY}.engine"] = json.loads((models / "engine.json").read_text())
     blocks, issues = apply_values(copy.deepcopy(BASE), {**named, **changes}, "the cell")
     return parse_config(blocks, issues=issues)
@@ -184,6 +227,10 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
         run = assemble_preferences(config, ranks)
     if cell in CELLS:
         sample_by_episode(run)
+    if cell in SPLIT and ranks.size > 1:
+        sizes = [(each.numel(), each.to_local().numel()) for each in run.policy.parameters()]
+        share = sum(own for _, own in sizes) / sum(every for every, _ in sizes)
+        (output / f"{cell}.rank{ranks.rank}.share").write_text(str(share))
     data = config.to_dict()
     if ranks.is_main:
         tracker = Tracker(output, data, "cells", cell, quiet=True, resume=resume_from is not None)
@@ -192,7 +239,8 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
     with tracker:
         trainer_class: Any = OnPolicyTrainer if isinstance(config, RunConfig) else SupervisedTrainer
         trainer_class(run, tracker, resume_from=resume_from).train_and_eval()
-    weights = run.policy.training_state() if isinstance(config, RunConfig) else trained(run.model)
+    state = run.policy.training_state() if isinstance(config, RunConfig) else trained(run.model)
+    weights = {name: whole(tensor) for name, tensor in state.items()}
     save_file(weights, output / f"{cell}.rank{ranks.rank}.safetensors")
 
 
@@ -207,14 +255,13 @@ def run_and_resume(cell: str, models: Path, output: Path, ranks: Ranks) -> None:
 
 def sample_by_episode(run: Run) -> None:
     """Draw each episode of a rollout with its own seed, so that the texts do not depend on the number of processes."""
-    policy, ranks, n_batches = run.policy, run.ranks, 0
+    policy, ranks, collector = run.policy, run.ranks, run.algorithm.collector
     generate = policy.generate
 
     def by_episode(ids: Any, mask: Any, *, generation_kwargs: Any = None, **options: Any) -> EpisodeBatch:
-        nonlocal n_batches
         if "max_new_tokens" not in options:  # an evaluation, which has the same batches in any number of processes
             return generate(ids, mask, generation_kwargs=generation_kwargs, **options)
-        n_batches += 1
+        n_batches = collector.seeds.drawn  # also counts those before the checkpoint of a resumed run
         first = ranks.rank * len(ids)
         seeds = [derived_seed(n_batches, "episode", first + row) for row in range(len(ids))]
         rows = [generate(ids[i : i + 1], mask[i : i + 1], **{**options, "seed": seed}) for i, seed in enumerate(seeds)]
@@ -223,7 +270,7 @@ def sample_by_episode(run: Run) -> None:
     policy.generate = by_episode
 
 
-def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path) -> None:
+def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path, by_one: Path) -> None:
     """Train all cells of a group of processes, in one of them; starting a group takes longer than most cells."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -232,3 +279,13 @@ def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Pat
             run_cell(cell, models, output, ranks)
         for cell in CHECKPOINTS if n_ranks == 2 else ():
             run_and_resume(cell, models, output, ranks)
+        if n_ranks == 2:
+            run_cell(BFLOAT16, models, output, ranks)
+            resume_other(by_one, models, output / "from_one", ranks)
+
+
+def resume_other(other: Path, models: Path, output: Path, ranks: Ranks) -> None:
+    """Resume a run of another number of processes, in a copy of its folder."""
+    ranks.from_main(lambda: shutil.copytree(other / "cells" / FROM_ONE, output / "cells" / FROM_ONE))
+    checkpoint = output / "cells" / FROM_ONE / "checkpoints" / "iteration_00001"
+    run_cell(FROM_ONE, models, output, ranks, resume_from=checkpoint)

@@ -14,7 +14,19 @@ import torch
 from safetensors.torch import load_file
 
 from rl4lms_like.core.ranks import Ranks
-from tests.distributed.cells import CELLS, CHECKPOINTS, OF_THREE, OFFLINE, STATEFUL, run_cell, train_in_group
+from tests.distributed.cells import (
+    BFLOAT16,
+    CELLS,
+    CHECKPOINTS,
+    FROM_ONE,
+    OF_THREE,
+    OFFLINE,
+    SPLIT,
+    STATEFUL,
+    resume_other,
+    run_cell,
+    train_in_group,
+)
 from tests.engines.vllm_server import VllmServer
 from tests.training.preferences.preference_runs import written
 
@@ -49,12 +61,12 @@ def by_one(models, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_several(models, tmp_path_factory) -> dict[int, Path]:
+def by_several(models, by_one, tmp_path_factory) -> dict[int, Path]:
     """The output folder of two and of three processes."""
     outputs = {n_ranks: tmp_path_factory.mktemp(f"by_{n_ranks}") for n_ranks in (2, 3)}
     context = multiprocessing.get_context("fork")  # a new interpreter would import torch again
     for n_ranks, output in outputs.items():
-        group = (n_ranks, free_port(), models, output)
+        group = (n_ranks, free_port(), models, output, by_one)
         processes = [context.Process(target=train_in_group, args=(rank, *group)) for rank in range(n_ranks)]
         for process in processes:
             process.start()
@@ -70,10 +82,7 @@ def test_weights_are_those_of_one_process(n_ranks, cell, by_one, by_several):
     first, *others = (load_file(several / f"{cell}.rank{rank}.safetensors") for rank in range(n_ranks))
     for other in others:
         assert all(torch.equal(other[name], tensor) for name, tensor in first.items())
-    alone = load_file(by_one / f"{cell}.rank0.safetensors")
-    assert alone.keys() == first.keys()
-    gaps = {name: float((first[name].float() - tensor.float()).abs().max()) for name, tensor in alone.items()}
-    assert max(gaps.values()) <= TOLERANCE, max(gaps, key=gaps.__getitem__)
+    assert_close(first, load_file(by_one / f"{cell}.rank0.safetensors"))
 
 
 @pytest.mark.parametrize(("n_ranks", "cell"), RUNS)
@@ -102,6 +111,54 @@ def test_a_run_of_two_processes_is_resumed_by_one(by_several, models, tmp_path):
     run_cell(STATEFUL, models, tmp_path, Ranks(), resume_from=checkpoint)
     log = (tmp_path / "cells" / STATEFUL / "log.txt").read_text()
     assert "number of processes: 2 before, 1 now" in log
+
+
+@pytest.mark.parametrize("cell", SPLIT)
+def test_each_process_has_its_part_of_the_weights(cell, by_several):
+    shares = [float((by_several[2] / f"{cell}.rank{rank}.share").read_text()) for rank in (0, 1)]
+    assert sum(shares) == pytest.approx(1)
+    assert max(shares) <= 0.52
+
+
+FILES = (
+    "model/model.safetensors",
+    "critic/model.safetensors",
+    "critic/value_head.safetensors",
+    "checkpoints/iteration_00001/model.safetensors",
+    "checkpoints/iteration_00001/training_state.safetensors",
+)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_of_split_weights_are_those_of_one_process(file, by_one, by_several):
+    several, alone = (load_file(folder / "cells" / FROM_ONE / file) for folder in (by_several[2], by_one))
+    for tensors in (several, alone):
+        for name in [name for name in tensors if "random." in name]:
+            del tensors[name]
+    assert_close(several, alone)
+
+
+def test_a_run_is_resumed_with_another_strategy(models, by_one, by_several, tmp_path):
+    """By two processes that split the weights from one that did not, and the reverse."""
+    resume_other(by_several[2], models, tmp_path, Ranks())
+    alone = load_file(by_one / f"{FROM_ONE}.rank0.safetensors")
+    for folder in (by_several[2] / "from_one", tmp_path):
+        assert_close(load_file(folder / f"{FROM_ONE}.rank0.safetensors"), alone)
+
+
+def test_small_steps_in_bfloat16_change_the_split_weights(models, by_several):
+    """They have relative sizes of about 1e-6, so that weights stored in bfloat16 would stay the same."""
+    before = load_file(models / "gpt2" / "model.safetensors")
+    after = load_file(by_several[2] / f"{BFLOAT16}.rank0.safetensors")
+    for name in [name for name in before if name.endswith("mlp.c_fc.weight")]:
+        change = (after[f"policy_model.{name}"] - before[name]) / before[name]
+        assert 0 < float(change.abs().median()) < 1e-4
+
+
+def assert_close(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    assert tensors.keys() == others.keys()
+    gaps = {name: float((tensors[name].float() - tensor.float()).abs().max()) for name, tensor in others.items()}
+    assert max(gaps.values()) <= TOLERANCE, max(gaps, key=gaps.__getitem__)
 
 
 def free_port() -> int:

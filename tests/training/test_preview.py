@@ -98,6 +98,11 @@ def test_a_supervised_model_that_lacks_weights_is_refused_by_check(tiny_gpt2_dir
     assert "no sample of the split 'train' has a reference" in str(caught.value), "and what else is wrong"
 
 
+def test_the_memory_of_each_process_is_shown_for_split_weights(on):
+    shown = "\n".join(preview(parse_config({**on(), "distributed": {"strategy": "fsdp"}})))
+    assert [n for n in range(1, 10) if f"each of {n} processes" in shown] == [2, 4, 8]
+
+
 def test_no_memory_is_estimated_for_lengths_that_the_model_does_not_have(on):
     blocks = on()
     blocks["env"]["args"]["max_prompt_length"] = 2**31

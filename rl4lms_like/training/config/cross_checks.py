@@ -371,8 +371,24 @@ def _against_ahead(blocks: dict[str, Any]) -> Iterator[str]:
         yield "has no effect in a replay, which generates no rollouts; remove it"
 
 
-def _is_kind(target: Any, kind: type) -> bool:
-    """Return whether the target of a component's `args` is a class of this kind."""
+def _split_weights(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Find what cannot be trained with weights that are split over the processes."""
+    if at(blocks, "distributed.strategy") != "fsdp":
+        return
+    if (kind := run_kind(blocks)) != "on_policy":
+        yield ConfigIssue("distributed.strategy", f"fsdp is only for RL runs, not for {kind} ones; use ddp")
+        return
+    refused = {
+        "alg.id": _is_kind(targets(blocks).get("alg"), (TRPOArguments, NLPOArguments)),
+        f"{POLICY}.peft": at(blocks, f"{POLICY}.peft") is not None,
+        f"{POLICY}.compile": at(blocks, f"{POLICY}.compile") is True,
+    }
+    for path in [path for path, is_refused in refused.items() if is_refused]:
+        yield ConfigIssue(path, f"{shown(at(blocks, path))} needs whole weights: set distributed.strategy to ddp")
+
+
+def _is_kind(target: Any, kind: type | tuple[type, ...]) -> bool:
+    """Return whether the target of a component's `args` is a class of this kind, or of one of these."""
     return isinstance(target, type) and issubclass(target, kind)
 
 
@@ -432,6 +448,7 @@ CROSS_CHECKS = (
     _adapters,
     _hub_kernels,
     _whole_episodes,
+    _split_weights,
     _critic,
     _groups,
     _masks,

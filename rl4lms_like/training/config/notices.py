@@ -8,6 +8,7 @@ from typing import Any
 
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.import_paths import trusting
+from rl4lms_like.core.ranks import n_processes
 from rl4lms_like.core.schema import at, join
 from rl4lms_like.core.stop_strings import KEY
 from rl4lms_like.policies.arguments import NEUTRAL, TRUNCATING
@@ -57,6 +58,7 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
     args = _complete_arguments(blocks)
     return [
         *(Notice(path, trust) for path in trusting(blocks)),
+        *_single_process(blocks),
         *_without_meaning(blocks),
         *_sampling(blocks),
         *_stop_strings(blocks),
@@ -65,6 +67,11 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
         *_short_lambda(blocks, args),
         *_default_learning_rate(blocks, args),
     ]
+
+
+def _single_process(blocks: Mapping[str, Any]) -> Iterator[Notice]:
+    if at(blocks, "distributed.strategy") == "fsdp" and n_processes() == 1:
+        yield Notice("distributed.strategy", "fsdp has no effect in a single process; torchrun starts several")
 
 
 def _complete_arguments(blocks: Mapping[str, Any]) -> dict[str, Any]:

@@ -248,9 +248,12 @@ class DistributedConfig:
     """The `distributed` block, for runs with several processes, which `torchrun` starts.
 
     Args:
+        strategy: `ddp`: each process has all weights. `fsdp`: weights, gradients and moments are split over the
+            processes (RL runs only).
         timeout: seconds that a process waits for the others, for instance while the first one computes metrics.
     """
 
+    strategy: Literal["ddp", "fsdp"] = "ddp"
     timeout: Positive = 1800.0
 
 

@@ -9,7 +9,7 @@ All numbers are for episodes of full length. With shorter episodes, the same num
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4lms_like.envs.arguments import EnvArguments
@@ -59,6 +59,16 @@ class BatchPlan:
     def _prompts(self) -> str:
         n, size = self.prompts_per_batch // self.group_size, self.group_size
         return f"{n} prompts" if size == 1 else f"{n} prompts with {size} responses each"
+
+    def of_process(self, n_processes: int) -> BatchPlan:
+        """Return the plan with the batch sizes of one of several processes."""
+        minibatch = math.ceil(self.minibatch_episodes / n_processes)
+        return replace(
+            self,
+            prompts_per_batch=self.prompts_per_batch // n_processes,
+            minibatch_episodes=minibatch,
+            micro_batch_episodes=min(self.micro_batch_episodes, minibatch),
+        )
 
     def rollout_bytes(self, prompt_tokens: int, mask_bytes: int = 0) -> int:
         """Return the size of a kept rollout in bytes, for prompts of this many tokens.

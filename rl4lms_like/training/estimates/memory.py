@@ -19,6 +19,9 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    the trained parameters; no optimizer state for the policy
     masks          1 bit for each token of a rollout and each token of the vocabulary, once in parts and once joined
     process        current memory of Python and its libraries (main memory only)
+    split weights  with `distributed.strategy: fsdp`, weights, gradients and optimizer state divided by the number of
+                   processes; + the policy's whole weights in the rollout (they are gathered to generate)
+                             + in the update whole weights and gradients of three blocks and of all that is in no block
 
 Not counted: the data set, reward and metric models. Freed memory is fragmented and cannot all be reused; the verdict
 adds 25 % for that, the largest measured excess. docs/configuration.md compares estimates with measurements.
@@ -41,12 +44,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, ModelError, OutOfMemoryError
+from rl4lms_like.core.ranks import n_processes
 from rl4lms_like.core.schema import at
 from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.core.wording import shown
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
+from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import is_causal
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, parse_config
@@ -67,6 +72,7 @@ class MemoryEstimate:
     other_gradients: int  # the gradients that exist at the same time as the activations
     device: str  # `cpu` or `cuda`
     available: int  # on that device
+    gathered: int = 0  # split weights and gradients that are whole in the update
 
     @property
     def n_parameters(self) -> int:
@@ -77,16 +83,17 @@ class MemoryEstimate:
     def update(self) -> int:
         """Peak of the update, bytes."""
         passing = self.parts["activations"] + self.parts["logits"] + self.other_gradients
-        return self._always + max(passing, self.parts["gradients"])
+        return self._always + self.gathered + max(passing, self.parts["gradients"])
 
     @property
     def rollout(self) -> int:
         """Peak of the rollout, bytes."""
-        return self._always + self.parts["gradients"] + max(self.parts["KV cache"], self.parts["logits"])
+        generation = self.parts["KV cache"] + self.parts.get("gathered policy", 0)
+        return self._always + self.parts["gradients"] + max(generation, self.parts["logits"])
 
     @property
     def _always(self) -> int:
-        passing = ("activations", "logits", "gradients", "KV cache")
+        passing = ("activations", "logits", "gradients", "KV cache", "gathered policy")
         return sum(size for name, size in self.parts.items() if name not in passing)
 
     @property
@@ -107,8 +114,10 @@ class MemoryEstimate:
         )
 
 
-def estimate_memory(config: RunConfig) -> MemoryEstimate:
+def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     """Estimate the peak memory of a run from the model's config; reads local folders and the cache, not the network.
+
+    With several processes this is the memory of each.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -116,7 +125,9 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     config = with_embedded_models(config)
     blocks = with_defaults(config.to_dict())
     policy_args, args = blocks["alg"]["policy"]["args"], blocks["alg"]["args"]
-    arguments, plan = PolicyArguments.known_in(policy_args), plan_batches(config)
+    arguments, plan = PolicyArguments.known_in(policy_args), plan_batches(config).of_process(n_processes)
+    n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
+    part = FLOAT / n_parts  # bytes of a weight in each process
     policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
     critic_weights, critic_trained, critic = _critic(policy)
     device, available = _device(config)
@@ -124,19 +135,23 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
     mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
     role = "reference" if arguments.teacher_model is None else "teacher"
+    reference = _reference(policy) if config.alg.kl_div.coeff > 0 else 0
     parts = {
         "process": _process() if device == "cpu" else 0,
-        "policy weights": FLOAT * policy.parameters,
-        "critic weights": FLOAT * critic_weights,
-        f"{role} weights": FLOAT * _reference(policy) if config.alg.kl_div.coeff > 0 else 0,
+        "policy weights": int(part * policy.parameters),
+        "critic weights": int(part * critic_weights),
+        f"{role} weights": int(part * reference),
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "masks": 2 * plan.tokens_per_rollout * mask_bytes,
-        "optimizer state": FLOAT * (1 if args.get("use_rms_prop") else 2) * trained,
-        "gradients": FLOAT * trained,
+        "optimizer state": int(part * (1 if args.get("use_rms_prop") else 2) * trained),
+        "gradients": int(part * trained),
         "activations": policy.activations(plan) + (critic.activations(plan) if critic else 0),
         "logits": policy.logits(plan),
         "KV cache": (1 + n_mask_models) * policy.cache(plan),
+        "gathered policy": FLOAT * policy.parameters if n_parts > 1 else 0,
     }
+    networks = (2, policy), (2 if critic else 0, critic or policy), (1 if reference else 0, policy)
+    whole = 3 * policy.largest_block + sum(copies * network.outside_blocks for copies, network in networks)
     single = plan.micro_batch_episodes == plan.minibatch_episodes and not arguments.gradient_checkpointing
     others = FLOAT * policy.output_layer if single and arguments.peft is None else parts["gradients"]
     if "cg_max_steps" in args:  # TRPO: the graph of its Fisher products, no optimizer state for the policy
@@ -148,7 +163,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
         parts["activations"] = 3 * eager.activations(batch)  # the model's graph, and that of its derivative
         parts["logits"] = 2 * eager.logits(batch)
         others = 7 * FLOAT * policy.trained  # gradient, step, initial weights, four vectors of the conjugate gradient
-    return MemoryEstimate(parts, others, device, available)
+    return MemoryEstimate(parts, others, device, available, gathered=FLOAT * whole if n_parts > 1 else 0)
 
 
 def _critic(policy: NetworkShapes) -> tuple[int, int, NetworkShapes | None]:
@@ -207,6 +222,8 @@ class NetworkShapes:
         self.trained = sum(p.numel() for p in everything if p.requires_grad)
         self.trunk = sum(p.numel() for p in trunk)  # parameters of a critic: all without the output layer
         self.trained_trunk = sum(p.numel() for p in trunk if p.requires_grad)
+        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
+        self.largest_block, self.outside_blocks = max(blocks, default=0), self.parameters - sum(blocks)
         self.width = int(self.config.hidden_size)
         self.output_layer = int(self.config.vocab_size) * self.width
 
@@ -367,7 +384,7 @@ def explaining(config: AnyConfig) -> Iterator[None]:
 
 def _estimate(config: RunConfig) -> str:
     try:
-        estimate = estimate_memory(config)
+        estimate = estimate_memory(config, n_processes())
     except Exception as error:  # must not hide the out-of-memory error
         return f"no estimate: {error}"
     own = {name: size for name, size in estimate.parts.items() if name != "process"}  # includes the run itself by now

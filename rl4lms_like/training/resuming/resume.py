@@ -102,7 +102,7 @@ MAY_CHANGE = (
 
 The name of a block stands for all of its keys."""
 
-ROUNDING = (*MEMORY, "n_threads")
+ROUNDING = (*MEMORY, "n_threads", "distributed.strategy")
 """Keys that may change and affect the order of summation: results may then differ by rounding."""
 
 _LENGTHS = {

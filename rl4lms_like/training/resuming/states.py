@@ -38,6 +38,7 @@ from rl4lms_like.core.disk import saving, with_filename
 from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.secrets import secret_in
+from rl4lms_like.policies.sharding import like, whole
 from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
@@ -155,8 +156,9 @@ class ResumePoint:
         """
         self.mark()
         assert self._state is not None
-        if self.run.ranks.is_main:
-            self._write(self._state, ITERATION)
+        with self.run.policy.whole_in_main(with_optimizer=True):
+            if self.run.ranks.is_main:
+                self._write(self._state, ITERATION)
         self.is_saved = True
         return self.tracker.checkpoint_base_path / ITERATION.format(self.trainer.current_iter)
 
@@ -183,9 +185,23 @@ class ResumePoint:
                 return write_checkpoint(base, iteration, state, self.trainer.save, name=name, keep=keep)
 
     def rescue(self, error: BaseException) -> None:
-        """Save the state to resume from when a run ends early, unless nothing would be lost."""
-        if not self.run.ranks.is_main:
+        """Save the state to resume from when a run ends early, unless nothing would be lost.
+
+        Split weights can be saved only if all processes end together, that is, after an interruption.
+        """
+        policy, is_together = self.run.policy, isinstance(error, KeyboardInterrupt)
+        if policy.is_sharded and not (is_together and self.trainer.interruption.requests < 2):
+            if self.run.ranks.is_main:
+                self.tracker.log_info(
+                    "progress since the last checkpoint is lost: not all processes have ended together"
+                )
+                log_resume_hint(self.tracker, error)
             return
+        with policy.whole_in_main(with_optimizer=True):
+            if self.run.ranks.is_main:
+                self._rescue(error)
+
+    def _rescue(self, error: BaseException) -> None:
         trainer, update, state = self.trainer, self.run.algorithm.update, self._state
         has_state = trainer.current_iter > 0 or update is not None or self.run.algorithm.has_sampled
         is_fresh = not has_state and isinstance(error, Exception)
@@ -312,7 +328,7 @@ def load_weights(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None
     for name, tensor in own.items():
         if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
             raise CheckpointError(f"{name} is {tuple(saved[name].shape)} {saved[name].dtype} in the checkpoint")
-        tensor.copy_(saved[name])
+        tensor.copy_(like(tensor, saved[name]))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -329,9 +345,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, numbers: dict[str, Any], mo
     """Restore the state returned by `optimizer_state`, with names of moments without the prefix `optimizer.`."""
     fresh = optimizer.state_dict()
     entries: dict[int, dict[str, Any]] = {}
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for name, value in (moments | numbers["numbers"]).items():
         index, _, key = name.partition(".")
-        entries.setdefault(int(index), {})[key] = value
+        is_moment = isinstance(value, Tensor)
+        entries.setdefault(int(index), {})[key] = like(weights[int(index)], value) if is_moment else value
     for group, learning_rate in zip(fresh["param_groups"], numbers["lr"], strict=True):
         group["lr"] = float(learning_rate)
     optimizer.load_state_dict({"state": entries, "param_groups": fresh["param_groups"]})
@@ -344,7 +362,6 @@ def frozen_digests(
 
     These are the samples, and the parameters of the module except for the `trained` ones, which are saved.
     """
-    changing = {tensor.data_ptr() for tensor in trained.values()}
     texts = hashlib.sha256()
     for split, of_split in sorted(samples.items()):
         texts.update(f"{split} {len(of_split)}".encode())
@@ -353,7 +370,7 @@ def frozen_digests(
             texts.update(repr((sample.id, prompt, list(sample.references))).encode())
             if isinstance(sample, Preference):
                 texts.update(repr((sample.rejected, sample.margin)).encode())
-    frozen = ((name, each) for name, each in module.named_parameters() if each.data_ptr() not in changing)
+    frozen = ((name, each) for name, each in module.named_parameters() if name not in trained)
     return {_FROZEN: weights_digest(frozen), "samples of the data pool": texts.hexdigest()}
 
 
@@ -362,7 +379,7 @@ def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, tensor in named:
         digest.update(name.encode())
-        content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        content: Any = whole(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         digest.update(content)
     return digest.hexdigest()
 

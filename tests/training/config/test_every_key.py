@@ -35,6 +35,7 @@ from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.testing import models
 from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig
+from rl4lms_like.training.estimates.memory import estimate_memory
 from rl4lms_like.training.replay import with_replay
 from tests.training import observations as see
 
@@ -313,6 +314,7 @@ RUN: dict[str, Row | Silent] = {
         {"n_threads": torch.get_num_threads()},
     ),
     "deterministic": Row(True, see.deterministic),
+    "distributed.strategy": Row("fsdp", lambda made: estimate_memory(made.run.config, 2).parts["policy weights"]),
     "distributed.timeout": Row(60.0, see.waits),
     "tiny_model.family": Row(
         "t5",
@@ -609,6 +611,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "seed": Row(1, see.tuned),
     "device": Row("cuda:7", lambda made: made.run.model.device.type),
     "deterministic": Row(True, see.deterministic),
+    "distributed.strategy": Silent("RL runs only"),
     "distributed.timeout": Row(60.0, see.waits),
     "n_threads": RUN["n_threads"],
 }
@@ -708,10 +711,10 @@ def test_a_key_without_meaning_says_so(name, key):
 
 def helps() -> dict[str, str]:
     """Key -> help, of the keys without meaning."""
-    from rl4lms_like.training.config.run_config import SupervisedAlgConfig, TokenizerConfig
+    from rl4lms_like.training.config.run_config import DistributedConfig, SupervisedAlgConfig, TokenizerConfig
 
     found: dict[str, str] = {}
-    for block in (PPOArguments, PolicyArguments, TokenizerConfig, SupervisedAlgConfig):
+    for block in (PPOArguments, PolicyArguments, TokenizerConfig, SupervisedAlgConfig, DistributedConfig):
         found |= help_of(block)
     return found
 

@@ -360,6 +360,40 @@ def test_hub_ids_and_folders_are_told_apart(name, folder):
     assert names_folder(name) is folder
 
 
+MASKED = {
+    "alg.id": "nlpo",
+    "alg.policy.id": "maskable_causal_lm_actor_critic_policy",
+    "alg.policy.args.top_mask": 20,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("alg.id", {"alg.id": "trpo", "alg.args": {"n_steps": 16}}),
+        ("alg.id", MASKED),
+        ("alg.policy.args.peft", {"alg.policy.args.peft": {"r": 2}}),
+        ("alg.policy.args.compile", {"alg.policy.args.compile": True}),
+    ],
+)
+def test_what_needs_whole_weights_is_refused_with_split_ones(run, path, changes):
+    blocks, _ = apply_values(run, {**changes, "distributed.strategy": "ddp"}, "the test")
+    parse_config(blocks)
+    blocks["distributed"]["strategy"] = "fsdp"
+    with raises_at(path, mentions="ddp"):
+        parse_config(blocks)
+
+
+def test_supervised_runs_do_not_split_weights(supervised):
+    with raises_at("distributed.strategy", mentions="ddp"):
+        parse_config({**supervised, "distributed": {"strategy": "fsdp"}})
+
+
+def test_split_weights_in_one_process_are_a_notice(run):
+    config = parse_config({**run, "distributed": {"strategy": "fsdp"}})
+    assert "distributed.strategy" in [notice.path for notice in config.notices]
+
+
 @pytest.mark.parametrize("id", ["trpo", "rl4lms_like.algorithms.trpo:TRPO"])
 def test_what_trpo_cannot_differentiate_twice_is_told_with_the_way_out(run, id):
     run["alg"]["id"], run["alg"]["args"] = id, {"n_steps": 128, "sub_sampling_factor": 4}

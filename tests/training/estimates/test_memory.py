@@ -97,6 +97,25 @@ def test_weights_are_those_of_the_model(family):
     assert parts["gradients"] == parts["policy weights"] + parts["critic weights"]
 
 
+def test_processes_split_the_weights_but_not_those_of_a_generation(family):
+    run, config = family
+    run["env"]["n_envs"] = 4
+    whole = estimate_memory(parse_config(run), 2)
+    split = estimate_memory(parse_config({**run, "distributed": {"strategy": "fsdp"}}), 2)
+    for name in ("policy weights", "critic weights", "reference weights", "optimizer state", "gradients"):
+        assert split.parts[name] == whole.parts[name] / 2
+    assert split.parts["gathered policy"] == whole.parts["policy weights"]
+    assert (
+        split.parts["KV cache"] == whole.parts["KV cache"] == estimate_memory(parse_config(run)).parts["KV cache"] / 2
+    )
+    model = built(config)
+    blocks = [m for m in model.modules() if type(m).__name__.endswith(("Block", "DecoderLayer", "EncoderLayer"))]
+    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
+    outside = sum(p.numel() for p in model.parameters()) - sum(sizes)
+    # weights and gradients of policy and critic, weights of the reference
+    assert split.gathered == 4 * (3 * max(sizes) + 5 * outside)
+
+
 def test_activations_are_those_a_real_forward_pass_keeps(family):
     run, config = family
     model, kept = built(config), {}
