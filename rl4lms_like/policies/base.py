@@ -312,11 +312,13 @@ class LMActorCriticPolicy(BasePolicy):
         self._in_background = []
         self.engine.update(self)
 
-    def generate_in_background(self, calls: Sequence[Mapping[str, Any]]) -> list[Future[EpisodeBatch]]:
+    def generate_in_background(
+        self, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]
+    ) -> list[Future[EpisodeBatch]]:
         """Generate in a thread, one call after the other, with the weights that the external engine has now.
 
         Args:
-            calls: keyword arguments of `generate`.
+            calls: prompts, their masks and the keyword arguments of each call of `generate`.
 
         Returns:
             The episodes of each call; after one that fails, all have its error.
@@ -326,11 +328,12 @@ class LMActorCriticPolicy(BasePolicy):
         @torch.no_grad()
         def work() -> None:
             failure: BaseException | None = None
-            for future, arguments in zip(responses, calls, strict=True):
+            given = self.arguments.generation_kwargs
+            for future, (prompt_ids, prompt_mask, arguments) in zip(responses, calls, strict=True):
                 try:
                     if failure is not None:
                         raise failure
-                    found = self.engine.generate(generation_kwargs=self.arguments.generation_kwargs, **arguments)
+                    found = self.engine.generate(prompt_ids, prompt_mask, generation_kwargs=given, **arguments)
                 except BaseException as error:
                     failure = error
                     future.set_exception(error)

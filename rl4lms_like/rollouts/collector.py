@@ -289,7 +289,7 @@ class RolloutCollector:
         start = time.perf_counter()
         with in_part("generation"):
             if batch.responses is None:
-                episodes = self.policy.generate(**self._call(batch))
+                episodes = self.policy.generate(batch.prompt_ids, batch.prompt_mask, **self._sampling(batch))
             else:
                 episodes = batch.responses.result().to(self.policy.device)
                 if episodes.behavior_log_prob is None:
@@ -323,7 +323,8 @@ class RolloutCollector:
         """Start generating the next rollout's first generation batches in the background."""
         sampler = deepcopy(self.env.envs[0].sampler.state_dict())  # type: ignore[attr-defined]
         drawn = [self._draw() for _ in range(n_batches)]
-        responses = self.policy.generate_in_background([self._call(batch) for batch in drawn])
+        calls = [(batch.prompt_ids, batch.prompt_mask, self._sampling(batch)) for batch in drawn]
+        responses = self.policy.generate_in_background(calls)
         self._waiting = [replace(batch, responses=each) for batch, each in zip(drawn, responses, strict=True)]
         return AheadBatches(sampler, tuple(self._waiting))
 
@@ -350,11 +351,9 @@ class RolloutCollector:
         self.seeds.load_state_dict(seeds)
         self.ahead = AheadBatches(numbers["sampler"], tuple(self._waiting))
 
-    def _call(self, batch: DrawnBatch) -> dict[str, Any]:
-        """Return the arguments of `generate`; few if the policy's own distribution is sampled to its end."""
+    def _sampling(self, batch: DrawnBatch) -> dict[str, Any]:
+        """Return keyword arguments of `generate`; few if the policy's own distribution is sampled to its end."""
         arguments = {
-            "prompt_ids": batch.prompt_ids,
-            "prompt_mask": batch.prompt_mask,
             "eos_token_ids": self.eos_token_ids,
             "max_new_tokens": self.max_episode_length,
             "seed": derived_seed(batch.seed, "rank", self.ranks.rank) if self.ranks.rank else batch.seed,

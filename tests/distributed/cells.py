@@ -158,7 +158,7 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name, which begins with the id of the algorithm -> family of the model, and training arguments."""
 
-OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "fsdp_ppo", "supervised", "dpo")
+OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "supervised", "dpo")
 """Cells that three processes train too; a minibatch there may have fewer episodes than processes."""
 
 
