@@ -11,6 +11,7 @@ from annotated_types import Gt, Interval
 
 from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
+from rl4lms_like.policies.arguments import generates_ahead
 from rl4lms_like.rollouts.kl import Placement
 
 
@@ -166,8 +167,7 @@ class CorrectedArguments(OnPolicyArguments):
         cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
     ) -> list[ConfigIssue]:
         """Return errors for limits without a correction or without 1, and for a correction without probabilities."""
-        engine = policy_arguments.get("engine")
-        is_ahead = isinstance(engine, Mapping) and bool(engine.get("ahead"))
+        is_ahead = generates_ahead(policy_arguments)
         limits, corrects = values["correction_range"], is_ahead or values["importance_correction"] != "none"
         issues = super().conflicts(values, given, policy_arguments)
         if limits is not None and not corrects:

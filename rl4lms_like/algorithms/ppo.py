@@ -74,13 +74,12 @@ class PPO(OnPolicyTextAlgorithm):
         if options.ratio_band is not None and (options.micro_batch_size is not None or self.ranks.size > 1):
             # The mean over the kept actions of all micro-batches must be known before the first backward pass.
             with torch.no_grad():
-                kept = [
-                    self._in_band(self.policy.action_scores(part.observations).log_prob - part.old_log_prob)[
-                        : len(part.actions) if fraction else 0
-                    ]
+                parts = [
+                    (self._in_band(self.policy.action_scores(part.observations).log_prob - part.old_log_prob), fraction)
                     for part, fraction in self._split(minibatch, options.micro_batch_size)
                 ]
-            self._kept_fraction = torch.cat([part for own in self.ranks.gather(kept) for part in own]).mean()
+            kept = self.ranks.gather([part for part, fraction in parts if fraction])
+            self._kept_fraction = torch.cat([part for own in kept for part in own]).mean()
         return minibatch
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:

@@ -196,6 +196,32 @@ class EpisodeBatch:
         return replace(wide[0], **joined)
 
 
+def padded(
+    rows: Sequence[Sequence[int]], fill: int = 0, side: Literal["left", "right"] = "right"
+) -> tuple[Tensor, Tensor]:
+    """Pad rows of token ids on one side to the length of the longest.
+
+    Args:
+        rows: `n` rows of ids.
+        fill: the id of the padding.
+        side: the side that is padded.
+
+    Returns:
+        The ids `[n, longest]`, int64, and their mask `[n, longest]`, bool, True = not padding.
+
+    Example:
+        >>> ids, mask = padded([[5, 6], [7]], fill=0, side="left")
+        >>> ids.tolist(), mask.tolist()
+        ([[5, 6], [0, 7]], [[True, True], [False, True]])
+    """
+    lengths = torch.tensor([len(row) for row in rows])[:, None]
+    columns = torch.arange(int(lengths.max()))
+    mask = columns < lengths if side == "right" else columns >= len(columns) - lengths
+    ids = torch.full(mask.shape, fill)
+    ids[mask] = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+    return ids, mask
+
+
 _FLAT = ("allowed", "behavior_log_prob")
 """Fields with one row per action."""
 _NUMBERS = ("group_ids", "prompt_rows")

@@ -21,7 +21,7 @@ from annotated_types import Len
 from pydantic import BaseModel, FiniteFloat, ValidationError
 from torch import Tensor
 
-from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
+from rl4lms_like.core.episodes import EpisodeBatch, padded, response_mask_until_end
 from rl4lms_like.core.errors import EngineError, ModelError
 from rl4lms_like.core.event_loop import EventLoop, gathered
 from rl4lms_like.core.http_client import HttpClient, RemoteError
@@ -139,8 +139,8 @@ class VllmEngine(GenerationEngine):
         self, prompts: list[list[int]], choices: list[_Choice], eos_token_ids: Sequence[int], stops: StopStrings | None
     ) -> EpisodeBatch:
         """Return the responses, each cut after its first end token or stop string."""
-        prompt_ids, prompt_mask = _padded(prompts, "left")
-        response_ids, generated = _padded([choice.token_ids for choice in choices], "right")
+        prompt_ids, prompt_mask = padded(prompts, side="left")
+        response_ids, generated = padded([choice.token_ids for choice in choices])
         mask, _ = response_mask_until_end(response_ids, eos_token_ids)
         mask &= generated
         last = response_ids.gather(1, mask.sum(dim=1, keepdim=True) - 1).squeeze(1)
@@ -375,17 +375,6 @@ def _samples_other(given: Mapping[str, Any]) -> bool:
 def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
     """Return the real tokens of each row of padded ids."""
     return [row[keep].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
-
-
-def _padded(rows: Sequence[Sequence[int]], side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
-    """Return ids and mask `[n, length]` of texts, padded with 0."""
-    width = max(map(len, rows))
-    lengths = torch.tensor([len(row) for row in rows])[:, None]
-    columns = torch.arange(width)
-    mask = columns >= width - lengths if side == "left" else columns < lengths
-    ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    ids[mask] = torch.tensor([token for row in rows for token in row])
-    return ids, mask
 
 
 def _mean_gap(ours: Tensor, theirs: Tensor) -> float:

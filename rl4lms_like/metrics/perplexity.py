@@ -23,7 +23,7 @@ from rl4lms_like.core.model_weights import cannot_load, place_of, require_folder
 from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults, ScoreMetric
 from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, n_positions, padded
+from rl4lms_like.scoring.frozen import FrozenModel, model_inputs, n_positions
 from rl4lms_like.scoring.score import Texts
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _totals(model: PreTrainedModel, rows: Sequence[list[int]], counts: Sequence[
     """Return the summed negative log-probs of the last `counts[i]` tokens of each row."""
     import torch
 
-    inputs = padded(rows, 0, model.device)
+    inputs = model_inputs(rows, 0, model.device)
     ids, lengths = inputs["input_ids"], inputs["attention_mask"].sum(dim=1)
     positions = torch.arange(ids.shape[1], device=model.device)
     logits = model(**inputs).logits[:, :-1].float()

@@ -101,7 +101,7 @@ class PolicyArguments:
     @property
     def is_ahead(self) -> bool:
         """True if rollouts are generated during the update before them."""
-        return bool(self.engine.get("ahead"))
+        return generates_ahead({"engine": self.engine})
 
     @classmethod
     def known_in(cls: type[Arguments], arguments: Mapping[str, Any]) -> Arguments:
@@ -166,6 +166,12 @@ def mask_issues(arguments: Mapping[str, Any], path: str = "") -> list[ConfigIssu
             message = "generates several tokens per step, but masks are computed token by token: remove it"
             issues.append(ConfigIssue(join(path, f"generation_kwargs.{key}"), message))
     return issues
+
+
+def generates_ahead(arguments: Mapping[str, Any]) -> bool:
+    """Return whether rollouts are generated during the update before them, by the arguments of a policy."""
+    engine = arguments.get("engine")
+    return isinstance(engine, Mapping) and bool(engine.get("ahead"))
 
 
 def engine_issues(arguments: Mapping[str, Any], *, is_causal: bool, path: str = "") -> list[ConfigIssue]:

@@ -12,7 +12,6 @@ Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` instead of the obs
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -100,7 +99,7 @@ class LMActorCriticPolicy(BasePolicy):
         **arguments: Any,
     ) -> None:
         self.arguments = self.arguments_class(**arguments)
-        self._in_background: list[Future[EpisodeBatch]] = []
+        self.in_background: list[Future[EpisodeBatch]] = []  # what the engine generates in another thread
         super().__init__(
             observation_space,
             action_space,
@@ -308,41 +307,9 @@ class LMActorCriticPolicy(BasePolicy):
         Raises:
             EngineError: the engine failed.
         """
-        wait(self._in_background)
-        self._in_background = []
+        wait(self.in_background)
+        self.in_background = []
         self.engine.update(self)
-
-    def generate_in_background(
-        self, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]
-    ) -> list[Future[EpisodeBatch]]:
-        """Generate in a thread, one call after the other, with the weights that the external engine has now.
-
-        Args:
-            calls: prompts, their masks and the keyword arguments of each call of `generate`.
-
-        Returns:
-            The episodes of each call; after one that fails, all have its error.
-        """
-        responses: list[Future[EpisodeBatch]] = [Future() for _ in calls]
-
-        @torch.no_grad()
-        def work() -> None:
-            failure: BaseException | None = None
-            given = self.arguments.generation_kwargs
-            for future, (prompt_ids, prompt_mask, arguments) in zip(responses, calls, strict=True):
-                try:
-                    if failure is not None:
-                        raise failure
-                    found = self.engine.generate(prompt_ids, prompt_mask, generation_kwargs=given, **arguments)
-                except BaseException as error:
-                    failure = error
-                    future.set_exception(error)
-                else:
-                    future.set_result(found)
-
-        self._in_background = responses
-        threading.Thread(target=work, name="generation", daemon=True).start()
-        return responses
 
     def gathered(self, *, to_generate: bool = False) -> AbstractContextManager[None]:
         """Keep the language model whole within the block, if its weights are split over several processes.

@@ -17,7 +17,7 @@ from rl4lms_like.core.model_weights import load_complete, place_of
 from rl4lms_like.core.numbers import Count, Finite, NonNegative
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, padded, require_finite
+from rl4lms_like.scoring.frozen import FrozenModel, longest_input, model_inputs, require_finite
 from rl4lms_like.scoring.meteor import meteor
 from rl4lms_like.scoring.nltk_data import require_data
 from rl4lms_like.scoring.score import Texts
@@ -175,7 +175,7 @@ def _first_step(model: Any, rows: list[list[int]]) -> Any:
 
     device = next(model.parameters()).device
     start = torch.full((len(rows), 1), model.config.decoder_start_token_id, device=device)
-    inputs = padded(rows, model.config.pad_token_id or 0, device)
+    inputs = model_inputs(rows, model.config.pad_token_id or 0, device)
     return model(**inputs, decoder_input_ids=start).logits[:, 0].float()
 
 

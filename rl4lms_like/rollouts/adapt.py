@@ -24,6 +24,7 @@ from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.policies.arguments import generates_ahead
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController, KLController
@@ -84,7 +85,7 @@ class TextRollouts:
         if self.ranks.size > 1 and not hasattr(self, "arguments_class"):
             message = "sums no gradients over processes: use an algorithm of this library, or one process"
             raise RL4LMsLikeError(f"{type(self).__name__} {message}")
-        if ((kwargs.get("policy_kwargs") or {}).get("engine") or {}).get("ahead"):
+        if generates_ahead(kwargs.get("policy_kwargs") or {}):
             if not getattr(self, "learns_off_policy", False):
                 message = "cannot correct for rollouts of older weights: remove ahead from the engine"
                 raise RL4LMsLikeError(f"{type(self).__name__} {message}")

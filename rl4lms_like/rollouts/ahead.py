@@ -7,15 +7,20 @@ end of rollout k ─ draw the prompts of rollout k + 1 ─ the engine generates 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.sample import Sample
+
+if TYPE_CHECKING:
+    from rl4lms_like.policies.base import LMActorCriticPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +80,40 @@ class AheadBatches:
                 found = {field.name: getattr(episodes, field.name) for field in fields(episodes)}
                 tensors |= {f"{index}.{name}": each for name, each in found.items() if isinstance(each, Tensor)}
         return {"sampler": self.sampler, "batches": batches}, tensors
+
+
+def generate_in_background(
+    policy: LMActorCriticPolicy, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]
+) -> list[Future[EpisodeBatch]]:
+    """Generate in a thread, one call after the other, with the weights that the policy's external engine has now.
+
+    Args:
+        policy: it passes no weights to the engine before all calls have ended.
+        calls: prompts, their masks and the keyword arguments of each call of `generate`.
+
+    Returns:
+        The episodes of each call; after one that fails, all have its error.
+    """
+    responses: list[Future[EpisodeBatch]] = [Future() for _ in calls]
+
+    @torch.no_grad()
+    def work() -> None:
+        failure: BaseException | None = None
+        given = policy.arguments.generation_kwargs
+        for future, (prompt_ids, prompt_mask, arguments) in zip(responses, calls, strict=True):
+            try:
+                if failure is not None:
+                    raise failure
+                found = policy.engine.generate(prompt_ids, prompt_mask, generation_kwargs=given, **arguments)
+            except BaseException as error:
+                failure = error
+                future.set_exception(error)
+            else:
+                future.set_result(found)
+
+    policy.in_background = responses
+    threading.Thread(target=work, name="generation", daemon=True).start()
+    return responses
 
 
 def restored_responses(index: int, tensors: Mapping[str, Tensor]) -> Future[EpisodeBatch] | None:

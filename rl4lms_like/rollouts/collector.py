@@ -39,7 +39,7 @@ from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rewards.call import TokenRewards
-from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, restored_responses
+from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, generate_in_background, restored_responses
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
 
@@ -324,7 +324,7 @@ class RolloutCollector:
         sampler = deepcopy(self.env.envs[0].sampler.state_dict())  # type: ignore[attr-defined]
         drawn = [self._draw() for _ in range(n_batches)]
         calls = [(batch.prompt_ids, batch.prompt_mask, self._sampling(batch)) for batch in drawn]
-        responses = self.policy.generate_in_background(calls)
+        responses = generate_in_background(self.policy, calls)
         self._waiting = [replace(batch, responses=each) for batch, each in zip(drawn, responses, strict=True)]
         return AheadBatches(sampler, tuple(self._waiting))
 

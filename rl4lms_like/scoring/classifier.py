@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
-from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, padded, require_finite
+from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, model_inputs, require_finite
 from rl4lms_like.scoring.score import Score, Texts
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def _forward(model: Any, batch: dict[str, list[list[int]]]) -> torch.Tensor:
 
 
 def _tensors(batch: dict[str, list[list[int]]], pad_token_id: int, device: Any) -> dict[str, torch.Tensor]:
-    inputs = padded(batch["input_ids"], pad_token_id, device)
+    inputs = model_inputs(batch["input_ids"], pad_token_id, device)
     if "token_type_ids" in batch:
-        inputs["token_type_ids"] = padded(batch["token_type_ids"], 0, device)["input_ids"]
+        inputs["token_type_ids"] = model_inputs(batch["token_type_ids"], 0, device)["input_ids"]
     return inputs

@@ -205,11 +205,9 @@ def n_positions(model: Any) -> int | None:
     return next((n for n in found if isinstance(n, int) and n > 0), None)
 
 
-def padded(rows: Sequence[Sequence[int]], padding: int, device: Any) -> dict[str, Any]:
+def model_inputs(rows: Sequence[Sequence[int]], padding: int, device: Any) -> dict[str, Any]:
     """Return `input_ids` and `attention_mask` of rows of token ids, `[n, longest]` each, padded on the right."""
-    import torch
+    from rl4lms_like.core.episodes import padded
 
-    ids = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, padding)
-    lengths = torch.tensor(list(map(len, rows)))
-    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    ids, mask = padded(rows, padding)
+    return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}

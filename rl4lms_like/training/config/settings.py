@@ -27,7 +27,7 @@ from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.arguments import PolicyArguments, generates_ahead
 from rl4lms_like.policies.base import make_optimizer
 from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
@@ -151,7 +151,7 @@ def check_ranks(config: RunConfig, n_ranks: int) -> None:
     issues = []
     if config.env.vec_env != "text":
         issues.append(ConfigIssue("env.vec_env", f"{n_ranks} processes need vec_env: text"))
-    if (config.alg.policy.args.get("engine") or {}).get("ahead"):
+    if generates_ahead(config.alg.policy.args):
         issues.append(ConfigIssue(f"{ARGS}.engine.ahead", "needs a single process; start it without torchrun"))
     if config.train_evaluation.replay is not None:
         issues.append(ConfigIssue("train_evaluation.replay", "needs a single process; start it without torchrun"))

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from rl4lms_like.algorithms import preference_arguments as arguments
 from rl4lms_like.algorithms.preference_arguments import LENGTH_CORRELATION, LOG_ODDS_RATIO, LOSS, REFERENCE_POINT
 from rl4lms_like.core.disk import saving
-from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.episodes import EpisodeBatch, padded
 from rl4lms_like.core.errors import CheckpointError
 from rl4lms_like.core.out_of_memory import in_part
 from rl4lms_like.core.preference_losses import (
@@ -48,7 +48,6 @@ from rl4lms_like.training.doctor.alerts import Alert
 from rl4lms_like.training.preferences.alerts import History
 from rl4lms_like.training.preferences.pairs import Pairs, Row, token_ids
 from rl4lms_like.training.resuming.states import weights_digest
-from rl4lms_like.training.supervised.examples import padded
 from rl4lms_like.training.supervised.objective import Batch, TrainingObjective
 
 REFERENCE_FILE = "reference_log_probs.safetensors"

@@ -24,7 +24,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -35,6 +34,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from rl4lms_like.core.episodes import padded
 from rl4lms_like.data_pools.film_opinions import TABLE, film_opinions, split_opinion
 from rl4lms_like.tracking.run_folder import write_whole
 
@@ -251,23 +251,17 @@ def _batches(examples: Sequence[Example], batch_size: int, seed: int) -> Iterato
 def _losses(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
     """Return the negative log-likelihood `[n_tokens]` of the target tokens in nats. Padding is on the right."""
     if model.config.is_encoder_decoder:
-        ids, mask = _padded([written for _, written in batch])
-        prompt_ids, prompt_mask = _padded([read for read, _ in batch])
+        ids, mask = padded([written for _, written in batch])
+        prompt_ids, prompt_mask = padded([read for read, _ in batch])
         start = torch.full_like(ids[:, :1], model.config.decoder_start_token_id)
         inputs = torch.cat([start, ids[:, :-1]], dim=1)
         logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long(), decoder_input_ids=inputs).logits
     else:
-        ids, mask = _padded([[*read, *written] for read, written in batch])
+        ids, mask = padded([[*read, *written] for read, written in batch])
         mask &= torch.arange(ids.shape[1]) >= torch.tensor([len(read) for read, _ in batch])[:, None]
         logits = model(input_ids=ids[:, :-1]).logits
         ids, mask = ids[:, 1:], mask[:, 1:]
     return F.cross_entropy(logits[mask], ids[mask], reduction="none")
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids `[n, length]`, padded with 0, and the mask of real tokens."""
-    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    return ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
 
 
 def make_warm_start(folder: str | Path, settings: WarmStartSettings | None = None) -> float:

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
+from rl4lms_like.core.episodes import padded
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 
@@ -227,13 +228,3 @@ class ExampleCollator:
 def n_learned(labels: Tensor) -> Tensor:
     """Count the labels that are not ignored, as a 0-dimensional tensor."""
     return (labels != NOT_LEARNED).sum()
-
-
-def padded(rows: Sequence[Sequence[int]], fill: int, side: Literal["left", "right"] = "right") -> tuple[Tensor, Tensor]:
-    """Return rows of numbers as a matrix `[n, length]`, padded on one side, and the mask of the numbers, bool."""
-    lengths = torch.tensor([len(row) for row in rows])[:, None]
-    places = torch.arange(int(lengths.max()))
-    mask = places < lengths if side == "right" else places >= len(places) - lengths
-    matrix = torch.full(mask.shape, fill)
-    matrix[mask] = torch.tensor([number for row in rows for number in row], dtype=torch.long)
-    return matrix, mask
