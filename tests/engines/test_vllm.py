@@ -46,9 +46,9 @@ def serve(folders):
 def policy_of(folders, tmp_path):
     """Build a policy with a server as its engine."""
 
-    def build(server, family="gpt2", *, url=None, policy=None, **arguments):
+    def build(server, family="gpt2", *, url=None, policy=None, ahead=0, **arguments):
         args = {"url": url or server.url, "weights_dir": str(tmp_path / "weights"), "max_gap": 1e-4, "backoff": 0.0}
-        engine = {"id": "vllm", "args": args | arguments}
+        engine = {"id": "vllm", "args": args | arguments, "ahead": ahead}
         return make_policy("causal", folders / family, engine=engine, **(policy or {}))
 
     return build
@@ -127,6 +127,26 @@ def test_weights_that_change_behind_the_engines_back_are_found_in_the_rollout(se
         server.model.get_output_embeddings().weight.mul_(0.5)
     with pytest.raises(EngineError, match=server.url):
         gaps(policy, generate(policy))
+
+
+def test_weights_that_change_while_the_server_generates_ahead_are_found_at_the_next_synchronisation(serve, policy_of):
+    server = serve()
+    policy = policy_of(server, ahead=1)
+    policy.update_engine()
+    move(policy)
+    policy.update_engine()  # the server still has the weights that it was given
+    with torch.no_grad():
+        server.model.get_output_embeddings().weight.mul_(0.5)
+    move(policy)
+    with pytest.raises(EngineError, match=server.url):
+        policy.update_engine()
+
+
+def test_an_engine_creates_no_folder_before_it_has_weights(serve, policy_of, tmp_path):
+    policy = policy_of(serve())
+    assert not (tmp_path / "weights").exists()
+    policy.update_engine()
+    assert (tmp_path / "weights").exists()
 
 
 @pytest.mark.parametrize(("family", "served"), [("gpt2", "llama"), ("llama", "gpt2"), ("smaller", "gpt2")])

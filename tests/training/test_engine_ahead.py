@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
 import stable_baselines3
+import torch
 
-from rl4lms_like.core.errors import EngineError, RL4LMsLikeError
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.errors import CheckpointError, EngineError, RL4LMsLikeError
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.rollouts.adapt import with_text_rollouts
+from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, restored_responses
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
@@ -83,6 +87,47 @@ def test_an_engine_generates_during_the_update(tiny_config):
         built.algorithm.learn_iteration(iteration, 3)
     assert engine.rollouts == 4, "also after the last update, since a run can be continued"
     assert engine.rests == 0
+
+
+@pytest.mark.parametrize("id", ["ppo", "a2c"])
+def test_rollouts_that_are_generated_ahead_are_corrected_by_default(id, tiny_config):
+    norms = {}
+    for ahead in (0, 1):
+        blocks = copy.deepcopy(tiny_config)
+        blocks["env"]["n_envs"] = 4
+        blocks["alg"] |= {"id": id, "args": {"n_steps": 3}}
+        engine = {"id": "tests.engines.constant:Constant", "args": {"token": 7}, "ahead": ahead}  # all have log-prob 0
+        blocks["alg"]["policy"]["args"]["engine"] = engine
+        algorithm = assemble(parse_config(blocks)).algorithm
+        algorithm.learn_iteration(0, 1)
+        norms[ahead] = algorithm.logger.name_to_value["train/grad_norm"]
+    assert 0 < norms[1] < 0.1 * norms[0]
+
+
+def test_responses_that_take_too_long_are_generated_again_by_a_resumed_run(caplog):
+    batches = [DrawnBatch((), torch.ones(1, 1), torch.ones(1, 1), seed, Future()) for seed in (1, 2)]
+    mask = torch.ones(1, 3).bool()
+    batches[0].responses.set_result(EpisodeBatch(mask.long(), mask, mask.long(), mask, mask[:, 0]))
+    with caplog.at_level("WARNING"):
+        numbers, tensors = AheadBatches({"position": 3}, tuple(batches)).state(timeout=0.01)
+    assert [batch["seed"] for batch in numbers["batches"]] == [1, 2] and "0.01 s" in caplog.text
+    assert restored_responses(0, tensors).result().response_ids.tolist() == [[1, 1, 1]]
+    assert restored_responses(1, tensors) is None
+
+
+def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
+    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 3
+    tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
+    built = assemble(parse_config(tiny_config))
+    built.algorithm.on_step = built.policy.engine.in_update.set
+    built.algorithm.learn_iteration(0, 2)
+    collector = built.algorithm.collector
+    numbers, tensors = collector.ahead.state()
+    collector.load_ahead(numbers, tensors)
+    assert collector.ahead.state()[0] == numbers
+    numbers["batches"][0]["sample_ids"][0] = "another"
+    with pytest.raises(CheckpointError):
+        collector.load_ahead(numbers, tensors)
 
 
 class Unreliable(Constant):

@@ -15,6 +15,7 @@ from rl4lms_like.training.config.settings import response_length
 from rl4lms_like.training.preview import preview
 from tests.config_errors import raises_at
 from tests.training.configs import run_blocks, supervised_blocks
+from tests.training.preferences import preference_runs
 
 
 def test_arguments_of_generate_are_checked():
@@ -242,3 +243,20 @@ def test_a_metric_takes_a_split_of_which_some_have_references(on, rows):
     blocks = on() | {"datapool": rows}
     blocks["train_evaluation"]["metrics"] = [{"id": "exact_match"}]
     assert "6 without references" in "\n".join(preview(parse_config(blocks)))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_best_metric_that_cannot_be_computed_is_told_by_check(is_there, tiny_gpt2_dir, tmp_path):
+    blocks = preference_runs.blocks(
+        *("dpo", tiny_gpt2_dir, preference_runs.written(tmp_path)),
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        save_steps=2,
+    )
+    if is_there:
+        list(preview(parse_config(blocks)))
+        return
+    (tmp_path / "none.jsonl").touch()
+    blocks["datapool"]["args"]["data_files"]["val"] = str(tmp_path / "none.jsonl")
+    with raises_at("alg.training_args.metric_for_best_model"):
+        list(preview(parse_config(blocks)))
