@@ -247,16 +247,12 @@ def test_a_metric_takes_a_split_of_which_some_have_references(on, rows):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_best_metric_that_cannot_be_computed_is_told_by_check(is_there, tiny_gpt2_dir, tmp_path):
-    blocks = preference_runs.blocks(
-        *("dpo", tiny_gpt2_dir, preference_runs.written(tmp_path)),
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        save_steps=2,
-    )
+    file = preference_runs.written(tmp_path)
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_steps": 2}
+    blocks = preference_runs.blocks("dpo", tiny_gpt2_dir, file, **best)
+    blocks["datapool"]["args"] = {"path": file, "split_ratios": [0.5, 0.25, 0.25] if is_there else [0.5, 0, 0.5]}
     if is_there:
         list(preview(parse_config(blocks)))
         return
-    (tmp_path / "none.jsonl").touch()
-    blocks["datapool"]["args"]["data_files"]["val"] = str(tmp_path / "none.jsonl")
     with raises_at("alg.training_args.metric_for_best_model"):
         list(preview(parse_config(blocks)))
