@@ -222,7 +222,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from rl4lms_like.training.inference import evaluate_run
 
     names = "split config_path output decoding num_beams max_new_tokens batch_size limit seed trust_remote_code"
-    evaluate_run(options.run_or_model, **_given(options, names))
+    evaluate_run(options.run_or_model, **_given(options, names), **_engine(options))
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -230,12 +230,22 @@ def _generate(options: argparse.Namespace) -> None:
     from rl4lms_like.training.inference import generate_texts  # loads torch
 
     names = "n max_new_tokens decoding temperature top_k seed trust_remote_code"
-    texts = generate_texts(options.model, prompts, **_given(options, names))
+    texts = generate_texts(options.model, prompts, **_given(options, names), **_engine(options))
     for prompt, responses in zip(prompts, texts, strict=True):
         if options.json:
             _print_json({"prompt": prompt, "texts": responses})
         else:
             print(*(printable(f"{prompt} | {response}") for response in responses), sep="\n")
+
+
+def _engine(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the argument `engine`, if it is given."""
+    from rl4lms_like.training.config.yaml_file import parse_value
+
+    try:
+        return {"engine": parse_value(options.engine)} if options.engine is not None else {}
+    except ValueError as error:
+        raise ConfigError([ConfigIssue("", str(error))], "--engine") from error
 
 
 def _print_json(line: Mapping[str, Any]) -> None:

@@ -154,6 +154,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=_count, help="prompts per generation call; default: the config's")
     parser.add_argument("--limit", type=_count, help="use only the first N samples")
     parser.add_argument("--output", type=Path, help="folder for metrics and predictions; default: the run's")
+    _add_engine(parser)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +167,14 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="sampling temperature")
     parser.add_argument("--top_k", type=int, help="sample from the k most probable tokens; 0 means all tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line: prompt, texts")
+    _add_engine(parser)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    example = "{id: vllm, args: {url: URL, weights_dir: FOLDER}}"
+    parser.add_argument(
+        "--engine", metavar="ENGINE", help=f"generate with an external engine, as in a config: {example}"
+    )
 
 
 def _add_pairs(parser: argparse.ArgumentParser) -> None:

@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from gymnasium import spaces
 from stable_baselines3.common.utils import get_device
+from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.core.disk import saving
-from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
+from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
+from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments, engine_issues
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
 from rl4lms_like.policies.masked import masked_generator
@@ -54,6 +58,7 @@ def evaluate_run(
     limit: int | None = None,
     seed: int = 0,
     trust_remote_code: bool = False,
+    engine: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Evaluate the model of a finished run, or any other model, on a split.
 
@@ -70,6 +75,7 @@ def evaluate_run(
         limit: evaluate only the first `limit` samples.
         seed: of the sampling.
         trust_remote_code: allow code that comes with a model to run, if the config in the run's folder requests it.
+        engine: external engine to generate with, as in configs; default: the model itself generates.
 
     Returns:
         Metric key -> score.
@@ -102,6 +108,7 @@ def evaluate_run(
         batch_size=batch_size or evaluation.eval_batch_size,
         generation_kwargs=decoding_arguments(arguments or {}, decoding, num_beams, max_new_tokens),
         seed=seed,
+        engine=engine,
     )
     processor = components.post_processor
     result = evaluate_on_samples(responder, samples, components.metrics, split_name=split, post_processor=processor)
@@ -125,6 +132,7 @@ def generate_texts(
     top_k: int | None = None,
     seed: int = 0,
     trust_remote_code: bool = False,
+    engine: Mapping[str, Any] | None = None,
 ) -> list[list[str]]:
     """Generate texts with a trained model.
 
@@ -138,6 +146,7 @@ def generate_texts(
         top_k: sample from the k most likely tokens; 0 samples from all.
         seed: of the sampling.
         trust_remote_code: allow code that comes with the model to run, if the config in the run's folder requests it.
+        engine: external engine to generate with, as in configs; default: the model itself generates.
 
     Returns:
         `n` texts for each prompt.
@@ -154,7 +163,7 @@ def generate_texts(
     arguments = decoding_arguments(own, decoding, None, max_new_tokens)
     arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
     tokenizer = load_tokenizer(name)
-    settings = {"batch_size": 32, "generation_kwargs": arguments, "seed": seed}
+    settings: dict[str, Any] = {"batch_size": 32, "generation_kwargs": arguments, "seed": seed, "engine": engine}
     limit = min(tokenizer.model_max_length, NO_LIMIT)
     responder = responder_of(config, name, tokenizer, max_prompt_length=limit, **settings)
     samples = [Sample(str(i), prompt) for i, prompt in enumerate(prompts) for _ in range(n)]
@@ -251,23 +260,32 @@ def _model_name(model: str | Path) -> str:
 
 
 def responder_of(
-    config: AnyConfig | None, model_name: str, tokenizer: Any, *, max_prompt_length: int | None = None, **settings: Any
+    config: AnyConfig | None,
+    model_name: str,
+    tokenizer: Any,
+    *,
+    max_prompt_length: int | None = None,
+    engine: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Responder:
-    """Load a model that decodes like the run's policy, including its masks; without a run, with defaults."""
+    """Load a model that decodes like the run's policy, including its masks; without a run, with defaults.
+
+    Raises:
+        ConfigError: the engine cannot generate for this model, or with these arguments.
+    """
     given = _policy_arguments(config) | {"model_name": model_name}
     arguments = PolicyArguments.known_in(given)
-    model: Any = load_model(
-        auto_class_of(load_model_config(arguments)),
-        model_name,
-        attn_implementation=arguments.attn_implementation,
-        trust_remote_code=arguments.trust_remote_code,
-    )[0]
-    model = model.to(get_device("auto" if config is None else config.device))
+    device = get_device("auto" if config is None else config.device)
+    policy = None if engine is None else _policy_with(engine, given | settings, device)
+    model: Any = policy.policy_model if policy else _loaded(arguments).to(device)
     template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
     ends = end_tokens(tokenizer, model.config, load_generation_config(model_name), template)
-    if "top_mask" in given:  # maskable policies require this argument, others do not accept it
+    generator: TextGenerator | LMActorCriticPolicy
+    if policy is not None:
+        generator = policy
+    elif "top_mask" in given:  # maskable policies require this argument, others do not accept it
         special = sorted({*tokenizer.all_special_ids, *ends})  # as in NLPO's rollouts
-        generator: TextGenerator = masked_generator(model, MaskablePolicyArguments.known_in(given), special)
+        generator = masked_generator(model, MaskablePolicyArguments.known_in(given), special)
     else:
         generator = TextGenerator(
             model,
@@ -279,3 +297,36 @@ def responder_of(
         assert config is not None
         max_prompt_length = _max_prompt_length(config, tokenizer, model.config)
     return Responder(generator, tokenizer, max_prompt_length=max_prompt_length, eos_token_ids=ends, **settings)
+
+
+def _loaded(arguments: PolicyArguments) -> Any:
+    return load_model(
+        auto_class_of(load_model_config(arguments)),
+        arguments.model_name,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )[0]
+
+
+def _policy_with(engine: Mapping[str, Any], given: Mapping[str, Any], device: torch.device) -> LMActorCriticPolicy:
+    """Return a policy without critic and reference, whose responses an external engine generates with its weights."""
+    arguments = PolicyArguments.known_in(given)
+    model_config = load_model_config(arguments)
+    is_causal = auto_class_of(model_config) is AutoModelForCausalLM
+    if issues := engine_issues({**given, "engine": engine}, is_causal=is_causal):
+        raise ConfigError(issues, "the engine")
+    return CausalLMActorCriticPolicy(
+        spaces.Dict({}),
+        spaces.Discrete(model_config.vocab_size),
+        lambda _: 0.0,
+        device=device,
+        use_reference=False,
+        model_name=arguments.model_name,
+        critic="none",
+        engine=dict(engine),
+        generation_kwargs=arguments.generation_kwargs,
+        prompt_truncation_side=arguments.prompt_truncation_side,
+        dtype=arguments.dtype,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )

@@ -33,7 +33,7 @@ from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import secret_in
 from rl4lms_like.core.seeding import derived_seed
-from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.time_limit import TimeIsUp, within
 from rl4lms_like.scoring.frozen import version_of
@@ -204,6 +204,7 @@ def _responder_and_samples(config: RunConfig, split: str, reward: Any) -> tuple[
         max_prompt_length=max_prompt_length,
         batch_size=config.env.n_envs,
         generation_kwargs={**(arguments.generation_kwargs or {}), "max_new_tokens": max_new_tokens},
+        engine=None if arguments.engine["id"] == OWN_ENGINE else arguments.engine,
     )
     is_small = n_parameters(responder.model.model) <= SMALL_MODEL
     if config.n_threads != "auto" or is_small:
@@ -244,7 +245,9 @@ def _responses(
 ) -> list[list[Response]]:
     """Return `n_samples` scored responses to each prompt."""
     side, limit = responder.model.prompt_truncation_side, responder.generation_kwargs["max_new_tokens"]  # type: ignore[index]
-    start_token = config.env.args.get("context_start_token") if responder.model.is_encoder_decoder else None
+    start_token = (
+        config.env.args.get("context_start_token") if responder.model.model.config.is_encoder_decoder else None
+    )
     layout = TextLayout(responder.tokenizer, responder.max_prompt_length, limit, start_token, side)
     samples = [sample for sample in batch for _ in range(n_samples)]
     prompts = [ids for ids in layout.encode_all(batch) for _ in range(n_samples)]

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from rl4lms_like.cli import main
 from rl4lms_like.core.errors import EngineError
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
@@ -19,6 +20,7 @@ from tests.training.configs import run_blocks
 
 ENGINE = "alg.policy.args.engine"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:9", "weights_dir": "weights"}}
+COMPLETIONS, RELOAD = "/v1/completions", "/collective_rpc"
 SAMPLING = {"do_sample": True, "top_k": 0, "max_new_tokens": 8}
 
 
@@ -160,3 +162,34 @@ def test_a_users_engine_is_used_for_rollouts_and_evaluations(tiny_config, tmp_pa
     engine = built.policy.engine
     assert engine.updates > 0 and engine.rests > 0
     assert torch.equal(built.algorithm.rollout_buffer.episodes.behavior_log_prob.unique(), torch.zeros(1))
+
+
+def test_evaluate_generate_and_pairs_use_an_engine(config, server, tmp_path):
+    folder = run(config, tmp_path)
+    engine = config["alg"]["policy"]["args"]["engine"]
+    options = ["--engine", json.dumps(engine)]
+    for arguments in (
+        ["evaluate", str(folder), "--limit", "2", "--output", str(tmp_path / "evaluation")],
+        ["generate", str(folder), "Count with me"],
+    ):
+        server.requests.clear()
+        assert main(arguments) == 0
+        assert not server.requests
+        assert main([*arguments, *options]) == 0
+        assert COMPLETIONS in server.paths() and RELOAD in server.paths()
+    server.requests.clear()
+    file = tmp_path / "config.yml"
+    file.write_text(json.dumps(config))
+    assert main(["pairs", str(file), "--out", str(tmp_path / "pairs.jsonl"), "--max_prompts", "1"]) == 0
+    assert COMPLETIONS in server.paths()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "{id: vllm", "{id: vlm}", "{id: vllm, arg: 1}"])
+def test_an_engine_that_is_none_ends_a_command(engine, tiny_gpt2_dir, capsys):
+    assert main(["generate", str(tiny_gpt2_dir), "Count", "--engine", engine]) == 2
+    assert "engine" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_generate_ends_a_command(tiny_t5_dir, tmp_path):
+    engine = json.dumps({"id": "vllm", "args": {"url": "http://127.0.0.1:9", "weights_dir": str(tmp_path)}})
+    assert main(["generate", str(tiny_t5_dir), "Count", "--engine", engine]) == 2
