@@ -163,6 +163,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=Path, help="prompts, one per line")
     parser.add_argument("--n", type=_count, default=1, help="texts per prompt (%(default)s)")
     _add_decoding(parser)
+    _add_code(parser)
     _add_trust(parser)
     parser.add_argument("--temperature", type=float, help="sampling temperature")
     parser.add_argument("--top_k", type=int, help="sample from the k most probable tokens; 0 means all tokens")

@@ -18,7 +18,7 @@ from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeErro
 from rl4lms_like.core.import_paths import refuse_unless_trusted
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments, engine_issues
+from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments, engine_issues
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
@@ -308,13 +308,17 @@ def _loaded(arguments: PolicyArguments) -> Any:
     )[0]
 
 
-def _policy_with(engine: Mapping[str, Any], given: Mapping[str, Any], device: torch.device) -> LMActorCriticPolicy:
-    """Return a policy without critic and reference, whose responses an external engine generates with its weights."""
+def _policy_with(
+    engine: Mapping[str, Any], given: Mapping[str, Any], device: torch.device
+) -> LMActorCriticPolicy | None:
+    """Return a policy without critic and reference for an external engine; None if the model itself generates."""
     arguments = PolicyArguments.known_in(given)
     model_config = load_model_config(arguments)
     is_causal = auto_class_of(model_config) is AutoModelForCausalLM
     if issues := engine_issues({**given, "engine": engine}, is_causal=is_causal):
         raise ConfigError(issues, "the engine")
+    if engine["id"] == OWN_ENGINE:
+        return None
     return CausalLMActorCriticPolicy(
         spaces.Dict({}),
         spaces.Discrete(model_config.vocab_size),

@@ -33,7 +33,7 @@ from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.secrets import secret_in
 from rl4lms_like.core.seeding import derived_seed
-from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments
+from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.time_limit import TimeIsUp, within
 from rl4lms_like.scoring.frozen import version_of
@@ -204,7 +204,7 @@ def _responder_and_samples(config: RunConfig, split: str, reward: Any) -> tuple[
         max_prompt_length=max_prompt_length,
         batch_size=config.env.n_envs,
         generation_kwargs={**(arguments.generation_kwargs or {}), "max_new_tokens": max_new_tokens},
-        engine=None if arguments.engine["id"] == OWN_ENGINE else arguments.engine,
+        engine=arguments.engine,
     )
     is_small = n_parameters(responder.model.model) <= SMALL_MODEL
     if config.n_threads != "auto" or is_small:

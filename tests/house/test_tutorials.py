@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import pytest
@@ -20,7 +21,7 @@ def test_there_are_six():
 def test_a_tutorial_runs(name, tmp_path, monkeypatch, tiny_gpt2_dir):
     if name == "lora":
         pytest.importorskip("peft")
-    (tmp_path / "gpt2").symlink_to(tiny_gpt2_dir)
+    shutil.copytree(tiny_gpt2_dir, tmp_path / "gpt2")  # commands may write into it
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("RL4LMS_LIKE_CODE", str(tmp_path))

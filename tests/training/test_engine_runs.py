@@ -193,3 +193,7 @@ def test_an_engine_that_is_none_ends_a_command(engine, tiny_gpt2_dir, capsys):
 def test_an_engine_that_cannot_generate_ends_a_command(tiny_t5_dir, tmp_path):
     engine = json.dumps({"id": "vllm", "args": {"url": "http://127.0.0.1:9", "weights_dir": str(tmp_path)}})
     assert main(["generate", str(tiny_t5_dir), "Count", "--engine", engine]) == 2
+
+
+def test_the_engine_may_be_the_models_own(tiny_t5_dir):
+    assert main(["generate", str(tiny_t5_dir), "Count", "--engine", "{id: transformers}"]) == 0

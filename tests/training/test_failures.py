@@ -112,8 +112,8 @@ def test_a_damaged_model_folder_is_named(broken, tiny_config, tiny_gpt2_dir, tmp
     elif broken == "weights":
         (folder / "model.safetensors").write_bytes(b"no weights")
     else:
-        for path in folder.iterdir():
-            path.unlink()
+        shutil.rmtree(folder)
+        folder.mkdir()
     tiny_config["alg"]["policy"]["args"]["model_name"] = str(folder)
     with pytest.raises((ModelError, ConfigError), match="damaged"):
         run(tiny_config, tmp_path)
