@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import (
+    DynamicCache,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     GenerationConfig,
@@ -35,6 +36,7 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from transformers.cache_utils import DynamicLayer
 
 from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
 from rl4lms_like.core.errors import ModelError
@@ -42,7 +44,7 @@ from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
-from rl4lms_like.policies.arguments import UNKNOWN_DISTRIBUTION
+from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 
 
@@ -256,6 +258,10 @@ def separate_warpers(
     return {**given, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eta_cutoff": 0.0}, processors
 
 
+_PLAIN_CACHE = {"max_new_tokens", "min_new_tokens", "eos_token_id", "stopping_criteria", "do_sample", *NEUTRAL}
+"""Arguments of `generate` with which each response continues the cache of its prompt, token by token."""
+
+
 class TextGenerator(GenerationEngine):
     """Text generator of a language model; dropout is off during generation.
 
@@ -367,6 +373,8 @@ class TextGenerator(GenerationEngine):
         stops = arguments.pop(STOP_STRINGS, None)
         if stops is not None:
             arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, start)])
+        if (cache := self._prompt_cache(ids, mask, arguments)) is not None:
+            arguments["past_key_values"] = cache
         try:
             sequences: Tensor = model.generate(
                 input_ids=ids,
@@ -384,6 +392,35 @@ class TextGenerator(GenerationEngine):
                 if (n_tokens := stops.n_tokens(response_ids[row][row_mask].tolist())) is not None:
                     response_mask[row, n_tokens:], terminated[row] = False, True
         return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
+
+    def _prompt_cache(self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any]) -> DynamicCache | None:
+        """Return the keys and values of all prompt tokens but the last, computed once for equal prompts.
+
+        None if all prompts differ, or if the model or the arguments may need another cache.
+        """
+        model: Any = self.model
+        if self.is_encoder_decoder or ids.shape[1] == 1 or not _PLAIN_CACHE.issuperset(arguments):
+            return None
+        if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
+            return None  # a sliding window drops tokens, and a recurrent state cannot be cut back
+        unique, rows = torch.cat([ids, mask.long()], dim=1).unique(dim=0, return_inverse=True)
+        if len(unique) == len(ids):
+            return None
+        unique_ids, unique_mask = unique.chunk(2, dim=1)
+        # One greedy token: `generate` sets the positions of padded prompts, and no random number is drawn.
+        cache = model.generate(
+            input_ids=unique_ids,
+            attention_mask=unique_mask,
+            max_new_tokens=1,
+            do_sample=False,
+            return_dict_in_generate=True,
+            synced_gpus=False,
+        ).past_key_values
+        if type(cache) is not DynamicCache:
+            return None
+        cache.crop(-1)  # the model reads the last prompt token again and returns the logits of the first action
+        cache.batch_select_indices(rows)
+        return cache
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()

@@ -43,6 +43,31 @@ def test_log_probs_are_those_of_generate(policy):
     assert parity_gap(policy.reader, ids, mask, max_new_tokens=14) < EXACT
 
 
+SLIDING = {"mistral", "gemma2"}
+
+
+def test_equal_prompts_are_computed_once_and_change_no_log_prob(policy, request):
+    ids, mask = (field.repeat(3, 1) for field in prompts(policy))
+    shapes = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(kwargs.get("input_ids", ids).shape), with_kwargs=True
+    )
+    arguments = {"eos_token_ids": [1], "max_new_tokens": 9, "generation_kwargs": {"do_sample": True, "top_k": 7}}
+    try:
+        episodes = policy.generate(ids, mask, seed=3, record_log_prob=True, **arguments)
+    finally:
+        hook.remove()
+    if not policy.reader.is_encoder_decoder:
+        first = [ids.shape] if policy.model.config.model_type in SLIDING else [(6, ids.shape[1]), (18, 1)]
+        assert shapes[: len(first)] == first
+    chosen = policy.reader.logits(episodes).topk(7)
+    expected = chosen.values.log_softmax(-1)[chosen.indices == episodes.actions[:, None]]
+    torch.testing.assert_close(episodes.behavior_log_prob, expected, atol=EXACT, rtol=EXACT)
+    greedy = {**arguments, "generation_kwargs": {"do_sample": False}}
+    alone = policy.generate(ids[:6], mask[:6], **greedy)
+    assert torch.equal(policy.generate(ids, mask, **greedy).response_ids, alone.response_ids.repeat(3, 1))
+
+
 def test_padding_packing_and_order_never_change_a_number(policy):
     episodes = responses(policy)
     assert len(set(episodes.lengths.tolist())) > 1, "lengths should differ for this test to say anything"
