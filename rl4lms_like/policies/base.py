@@ -218,9 +218,11 @@ class LMActorCriticPolicy(BasePolicy):
         for reader, name in checked:
             with reader.gathered():
                 check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
+        self.generator.shares_prompts = False
         if self.is_sharded:
             return  # a prompt computed once is a pass of its own, which the other processes may not need
         self.reader.shares_prompts = check_sharing(self.reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
+        self.generator.shares_prompts = self.reader.shares_prompts
         for other, own in (
             (self.value_reader, self.arguments.critic_model),
             (self.ref_reader, self.arguments.kl_model),

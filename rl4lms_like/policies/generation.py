@@ -262,6 +262,40 @@ _PLAIN_CACHE = {"max_new_tokens", "min_new_tokens", "eos_token_id", "stopping_cr
 """Arguments of `generate` with which each response continues the cache of its prompt, token by token."""
 
 
+def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache | None:
+    """Return the keys and values of all prompt tokens but the last, computed once for equal prompts.
+
+    Args:
+        model: decoder-only model, in a context of `plain_generation`.
+        ids: `[n, prompt_len]`, padded on the left.
+        mask: `[n, prompt_len]`, True on real tokens.
+
+    Returns:
+        `past_key_values` for `generate` with the same prompts; None if all prompts differ or have one token, or if the
+        model's cache is of another kind.
+    """
+    if ids.shape[1] == 1 or any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
+        return None  # a sliding window drops tokens, and a recurrent state cannot be cut back
+    unique, rows = torch.cat([ids, mask.long()], dim=1).unique(dim=0, return_inverse=True)
+    if len(unique) == len(ids):
+        return None
+    unique_ids, unique_mask = unique.chunk(2, dim=1)
+    # One greedy token: `generate` sets the positions of padded prompts, and no random number is drawn.
+    cache = model.generate(
+        input_ids=unique_ids,
+        attention_mask=unique_mask,
+        max_new_tokens=1,
+        do_sample=False,
+        return_dict_in_generate=True,
+        synced_gpus=False,
+    ).past_key_values
+    if type(cache) is not DynamicCache:
+        return None
+    cache.crop(-1)  # the model reads the last prompt token again and returns the logits of the first action
+    cache.batch_select_indices(rows)
+    return cache
+
+
 class TextGenerator(GenerationEngine):
     """Text generator of a language model; dropout is off during generation.
 
@@ -270,6 +304,10 @@ class TextGenerator(GenerationEngine):
         generation_kwargs: default arguments of transformers' `generate`.
         prompt_truncation_side: side on which long prompts are truncated.
         bfloat16: compute under bfloat16 autocast.
+
+    Attributes:
+        shares_prompts: compute a prompt once for all of its responses, where the model and the arguments of `generate`
+            allow it; policies set it by `parity.check_sharing`.
     """
 
     def __init__(
@@ -284,6 +322,7 @@ class TextGenerator(GenerationEngine):
         self.generation_kwargs = dict(generation_kwargs or {})
         self.prompt_truncation_side = prompt_truncation_side
         self.bfloat16 = bfloat16
+        self.shares_prompts = True
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -373,7 +412,8 @@ class TextGenerator(GenerationEngine):
         stops = arguments.pop(STOP_STRINGS, None)
         if stops is not None:
             arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, start)])
-        if (cache := self._prompt_cache(ids, mask, arguments)) is not None:
+        shares_prompts = self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments)
+        if shares_prompts and (cache := shared_prompt_cache(model, ids, mask)) is not None:
             arguments["past_key_values"] = cache
         try:
             sequences: Tensor = model.generate(
@@ -392,35 +432,6 @@ class TextGenerator(GenerationEngine):
                 if (n_tokens := stops.n_tokens(response_ids[row][row_mask].tolist())) is not None:
                     response_mask[row, n_tokens:], terminated[row] = False, True
         return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
-
-    def _prompt_cache(self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any]) -> DynamicCache | None:
-        """Return the keys and values of all prompt tokens but the last, computed once for equal prompts.
-
-        None if all prompts differ, or if the model or the arguments may need another cache.
-        """
-        model: Any = self.model
-        if self.is_encoder_decoder or ids.shape[1] == 1 or not _PLAIN_CACHE.issuperset(arguments):
-            return None
-        if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
-            return None  # a sliding window drops tokens, and a recurrent state cannot be cut back
-        unique, rows = torch.cat([ids, mask.long()], dim=1).unique(dim=0, return_inverse=True)
-        if len(unique) == len(ids):
-            return None
-        unique_ids, unique_mask = unique.chunk(2, dim=1)
-        # One greedy token: `generate` sets the positions of padded prompts, and no random number is drawn.
-        cache = model.generate(
-            input_ids=unique_ids,
-            attention_mask=unique_mask,
-            max_new_tokens=1,
-            do_sample=False,
-            return_dict_in_generate=True,
-            synced_gpus=False,
-        ).past_key_values
-        if type(cache) is not DynamicCache:
-            return None
-        cache.crop(-1)  # the model reads the last prompt token again and returns the logits of the first action
-        cache.batch_select_indices(rows)
-        return cache
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()

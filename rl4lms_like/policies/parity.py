@@ -26,7 +26,7 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ModelError, ParityError, RL4LMsLikeError
 from rl4lms_like.core.out_of_memory import is_out_of_memory
 from rl4lms_like.core.wording import raised
-from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded
+from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded, shared_prompt_cache
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 
 logger = logging.getLogger(__name__)
@@ -231,7 +231,27 @@ def sharing_gap(reader: EpisodeReader, *, has_head: bool = True) -> float:
     if has_head:
         log_probs, others = (each.logits(probe).log_softmax(dim=-1) for each in (separate, shared))
         gap = max(gap, float((others - log_probs).abs().max()))
+    if has_head and not reader.is_encoder_decoder:
+        gap = max(gap, _generation_gap(reader.model, probe, log_probs[::RESPONSE_LENGTH]))
     return gap
+
+
+def _generation_gap(model: Any, probe: EpisodeBatch, log_probs: Tensor) -> float:
+    """Return the largest difference between log-probs `[n, vocab]` and those of `generate` with shared prompts."""
+    with plain_generation(model):
+        cache = shared_prompt_cache(model, probe.prompt_ids, probe.prompt_mask)
+        if cache is None:
+            return 0.0
+        output = model.generate(
+            input_ids=probe.prompt_ids,
+            attention_mask=probe.prompt_mask.long(),
+            past_key_values=cache,
+            max_new_tokens=1,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return float((output.logits[0].log_softmax(dim=-1) - log_probs).abs().max())
 
 
 def require_finite(model: PreTrainedModel, name: str, numbers: Tensor) -> None:

@@ -11,7 +11,8 @@ from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.token_masks import pack, unpack
-from rl4lms_like.policies import teacher_forcing
+from rl4lms_like.policies import parity, teacher_forcing
+from rl4lms_like.policies.generation import shared_prompt_cache
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.testing import models
 from tests.algorithms.test_update import build
@@ -244,6 +245,14 @@ def test_models_with_another_state_or_with_positions_of_the_batch_do_not_share(
     assert_same_scores(policy, episodes)
 
 
+def test_a_model_whose_generation_fails_the_check_computes_all_prompts(tiny_gpt2_dir, monkeypatch):
+    def of_other_rows(model, ids, mask):
+        return shared_prompt_cache(model, ids.flip(0), mask.flip(0))
+
+    monkeypatch.setattr(parity, "shared_prompt_cache", of_other_rows)
+    assert not make_policy("causal", tiny_gpt2_dir).generator.shares_prompts
+
+
 @pytest.mark.parametrize("role", ["model_name", "critic_model", "reference_model"])
 def test_a_model_that_fails_the_check_computes_all_prompts(role, tiny_gpt2_dir, tmp_path, tiny_tokenizer, monkeypatch):
     """Each model by itself: only Llama's cache is wrong here, and only as one of the three models."""
@@ -261,4 +270,5 @@ def test_a_model_that_fails_the_check_computes_all_prompts(role, tiny_gpt2_dir, 
     policy = make_policy("causal", folders.pop("model_name"), value_head_init="default", **folders)
     readers = {"model_name": policy.reader, "critic_model": policy.value_reader, "reference_model": policy.ref_reader}
     assert {name: reader.shares_prompts for name, reader in readers.items()} == {name: name != role for name in readers}
+    assert policy.generator.shares_prompts == (role != "model_name")
     assert_same_scores(policy, grouped(policy))
