@@ -383,7 +383,7 @@ def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) 
         return []
     keys = [
         key
-        for key in ("critic", "critic_model", "critic_frozen")
+        for key in ("critic", "critic_model", "critic_device", "critic_frozen")
         if policy_arguments.get(key) not in (None, "none", [])
     ]
     return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in keys]

@@ -161,6 +161,8 @@ class EpisodeBatch:
 
     def to(self, device: torch.device | str) -> EpisodeBatch:
         """Return the same episodes on another device."""
+        if self.response_ids.device == torch.device(device):
+            return self
         return replace(self, **{name: field.to(device) for name, field in self._given(_ROWS + _FLAT).items()})
 
     def _given(self, names: Sequence[str]) -> dict[str, Any]:

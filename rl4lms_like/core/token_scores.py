@@ -198,7 +198,7 @@ _KL_TENSORS = 4
 def _kl_of_part(policy: Distributions, reference: Distributions, part: slice, top_k: int | None) -> Tensor:
     log_p = policy.log_probs(part)
     with torch.no_grad():
-        log_q = reference.log_probs(part)[:, : log_p.shape[1]]
+        log_q = reference.log_probs(part)[:, : log_p.shape[1]].to(log_p.device)
     if top_k is not None and top_k < log_p.shape[1]:
         top = log_p.detach().topk(top_k).indices
         log_p, log_q = _with_rest(log_p, top), _with_rest(log_q, top)

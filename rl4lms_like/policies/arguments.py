@@ -47,10 +47,13 @@ class PolicyArguments:
         critic_model: hub id or folder of the initial weights of a separate critic, also of another size or
             architecture with the policy's tokenizer, or a critic that was saved by `critic_pretrain`. Default:
             `model_name`.
+        critic_device: device of a separate critic, such as `cuda:1`; default: that of the policy (`device`). Not with
+            `peft`, whose frozen weights the networks share, nor with several processes, which have one device each.
         critic_frozen: regular expressions; the parameters of a separate critic whose names match one are not trained.
         value_head_init: `zero`: initial values are 0. `default`: torch's initialization of a linear layer, with random
             initial values that are larger than most rewards.
         reference_model: hub id or local folder of the frozen model of the KL penalty; default: `model_name`.
+        reference_device: device of the reference model or the teacher; as `critic_device`.
         teacher_model: for `opd`: hub id or local folder of the frozen model that the policy learns from, in place of
             `reference_model`. It has the policy's tokenizer and family, and can have another size or architecture.
         dtype: `float32`, or `bfloat16` for autocast with weights in float32. Log-probs are always computed from logits
@@ -79,9 +82,11 @@ class PolicyArguments:
     prompt_truncation_side: Literal["left", "right"] = "left"
     critic: Literal["separate", "shared", "none"] = "separate"
     critic_model: str | None = None
+    critic_device: str | None = None
     critic_frozen: list[str] = field(default_factory=list)
     value_head_init: Literal["zero", "default"] = "zero"
     reference_model: str | None = None
+    reference_device: str | None = None
     teacher_model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: str | None = None
@@ -165,6 +170,22 @@ def mask_issues(arguments: Mapping[str, Any], path: str = "") -> list[ConfigIssu
         if generation_kwargs.get(key) is not None:
             message = "generates several tokens per step, but masks are computed token by token: remove it"
             issues.append(ConfigIssue(join(path, f"generation_kwargs.{key}"), message))
+    return issues
+
+
+def device_role_issues(arguments: Mapping[str, Any], path: str = "") -> list[ConfigIssue]:
+    """Return the errors in the devices of critic and reference model.
+
+    Args:
+        arguments: fields of `PolicyArguments`, each of the right type.
+        path: their path in the config.
+    """
+    given = [key for key in ("critic_device", "reference_device") if arguments.get(key) is not None]
+    shares, message = arguments.get("peft") is not None, "with peft the networks share their frozen weights; remove it"
+    issues = [ConfigIssue(join(path, key), message) for key in given if shares]
+    if "critic_device" in given and arguments.get("critic") == "shared":
+        message = "is for a separate critic; set critic to 'separate', or remove it"
+        issues.append(ConfigIssue(join(path, "critic_device"), message))
     return issues
 
 

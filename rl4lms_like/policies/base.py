@@ -32,7 +32,13 @@ from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.base import GenerationEngine
-from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments, engine_issues, samples_other_distribution
+from rl4lms_like.policies.arguments import (
+    OWN_ENGINE,
+    PolicyArguments,
+    device_role_issues,
+    engine_issues,
+    samples_other_distribution,
+)
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import (
     freeze,
@@ -157,6 +163,7 @@ class LMActorCriticPolicy(BasePolicy):
     def _build_engine(self) -> GenerationEngine | None:
         """Return the external engine of the arguments, before a model is loaded; None for the policy's own model."""
         issues = engine_issues(asdict(self.arguments), is_causal=self.auto_class is AutoModelForCausalLM)
+        issues += device_role_issues(asdict(self.arguments))
         if issues:
             raise ConfigError(issues, "the policy's arguments")
         if self.arguments.engine["id"] == OWN_ENGINE:
@@ -188,14 +195,15 @@ class LMActorCriticPolicy(BasePolicy):
                 )
 
     def _build_heads(self) -> None:
-        probe = probe_episodes(self.vocab_size, self.reader.prompt_side).to(self.policy_model.device)
+        probe = probe_episodes(self.vocab_size, self.reader.prompt_side)
         for reader in (self.reader, self.ref_reader):
             if reader is not None:
                 with reader.gathered():
-                    reader.probe_head(probe)
+                    reader.probe_head(probe.to(reader.device))
         self.value_head: nn.Linear | None = None
+        reader = self.value_reader or self.reader
         with torch.no_grad():
-            states = (self.value_reader or self.reader).states(probe)
+            states = reader.states(probe.to(reader.device))
         name = self.arguments.critic_model or self.arguments.model_name
         require_finite(self.value_model or self.policy_model, name, states)
         if self.arguments.critic == "none":
@@ -238,6 +246,14 @@ class LMActorCriticPolicy(BasePolicy):
             yield from self.value_model.parameters()
         if self.value_head is not None:
             yield from self.value_head.parameters()
+
+    def to(self, *args: Any, **kwargs: Any) -> LMActorCriticPolicy:
+        """Move the networks; critic and reference model stay on devices of their own, if the arguments name any."""
+        reference, critic = self.arguments.reference_device, self.arguments.critic_device
+        own = {"ref_model": reference, "value_model": critic, "value_head": critic}
+        for name, network in self.named_children():
+            network.to(device) if (device := own.get(name)) is not None else network.to(*args, **kwargs)
+        return self
 
     # --- properties ---------------------------------------------------------------------------------------------
 
@@ -287,9 +303,10 @@ class LMActorCriticPolicy(BasePolicy):
         if mode and self.updates_engine and not self.arguments.is_ahead:
             self.engine.rest()
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def _autocast(self, reader: EpisodeReader | None = None) -> AbstractContextManager[Any]:
+        device = (reader or self.reader).device
         bfloat16 = self.arguments.dtype == "bfloat16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16) if bfloat16 else nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16) if bfloat16 else nullcontext()
 
     # --- generation ---------------------------------------------------------------------------------------------
 
@@ -392,12 +409,15 @@ class LMActorCriticPolicy(BasePolicy):
         """
         if not self.has_critic:
             return self._no_values(observations.n_tokens)
-        with self._autocast():
-            if self.value_reader is not None:
-                return self._value_of(self.value_reader.states(observations))
-            with torch.no_grad():
-                states = self.reader.states(observations)
-            return self._value_of(states)
+        if self.value_reader is not None:
+            return self._value_of(self._states(self.value_reader, observations))
+        with torch.no_grad():
+            states = self._states(self.reader, observations)
+        return self._value_of(states)
+
+    def _states(self, reader: EpisodeReader, episodes: EpisodeBatch) -> Tensor:
+        with self._autocast(reader):
+            return reader.states(episodes.to(reader.device))
 
     def reference_kl(self, observations: EpisodeBatch, scores: ActionScores, *, top_k: int | None = None) -> Tensor:
         """Compute the KL from the policy to the reference of each action's distribution, over the vocabulary.
@@ -413,8 +433,8 @@ class LMActorCriticPolicy(BasePolicy):
         assert self.ref_reader is not None
         with self._autocast():
             policy = self.reader.distributions(observations, scores.states)
-            with torch.no_grad():
-                reference = self.ref_reader.distributions(observations)
+        with self._autocast(self.ref_reader), torch.no_grad():
+            reference = self.ref_reader.distributions(observations.to(self.ref_reader.device))
         return vocabulary_kl(policy, reference, top_k=top_k, logits_budget=self._logits_budget)
 
     def action_logits(self, observations: EpisodeBatch) -> Tensor:
@@ -436,19 +456,19 @@ class LMActorCriticPolicy(BasePolicy):
             values, (log_prob, entropy, raw_log_prob, _) = self._read(episodes)
         if self.ref_reader is None:
             return EpisodeScores(values, log_prob, entropy, raw_log_prob, raw_log_prob)
-        with self._autocast():
-            unmasked = replace(episodes, allowed=None)
+        with self._autocast(self.ref_reader):
+            unmasked = replace(episodes, allowed=None).to(self.ref_reader.device)
             ref_log_prob = self.ref_reader.scores(unmasked, logits_budget=self._logits_budget).log_prob
-        return EpisodeScores(values, log_prob, entropy, ref_log_prob, raw_log_prob)
+        return EpisodeScores(values, log_prob, entropy, ref_log_prob.to(self.device), raw_log_prob)
 
     @torch.no_grad()
     def final_values(self, episodes: EpisodeBatch) -> Tensor:
         """Return the critic's value after each episode's last token `[n]`."""
         if not self.has_critic:
             return self._no_values(episodes.n_episodes)
-        with self._autocast():
-            states = (self.value_reader or self.reader).final_states(episodes)
-            return self._value_of(states)
+        reader = self.value_reader or self.reader
+        with self._autocast(reader):
+            return self._value_of(reader.final_states(episodes.to(reader.device)))
 
     def _read(self, episodes: EpisodeBatch) -> tuple[Tensor, ActionScores]:
         """Return values and scores of all actions, from one forward pass each of critic and policy."""
@@ -460,9 +480,9 @@ class LMActorCriticPolicy(BasePolicy):
         if not self.has_critic:
             return self._no_values(episodes.n_tokens)
         if self.value_reader is not None:
-            states = self.value_reader.states(episodes)
+            states = self._states(self.value_reader, episodes)
         elif states is None:
-            states = self.reader.states(episodes)
+            states = self._states(self.reader, episodes)
         return self._value_of(states)
 
     def _no_values(self, n: int) -> Tensor:
@@ -470,9 +490,9 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _value_of(self, states: Tensor) -> Tensor:
         assert self.value_head is not None
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(states.device.type, enabled=False):
             values: Tensor = self.value_head(states.float()).squeeze(-1)
-        return values
+        return values.to(self.device)
 
     # --- one step at a time (Stable-Baselines3's `predict`) --------------------------------------------------------
 
@@ -522,7 +542,7 @@ class LMActorCriticPolicy(BasePolicy):
             return
         self._reshard()
         for mine, theirs in zip(self.ref_model.parameters(), self.policy_model.parameters(), strict=True):
-            mine.copy_(theirs) if fraction == 1.0 else mine.lerp_(theirs, fraction)
+            mine.copy_(theirs) if fraction == 1.0 else mine.lerp_(theirs.to(mine.device), fraction)
 
     # --- saving -------------------------------------------------------------------------------------------------
 

@@ -101,6 +101,11 @@ class EpisodeReader(ABC):
         self.shares_prompts = False
         self.network: ShardedNetwork | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the model, where episodes must be."""
+        return self.model.device
+
     def split_weights(self, mesh: DeviceMesh) -> ShardedNetwork:
         """Split the model's weights over all processes; see `policies.sharding`."""
         self.network = ShardedNetwork(self.model, mesh)

@@ -36,6 +36,7 @@ from rl4lms_like.algorithms.arguments import (
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigIssue, DataPoolError
 from rl4lms_like.core.model_weights import names_folder
+from rl4lms_like.core.ranks import n_processes
 from rl4lms_like.core.schema import UNKNOWN_KEY, at, join, signature_of, unknown_key
 from rl4lms_like.core.secrets import names_variable
 from rl4lms_like.core.wording import shown
@@ -46,6 +47,7 @@ from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import (
     OWN_ENGINE,
     MaskablePolicyArguments,
+    device_role_issues,
     engine_issues,
     lora_issues,
     mask_issues,
@@ -387,6 +389,18 @@ def _split_weights(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
         yield ConfigIssue(path, f"{shown(at(blocks, path))} needs whole weights: set distributed.strategy to ddp")
 
 
+def _devices(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Find devices of critic and reference model that they cannot have."""
+    args = at(blocks, POLICY)
+    if not isinstance(args, Mapping):
+        return
+    yield from device_role_issues(args, POLICY)
+    is_split = at(blocks, "distributed.strategy") == "fsdp"
+    for key in ("critic_device", "reference_device") if is_split or n_processes() > 1 else ():
+        if args.get(key) is not None:
+            yield ConfigIssue(f"{POLICY}.{key}", "each of several processes has one device; remove it")
+
+
 def _is_kind(target: Any, kind: type | tuple[type, ...]) -> bool:
     """Return whether the target of a component's `args` is a class of this kind, or of one of these."""
     return isinstance(target, type) and issubclass(target, kind)
@@ -449,6 +463,7 @@ CROSS_CHECKS = (
     _hub_kernels,
     _whole_episodes,
     _split_weights,
+    _devices,
     _critic,
     _groups,
     _masks,

@@ -80,9 +80,10 @@ def _complete_arguments(blocks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_meaning(blocks: Mapping[str, Any]) -> Iterator[Notice]:
-    if at(blocks, "alg.kl_div.coeff") == 0 and at(blocks, "alg.policy.args.reference_model") is not None:
-        message = "not loaded: without a KL penalty (kl_div.coeff: 0) no KL to it is measured"
-        yield Notice("alg.policy.args.reference_model", message)
+    for key in ("reference_model", "reference_device") if at(blocks, "alg.kl_div.coeff") == 0 else ():
+        if at(blocks, f"alg.policy.args.{key}") is not None:
+            message = "not loaded: without a KL penalty (kl_div.coeff: 0) no KL to a reference model is measured"
+            yield Notice(f"alg.policy.args.{key}", message)
     if "apply_model_parallel" in (at(blocks, "alg.policy.args") or {}):
         yield Notice("alg.policy.args.apply_model_parallel", "no longer has an effect and is ignored")
     if is_causal(blocks) and at(blocks, "env.args.context_start_token") is not None:

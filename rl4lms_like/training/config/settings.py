@@ -73,6 +73,9 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
         issues += _optimizer_issues(torch.optim.RMSprop if rms_prop else torch.optim.AdamW, kwargs)
     own = config.alg.args.get("device")
     issues += device_issues(own or config.device, "alg.args.device" if own else "device", here=here)
+    for key in ("critic_device", "reference_device"):
+        if (device := config.alg.policy.args.get(key)) is not None:
+            issues += device_issues(device, f"{ARGS}.{key}", here=here)
     if issues:
         raise ConfigError(issues)
 

@@ -117,7 +117,7 @@ class MemoryEstimate:
 def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     """Estimate the peak memory of a run from the model's config; reads local folders and the cache, not the network.
 
-    With several processes this is the memory of each.
+    With several processes this is the memory of each. Networks on devices of their own are not counted.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -129,13 +129,14 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
     part = FLOAT / n_parts  # bytes of a weight in each process
     policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
-    critic_weights, critic_trained, critic = _critic(policy)
+    critic_weights, critic_trained, critic = _critic(policy) if arguments.critic_device is None else (0, 0, None)
     device, available = _device(config)
     trained = policy.trained + critic_trained
     n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
     mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
     role = "reference" if arguments.teacher_model is None else "teacher"
-    reference = _reference(policy) if config.alg.kl_div.coeff > 0 else 0
+    is_here = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
+    reference = _reference(policy) if is_here else 0
     parts = {
         "process": _process() if device == "cpu" else 0,
         "policy weights": int(part * policy.parameters),

@@ -388,9 +388,12 @@ POLICY: dict[str, Row | Silent] = {
     "prompt_truncation_side": Row("right", see.cut_prompts, {"env.args.max_prompt_length": 3}),
     "critic": Row("shared", lambda made: made.policy.value_model is None),
     "critic_model": Row(f"{FOLDERS}/gpt2_other"),
+    # tests/policies/test_devices.py sees the device itself
+    "critic_device": Row("cpu", lambda made: made.policy.arguments.critic_device),
     "critic_frozen": Row(["mlp"]),
     "value_head_init": Row("default"),
     "reference_model": Row(f"{FOLDERS}/gpt2_other", see.logged("rollout_info/ref_log_prob")),
+    "reference_device": Row("cpu", lambda made: made.policy.arguments.reference_device),
     "teacher_model": Row(
         f"{FOLDERS}/gpt2_other",
         see.logged("rollout_info/ref_log_prob"),

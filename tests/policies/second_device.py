@@ -1,0 +1,86 @@
+"""A second torch device, `second:0`, whose tensors are in main memory; registered when this module is imported.
+
+Like a GPU, it refuses operations on tensors of several devices. torch has one such device per process, which it then
+takes for an accelerator, so this is imported by programs of their own only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+
+class Backend(_DummyBackendModule):
+    """Functions of the module `torch.second`."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+_setup_privateuseone_for_python_backend("second", backend_module=Backend())
+torch.__future__.set_swap_module_params_on_conversion(True)  # weights stay tied when a module moves to it
+SECOND = torch.device("second", 0)
+
+
+class SecondTensor(torch.Tensor):
+    """A tensor on the second device.
+
+    Attributes:
+        inner: its values, a tensor in main memory.
+    """
+
+    inner: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> SecondTensor:
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
+        tensor = torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=SECOND, **layout)
+        tensor.inner = inner
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None) -> Any:
+        if op.name() == "aten::copy_":
+            return copy(args[1], args[0])
+        kwargs, tensors = (
+            dict(kwargs or {}),
+            [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)],
+        )
+        if any(not isinstance(tensor, cls) and tensor.dim() for tensor in tensors):
+            raise RuntimeError(f"{op.name()}: expected all tensors to be on the same device")
+        leaves = torch.device(kwargs.get("device") or SECOND).type != "second"
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        given = {id(inner_of(tensor)): tensor for tensor in tensors}  # what an operation in place returns
+        result = op(*tree_map(inner_of, args), **tree_map(inner_of, kwargs))
+        return tree_map(lambda x: given.get(id(x)) if id(x) in given else x if leaves else outer_of(x), result)
+
+
+def inner_of(value: Any) -> Any:
+    return value.inner if isinstance(value, SecondTensor) else value
+
+
+def outer_of(value: Any) -> Any:
+    return SecondTensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    inner_of(target).copy_(inner_of(source))
+    return target
+
+
+def empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> torch.Tensor:
+    return SecondTensor(torch.empty(size, dtype=dtype))
+
+
+def empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None) -> torch.Tensor:
+    return SecondTensor(torch.empty_strided(size, stride, dtype=dtype))
+
+
+LIBRARY = torch.library.Library("aten", "IMPL")
+for name, kernel in {"empty.memory_format": empty, "empty_strided": empty_strided, "_copy_from": copy}.items():
+    LIBRARY.impl(name, kernel, "PrivateUse1")
