@@ -22,9 +22,7 @@ from rl4lms_like.training.assemble import Run, assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import apply_values
 from rl4lms_like.training.trainer import OnPolicyTrainer
-from tests.policies.second_device import SECOND
-
-DEVICE = str(SECOND)
+from tests.policies.second_device import SECOND, register
 
 
 def trained(config: dict, folder: Path, checkpoint: str | None = None) -> Run:
@@ -50,9 +48,9 @@ def numbers(folder: Path) -> dict[str, float]:
 
 def compare(config: dict, folder: Path) -> dict:
     run = trained(config, folder / "one")
-    devices = {"alg.policy.args.reference_device": DEVICE}
+    devices = {"alg.policy.args.reference_device": SECOND}
     if run.policy.value_model is not None:
-        devices["alg.policy.args.critic_device"] = DEVICE
+        devices["alg.policy.args.critic_device"] = SECOND
     config, _ = apply_values(config, devices, "")
     other = trained(config, folder / "two")
     shutil.copytree(folder / "two", folder / "resumed")
@@ -71,6 +69,7 @@ def compare(config: dict, folder: Path) -> dict:
 
 
 if __name__ == "__main__":
+    register()
     try:
         torch.ones(2) + torch.ones(2, device=SECOND)
     except RuntimeError:

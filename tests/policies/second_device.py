@@ -1,7 +1,8 @@
-"""A second torch device, `second:0`, whose tensors are in main memory; registered when this module is imported.
+"""A second torch device, `second:0`, whose tensors are in main memory.
 
 Like a GPU, it refuses operations on tensors of several devices. torch has one such device per process, which it then
-takes for an accelerator, so this is imported by programs of their own only.
+takes for an accelerator, so that only programs of their own call `register`: pytest's process imports this module, too,
+when it collects doctests.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ class Backend(_DummyBackendModule):
         return [torch.bfloat16]
 
 
-_setup_privateuseone_for_python_backend("second", backend_module=Backend())
-torch.__future__.set_swap_module_params_on_conversion(True)  # weights stay tied when a module moves to it
-SECOND = torch.device("second", 0)
+SECOND = "second:0"
 
 
 class SecondTensor(torch.Tensor):
@@ -81,6 +80,12 @@ def empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_mem
     return SecondTensor(torch.empty_strided(size, stride, dtype=dtype))
 
 
-LIBRARY = torch.library.Library("aten", "IMPL")
-for name, kernel in {"empty.memory_format": empty, "empty_strided": empty_strided, "_copy_from": copy}.items():
-    LIBRARY.impl(name, kernel, "PrivateUse1")
+LIBRARY = torch.library.Library("aten", "IMPL")  # its kernels are there as long as it is
+
+
+def register() -> None:
+    """Make the device one of this process, until it ends."""
+    _setup_privateuseone_for_python_backend("second", backend_module=Backend())
+    torch.__future__.set_swap_module_params_on_conversion(True)  # weights stay tied when a module moves to it
+    for name, kernel in {"empty.memory_format": empty, "empty_strided": empty_strided, "_copy_from": copy}.items():
+        LIBRARY.impl(name, kernel, "PrivateUse1")
