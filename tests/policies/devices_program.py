@@ -57,12 +57,13 @@ def compare(config: dict, folder: Path) -> dict:
     resumed = trained(config, folder / "resumed", "iteration_00001")
     models = (other.policy.model, other.policy.value_model, other.policy.ref_model)
     one, two = numbers(folder / "one"), numbers(folder / "two")
+    gaps = {key: abs(one[key] - two[key]) / max(abs(one[key]), 1) for key in one.keys() & two.keys()}
     return {
         "id": at(config, "alg.id"),
         "devices": [None if model is None else str(model.device) for model in models],
         "weights": float((weights(run) - weights(other)).abs().max()),
         "only": sorted(one.keys() ^ two.keys()),
-        "numbers": max(abs(one[key] - two[key]) / max(abs(one[key]), 1) for key in one.keys() & two.keys()),
+        "numbers": dict(sorted(gaps.items(), key=lambda gap: gap[1])[-3:]),  # the largest ones
         "n_numbers": len(one),
         "resumed": float((weights(resumed) - weights(other)).abs().max()),
     }

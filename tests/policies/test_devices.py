@@ -14,7 +14,7 @@ from tests.builders import make_policy
 from tests.config_errors import raises_at
 
 KL = {"coeff": 0.05, "target_kl": 0.2}
-EXACT = 1e-5
+EXACT = 1e-5  # ten times that for logged numbers: the explained variance divides two small ones
 
 
 def config(id, folder, *, family="causal", args=(), kl=KL, policy=()) -> dict:
@@ -76,7 +76,7 @@ def test_a_second_device_changes_no_number(tiny_gpt2_dir, tiny_t5_dir, tmp_path)
     for each in found:
         second = "second:0"
         assert each["devices"] == ["cpu", None if each["id"] == "grpo" else second, second]
-        assert each["weights"] < EXACT and each["numbers"] < EXACT and each["n_numbers"] > 20, each
+        assert each["weights"] < EXACT and max(each["numbers"].values()) < 10 * EXACT and each["n_numbers"] > 20, each
         assert each["resumed"] == 0, each
 
 
