@@ -94,7 +94,7 @@ def caught_by(root: Path, file: Path, line: str, mutated: str, *, nearest: bool)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "checkout"
         shutil.copytree(
-            root, copy, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "build", "__pycache__")
+            root, copy, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "build", "__pycache__", ".envs")
         )
         if (root.parent / "shared").exists():
             (Path(scratch) / "shared").symlink_to((root.parent / "shared").resolve())

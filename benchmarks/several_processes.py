@@ -4,17 +4,22 @@
 
 Each process has one thread. The runs with different numbers of processes alternate; the first iteration of each, which
 fills caches, does not count. Printed are medians over all other iterations.
+
+`--apart` adds what the machine allows: for each number of processes, as many runs of one process at the same time, each
+with its share of the episodes and of the minibatches, which need no communication.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,28 +98,44 @@ def seconds_of(config: Path, n_ranks: int, folder: Path) -> list[dict[str, float
     return lines
 
 
+def seconds_apart(shape: Shape, n_runs: int, model: Path, folder: Path) -> list[dict[str, float]]:
+    """Run `n_runs` runs of one process at the same time; return the `time/*` numbers of all of them."""
+    share = dataclasses.replace(shape, episodes=shape.episodes // n_runs, minibatch=shape.minibatch // n_runs)
+    folder.mkdir()
+    config = folder / "config.yml"
+    config.write_text(yaml.safe_dump(config_of(share, model)))
+    with ThreadPoolExecutor(n_runs) as pool:
+        found = pool.map(lambda run: seconds_of(config, 1, folder / str(run)), range(n_runs))
+        return [line for lines in found for line in lines]
+
+
 def main() -> None:
     """Run the rounds, and print one line for each number of processes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="ii")
     parser.add_argument("--ranks", default="1,2", help="numbers of processes (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="add runs that do not communicate")
     options = parser.parse_args()
     shape, numbers = SHAPES[options.shape], [int(each) for each in options.ranks.split(",")]
-    lines: dict[int, list[dict[str, float]]] = {n_ranks: [] for n_ranks in numbers}
+    kinds = ["processes", "runs apart"] if options.apart else ["processes"]
+    lines: dict[tuple[str, int], list[dict[str, float]]] = {(kind, n): [] for kind in kinds for n in numbers}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         make_model(shape, base / "model")
         (base / "config.yml").write_text(yaml.safe_dump(config_of(shape, base / "model")))
         for index in range(options.rounds):
             for n_ranks in numbers:
-                lines[n_ranks] += seconds_of(base / "config.yml", n_ranks, base / f"{index}_{n_ranks}")
-    first = statistics.median(line["time/iteration_s"] for line in lines[numbers[0]])
-    for n_ranks, found in lines.items():
+                lines["processes", n_ranks] += seconds_of(base / "config.yml", n_ranks, base / f"{index}_{n_ranks}")
+                if options.apart:
+                    folder = base / f"{index}_{n_ranks}_apart"
+                    lines["runs apart", n_ranks] += seconds_apart(shape, n_ranks, base / "model", folder)
+    first = statistics.median(line["time/iteration_s"] for line in lines["processes", numbers[0]])
+    for (kind, n_ranks), found in lines.items():
         seconds = statistics.median(line["time/iteration_s"] for line in found)
         waited = statistics.median(line.get("time/communication_s", 0.0) for line in found)
         ratio, fraction = first / seconds, waited / seconds
-        print(f"{n_ranks} processes: {seconds:.2f} s, {ratio:.2f} times as fast; {fraction:.1%} in communication")
+        print(f"{n_ranks} {kind}: {seconds:.2f} s, {ratio:.2f} times as fast; {fraction:.1%} in communication")
 
 
 if __name__ == "__main__":
