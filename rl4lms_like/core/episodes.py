@@ -194,7 +194,7 @@ class EpisodeBatch:
             parts = [part for batch in wide if (part := getattr(batch, name)) is not None]
             if parts and len(parts) < len(wide):
                 raise ValueError(f"{len(parts)} of {len(wide)} batches of episodes have {name}")
-            joined[name] = torch.cat(_counted_on(parts) if name in _NUMBERS else parts) if parts else None
+            joined[name] = torch.cat(_shifted_numbers(parts) if name in _NUMBERS else parts) if parts else None
         return replace(wide[0], **joined)
 
 
@@ -232,12 +232,12 @@ _ROWS = tuple(field.name for field in fields(EpisodeBatch) if field.name not in 
 """Fields with one row per episode."""
 
 
-def _counted_on(parts: Sequence[Tensor]) -> list[Tensor]:
+def _shifted_numbers(parts: Sequence[Tensor]) -> list[Tensor]:
     """Return the numbers of each batch, shifted above those of the previous batches."""
-    counted: list[Tensor] = []
+    shifted: list[Tensor] = []
     for part in parts:
-        counted.append(part if not counted else part - part.min() + counted[-1].max() + 1)
-    return counted
+        shifted.append(part if not shifted else part - part.min() + shifted[-1].max() + 1)
+    return shifted
 
 
 def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:

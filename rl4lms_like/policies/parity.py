@@ -181,7 +181,7 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
     """Return whether a prompt may be computed once for all of its responses; log the reason if it may not.
 
     It may not for models whose state after a prompt is more than keys and values (recurrent layers, convolutions), and
-    for models whose positions depend on the length of the batch (`same_in_any_batch`).
+    for models whose positions depend on the length of the batch (`longest_independent_of_batch`).
 
     Args:
         reader: reader of a model in evaluation mode.
@@ -198,7 +198,7 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
             raise
         reason = f"several responses cannot continue one prompt ({raised(error)})"
     else:
-        if same_in_any_batch(model.config) is not None:
+        if longest_independent_of_batch(model.config) is not None:
             reason = "its positions depend on the longest text of a batch"  # and a prompt alone is shorter
         elif gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE):
             return True
@@ -298,7 +298,7 @@ def warn_of_dynamic_positions(model: PreTrainedModel, name: str, longest: int | 
         name: name of the model in messages.
         longest: maximum number of tokens of prompt and response together; None if unknown.
     """
-    limit = same_in_any_batch(model.config)
+    limit = longest_independent_of_batch(model.config)
     if limit is not None and (longest is None or longest > limit):
         logger.warning(
             "%s (%r): if one text of a batch has more than %d tokens, the positions and log-probs of all texts of the "
@@ -310,7 +310,7 @@ def warn_of_dynamic_positions(model: PreTrainedModel, name: str, longest: int | 
         )
 
 
-def same_in_any_batch(config: PretrainedConfig) -> int | None:
+def longest_independent_of_batch(config: PretrainedConfig) -> int | None:
     """Return the length up to which a text's log-probs are independent of its batch, or None if unlimited.
 
     Rotary positions of the types `dynamic` and `longrope` depend on the longest text of a batch if it is longer than
