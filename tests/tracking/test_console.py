@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -53,6 +54,17 @@ def test_a_terminal_shows_a_bar_and_gets_its_cursor_back(tmp_path):
     assert stream.getvalue().count(SHOW) == 1
     for part in ("my_run", "3/3", "0.300", "3,120"):
         assert part in stream.getvalue()
+
+
+def test_a_terminal_shows_the_rewards_so_far_without_those_that_are_no_number(tmp_path):
+    stream = io.StringIO()
+    sink = sink_to(stream, terminal=True)
+    iterate(sink, tmp_path)
+    sink.write({"rollout_info/ep_rew": math.nan}, iteration=4, timesteps=4)
+    sink.write({"train/loss": 0.5}, iteration=5, timesteps=5)
+    sink.write({"rollout_info/ep_rew": 0.0}, iteration=6, timesteps=6)
+    sink.close()
+    assert sparkline([0.1, 0.2, 0.3, 0.0]) in stream.getvalue()
 
 
 def test_a_terminal_gets_its_cursor_back_from_a_run_that_nobody_closed(tmp_path):
