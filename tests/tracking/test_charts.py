@@ -102,6 +102,12 @@ def test_a_long_series_is_thinned_without_losing_its_peak():
     assert max(y for _, y, _ in trend(points(*ys))) <= 1.0
 
 
+def test_one_long_series_smooths_all_lines_of_a_chart():
+    short, long = Series("short", points(1.0, 2.0)), Series("long", points(*map(float, range(MAX_POINTS + 1))))
+    assert 'class="raw"' not in line_chart([short, short], title="t")
+    assert line_chart([short, long], title="t").count('class="raw"') == 2
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -60,7 +60,6 @@ class SupervisedTrainer:
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
         self.evaluated: dict[tuple[int, str], Evaluation | None] = {}
-        self._is_saved = False
         self.interruption = Interruption(run.ranks)
         self.reporter = Reporter(self)
         self.frozen = frozen_digests(run.model, trained(run.model), run.samples)
@@ -189,7 +188,6 @@ class SupervisedTrainer:
         if self.schedule.save_model:
             self.reporter.flush()
             self.trainer.write_checkpoint(INTERRUPTED)
-            self._is_saved = True
         raise KeyboardInterrupt
 
     def _rescue(self, error: BaseException) -> None:
@@ -200,7 +198,7 @@ class SupervisedTrainer:
             logger.warning("the last values could not be logged: %s", failure)
         if self.interruption.requests > 1:
             self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
-        elif self.step and self.schedule.save_model and not self._is_saved and self.run.ranks.is_main:
+        elif self.step and self.schedule.save_model and self.run.ranks.is_main:
             save_interrupted(self.tracker, self.save, self.step, "steps")
         log_resume_hint(self.tracker, error)
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import time
 from contextlib import ExitStack
 from typing import ClassVar
 
@@ -253,6 +254,15 @@ def test_a_run_leaves_the_files_of_any_run_behind(blocks, kind, finished):
     checkpoint = folder / "checkpoints" / "checkpoint-6"
     assert AUTO[kind].from_pretrained(checkpoint) and AutoTokenizer.from_pretrained(checkpoint)
     assert not [path for path in checkpoint.iterdir() if path.suffix in (".pt", ".pth", ".bin")]
+
+
+@causal
+def test_the_step_rate_is_that_of_the_time_in_steps(blocks, tmp_path):
+    began = time.perf_counter()
+    folder = run(blocks, tmp_path)
+    elapsed = time.perf_counter() - began
+    rates = [line["time/steps_per_s"] for line in lines(folder / "training_info.jsonl")]  # each of two steps
+    assert 0 < sum(2 / rate for rate in rates) < elapsed
 
 
 @causal
