@@ -34,7 +34,12 @@ def test_the_quickstart_in_small(family, tmp_path):
         assert word in screen.getvalue()
 
 
-def test_the_command_writes_its_result_and_without_iterations_only_measures_the_warm_start(tmp_path, capsys):
+def test_the_command_writes_its_result_and_without_iterations_only_measures_the_warm_start(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal, where the path below must not contain colour codes
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     overrides = [part for override in [*SMALL, "train_evaluation.n_iters=0"] for part in ("--set", override)]
     assert quickstart.main(["--folder", str(tmp_path), "--seed", "3", *overrides]) == 0
     (file,) = tmp_path.glob("*/result.json")

@@ -200,7 +200,6 @@ class NetworkShapes:
     """
 
     def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool) -> None:
-
         name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
         try:
             self.config: Any = AutoConfig.from_pretrained(
@@ -229,7 +228,6 @@ class NetworkShapes:
         self.output_layer = int(self.config.vocab_size) * self.width
 
     def _built(self) -> Any:
-
         auto_class = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
         attention = self.arguments.attn_implementation
         options = {} if attention is None else {"attn_implementation": attention}
@@ -312,7 +310,6 @@ def gibibytes(size: int) -> str:
 
 
 def _device(config: RunConfig) -> tuple[str, int]:
-
     name = config.alg.args.get("device") or config.device
     if torch.cuda.is_available() and (name == "auto" or name.startswith("cuda")):
         return "cuda", torch.cuda.mem_get_info("cuda" if name == "auto" else name)[0]
