@@ -45,7 +45,7 @@ def test_the_command_writes_its_result_and_without_iterations_only_measures_the_
     (file,) = tmp_path.glob("*/result.json")
     result = json.loads(file.read_text())
     assert result["seed"] == 3 and result["seconds"]["total"] > 0
-    assert result["report"] in capsys.readouterr().out.replace("\n", "")
+    assert f"Report: {result['report']}" in capsys.readouterr().out.replace("\n", "")
     assert result["before"] == result["after"] and result["kl"] == 0.0
 
 
