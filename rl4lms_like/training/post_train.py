@@ -82,7 +82,7 @@ def post_train(
                 say(f"{run.name} is not finished: the same command with --resume continues it")
                 raise
             except Exception as error:
-                if ranks.size > 1:  # processes that wait for one that failed cannot go on
+                if ranks.size > 1:  # processes that wait for one that failed cannot continue
                     error.args = (run.renamed(str(error)),)
                     raise
                 if with_traceback:

@@ -61,7 +61,7 @@ class History:
 
 
 def chosen_log_prob_falls(history: History) -> Alert | None:
-    """The better responses become much less likely on `val`."""
+    """Detect that the better responses become much less likely on `val`."""
     key = "logps/chosen"
     values = history.last(key, history.val, 2)
     first = history.val[0].get(key) if history.val else None
@@ -75,7 +75,7 @@ def chosen_log_prob_falls(history: History) -> Alert | None:
 
 
 def margin_grows_while_perplexity_rises(history: History) -> Alert | None:
-    """More pairs are ranked correctly, while generated texts get worse."""
+    """Detect that more pairs are ranked correctly, while generated texts get worse."""
     before = history.val[0] if history.val else {}
     key = "rewards/margins" if "rewards/margins" in before else "mean_logps/margins"
     margins, texts = history.last(key, history.val, 2), history.last(PERPLEXITY, history.val, 2)
@@ -92,7 +92,7 @@ def margin_grows_while_perplexity_rises(history: History) -> Alert | None:
 
 
 def accuracy_is_one_early(history: History) -> Alert | None:
-    """All pairs of `val` are ranked correctly in the first part of the run."""
+    """Detect that all pairs of `val` are ranked correctly in the first part of the run."""
     for line in history.val[1:]:
         accuracy = line.get("rewards/accuracies", line.get("mean_logps/accuracies", 0.0))
         if accuracy >= 1 and line["step"] <= EARLY * history.n_steps:
@@ -105,7 +105,7 @@ def accuracy_is_one_early(history: History) -> Alert | None:
 
 
 def z0_stays_at_zero(history: History) -> Alert | None:
-    """The reference point of KTO has no effect."""
+    """Detect that the reference point of KTO has no effect."""
     values = history.last(REFERENCE_POINT, history.train, N_AT_ZERO)
     if not values or max(values) > 0:
         return None
@@ -117,7 +117,7 @@ def z0_stays_at_zero(history: History) -> Alert | None:
 
 
 def labels_are_unbalanced(history: History) -> Alert | None:
-    """One class has much more weight than the other."""
+    """Detect that one class has much more weight than the other."""
     balance = history.balance
     if balance is None or 1 / MAX_IMBALANCE <= balance <= MAX_IMBALANCE:
         return None
@@ -129,7 +129,7 @@ def labels_are_unbalanced(history: History) -> Alert | None:
 
 
 def reward_follows_length(history: History) -> Alert | None:
-    """A reward model measures length."""
+    """Detect that a reward model measures length."""
     values = history.last(LENGTH_CORRELATION, history.val, 1)
     if not values or abs(values[-1]) <= MAX_CORRELATION:
         return None
