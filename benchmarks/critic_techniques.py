@@ -85,7 +85,7 @@ def run(task: str, cell: str, seed: int, n_iters: int | None) -> dict[str, list[
         for name, key in KEYS.items():
             curves[name].append(round(float(algorithm.logger.name_to_value.get(key, float("nan"))), 5))
         algorithm.logger.name_to_value.clear()
-        algorithm.update = None
+        algorithm.update_progress = None
     return {**curves, "cpu_s": seconds}
 
 

@@ -130,7 +130,7 @@ def curve(row: Row, seed: int) -> dict[str, list[float]]:
         for name, key in KEYS.items():
             lines[name].append(float(algorithm.logger.name_to_value.get(key, float("nan"))))
         algorithm.logger.name_to_value.clear()
-        algorithm.update = None
+        algorithm.update_progress = None
     return lines
 
 

@@ -113,7 +113,7 @@ def measure(shape: Shape, n_iters: int, threads: int, folder: Path) -> dict[str,
             clock.on(callback, "saw_iteration", name)
             clock.on(callback, "state_dict", f"{name} state")
         clock.on(trainer.resume_point, "mark", "places")
-        clock.on(run.algorithm, "on_step", "places")
+        clock.on(trainer.resume_point, "mark_in_update", "places")
         trainer.train_and_eval()
     rollouts = (tracker.run_path / "rollout_info.jsonl").read_text().splitlines()
     iteration = statistics.median(json.loads(line)["time/iteration_s"] for line in rollouts)

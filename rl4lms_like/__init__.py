@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
     from rl4lms_like.rewards import REWARDS
     from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
-    from rl4lms_like.rollouts.adapt import with_text_rollouts
     from rl4lms_like.rollouts.kl import make_kl_controller
+    from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
     from rl4lms_like.tracking.base import Tracker
     from rl4lms_like.training.assemble import assemble
     from rl4lms_like.training.config.run_config import load_config
@@ -82,7 +82,7 @@ _HOME = {
     "make_kl_controller": "rollouts.kl",
     "train": "training.run",
     "use_code_from": "core.import_paths",
-    "with_text_rollouts": "rollouts.adapt",
+    "with_text_rollouts": "rollouts.text_rollouts",
 }
 
 __all__ = [

@@ -1,6 +1,8 @@
 """Base class of on-policy algorithms: epochs over a rollout, minibatches with one optimizer step each, micro-batches.
 
-    rollout ─ epochs ─ minibatches of whole episodes ─ micro-batches for memory ─ loss(micro-batch)
+    train    rollout ─ epochs ─ minibatches of whole episodes
+             minibatch ─ micro-batches ─ gradients, summed over processes ─ early stop ─ clip ─ step
+    loss     micro-batch ─> Objective: one number per action and term
 
 An algorithm defines its `loss`. Everything else is implemented here.
 """
@@ -13,6 +15,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -42,13 +45,30 @@ from rl4lms_like.core.objective import LossAggregation, Objective, action_weight
 from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.sharding import whole
-from rl4lms_like.rollouts.adapt import TextRollouts
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
 from rl4lms_like.rollouts.kl import KLController
-from rl4lms_like.rollouts.progress import UpdateProgress
+from rl4lms_like.rollouts.progress import Logged, UpdateProgress
+from rl4lms_like.rollouts.rollout import RolloutOptions
+from rl4lms_like.rollouts.text_rollouts import TextRollouts
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Distance from 1 above which the first probability ratio of an update causes a warning."""
+TERMS = ("policy", "value", "entropy", "kl", "nll")
+"""Terms of an `Objective` whose means are logged."""
+LOG_KEYS = {
+    "policy": "ppo/policy_gradient_loss",
+    "value": "ppo/value_loss",
+    "entropy": "ppo/entropy_loss",
+    "kl": "ppo/kl_loss",
+    "nll": "ppo/nll_loss",
+    "loss": "ppo/loss",
+    "approx_kl": "ppo/approx_kl",
+    "clip_fraction": "ppo/clip_fraction",
+    "minibatch_episodes": "train/minibatch_episodes",
+    "grad_norm": "train/grad_norm",
+    "critic_grad_norm": "train/critic_grad_norm",
+}
+"""Keys of the logged means of an update, by the name of the number in a step."""
 
 
 class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
@@ -59,7 +79,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         env: a `TextVecEnv`, or any vectorised environment of `TextGenEnv`s.
         policy_kwargs: arguments of the policy, see `PolicyArguments`.
         kl_controller: controller of the KL coefficient; default: no penalty.
-        norm_reward: see `RolloutCollector`.
+        norm_reward: see `RolloutOptions`.
         ranks: the processes that train together; default: this one alone.
         arguments: see the algorithm's `arguments_class`.
     """
@@ -101,37 +121,35 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             arguments["critic_pretrain"] = CriticPretraining(**arguments["critic_pretrain"])
         self.arguments = self.arguments_class(**arguments)
         options = self.arguments
-        name = type(self).__name__
-        issues = critic_issues(options, policy_kwargs or {}, name) + value_issues(options, arguments, name)
-        issues += combination_issues(self.arguments_class, arguments, policy_kwargs or {})
-        issues += teacher_issues(self.arguments_class, policy_kwargs or {}, name)
-        kl: dict[str, Any] = {"coeff": 0.0, "norm_reward": norm_reward}
-        if kl_controller is not None:
-            kl |= {"coeff": kl_controller.coeff, "placement": kl_controller.placement}
-        if _init_setup_model:  # `load` restores the controller later
-            issues += kl_issues(self.arguments_class, arguments, kl, name)
-        if issues:
-            raise ConfigError(issues, source="arguments and policy_kwargs")
+        policy_kwargs = dict(policy_kwargs or {})
+        self._check_arguments(arguments, policy_kwargs, kl_controller, norm_reward, is_loaded=not _init_setup_model)
+
         self._n_updates = 0
         self.n_iterations = 0
-        pretrain = options.critic_pretrain
-        self.pretraining = None if pretrain is None else CriticPretrainer(pretrain)
+        self.pretraining = None if options.critic_pretrain is None else CriticPretrainer(options.critic_pretrain)
         self.guard = StepGuard(options.non_finite)
+        for name, default in self._policy_defaults(policy_kwargs).items():
+            if policy_kwargs.get(name) is None:
+                policy_kwargs[name] = default
+
         super().__init__(
             policy,
             env,
             kl_controller=kl_controller,
-            norm_reward=norm_reward,
+            rollout_options=RolloutOptions(
+                norm_reward=norm_reward,
+                bootstrap_truncated=options.bootstrap_truncated,
+                score_batch_size=options.micro_batch_size,
+                group_size=options.group_size,
+                dynamic_sampling=getattr(options, "dynamic_sampling", None),
+                first_token_temperature=getattr(options, "first_token_temperature", None),
+                record_log_prob=getattr(options, "importance_correction", "none") != "none",
+                sort_by_length=getattr(options, "length_sorted_minibatches", False),
+                value_gae_lambda=options.value_gae_lambda,
+                gae_length_alpha=options.gae_length_alpha,
+            ),
             ranks=ranks,
-            bootstrap_truncated=options.bootstrap_truncated,
-            score_batch_size=options.micro_batch_size,
-            sort_by_length=getattr(options, "length_sorted_minibatches", False),
-            value_gae_lambda=options.value_gae_lambda,
-            gae_length_alpha=options.gae_length_alpha,
-            group_size=options.group_size,
-            dynamic_sampling=getattr(options, "dynamic_sampling", None),
-            first_token_temperature=getattr(options, "first_token_temperature", None),
-            record_log_prob=getattr(options, "importance_correction", "none") != "none",
+            # Stable-Baselines3's arguments.
             learning_rate=learning_rate_schedule(options.learning_rate, options.learning_rate_schedule),
             n_steps=options.n_steps,
             gamma=options.gamma,
@@ -141,7 +159,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             max_grad_norm=math.inf if options.max_grad_norm is None else options.max_grad_norm,
             use_sde=options.use_sde,
             sde_sample_freq=options.sde_sample_freq,
-            policy_kwargs=_filled(policy_kwargs or {}, self._policy_defaults(policy_kwargs or {})),
+            policy_kwargs=policy_kwargs,
             tensorboard_log=options.tensorboard_log,
             verbose=options.verbose,
             seed=options.seed,
@@ -152,84 +170,166 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if _init_setup_model:
             self.is_off_policy = self.policy.arguments.is_ahead
 
-    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the algorithm's defaults for policy arguments; those in `given` take precedence."""
+    def _check_arguments(
+        self,
+        arguments: Mapping[str, Any],
+        policy_kwargs: Mapping[str, Any],
+        kl_controller: KLController | None,
+        norm_reward: bool,
+        *,
+        is_loaded: bool,
+    ) -> None:
+        """Raise a `ConfigError` with all issues of the arguments; `load` restores the controller later."""
+        name = type(self).__name__
+        issues = critic_issues(self.arguments, policy_kwargs, name) + value_issues(self.arguments, arguments, name)
+        issues += combination_issues(self.arguments_class, arguments, policy_kwargs)
+        issues += teacher_issues(self.arguments_class, policy_kwargs, name)
+        if not is_loaded:
+            kl: dict[str, Any] = {"coeff": 0.0, "norm_reward": norm_reward}
+            if kl_controller is not None:
+                kl |= {"coeff": kl_controller.coeff, "placement": kl_controller.placement}
+            issues += kl_issues(self.arguments_class, arguments, kl, name)
+        if issues:
+            raise ConfigError(issues, source="arguments and policy_kwargs")
+
+    def _policy_defaults(self, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the algorithm's defaults for policy arguments; those in `policy_kwargs` take precedence."""
         return {} if self.arguments.needs_critic else {"critic": "none"}
 
     @abstractmethod
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the terms of the algorithm's loss on some whole episodes, one number per action."""
 
-    # --- the update -----------------------------------------------------------------------------------------------
+    # --- the update -------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Run one update on the rollout in the buffer, or the rest of an interrupted one."""
         start = time.perf_counter()
-        with self._updating() as update:
-            n_epochs = 0 if self._is_critic_only else self.n_epochs
-            passes = max(n_epochs, self._critic_epochs)
-            for minibatch in update.minibatches(self.rollout_buffer, passes, self.batch_size, self._step_done):
-                if update.epoch > n_epochs:
-                    update.steps.append(self.critic_step(minibatch))
-                elif not self._step(minibatch, update.steps):
+        buffer = self.rollout_buffer
+
+        # In the first iterations the policy may have no epoch. The critic may have more epochs than the policy.
+        n_epochs = 0 if self._is_critic_only else self.n_epochs
+        n_passes = max(n_epochs, self._critic_epochs)
+
+        with self._update_context() as progress:
+            for epoch, minibatch in progress.remaining(buffer, n_passes, self.batch_size):
+                # After the policy's epochs, the critic is trained alone.
+                if epoch > n_epochs:
+                    self._finish_minibatch(self.critic_step(minibatch))
+                    continue
+
+                # A minibatch may have nothing to learn from: online DPO needs a pair of responses.
+                skipped = self._skipped(minibatch)
+                if skipped is not None:
+                    self._finish_minibatch(skipped)
+                    continue
+
+                # What depends on all actions of the minibatch, before it is split.
+                minibatch = self._prepare_minibatch(minibatch)
+
+                # A micro-batch counts with its fraction of the minibatch's actions: sum_i (n_i / n) mean_i(loss) is the
+                # mean over all n actions. So neither the size of micro-batches nor the number of processes changes the
+                # gradient.
+                self.policy.optimizer.zero_grad()
+                objectives = []
+                for loss, objective in self._micro_losses(minibatch, self.arguments.micro_batch_size):
+                    loss.backward()
+                    objectives.append(objective)
+                self._sum_gradients(self.policy.parameters())
+
+                # Over all processes: each must decide the same below.
+                logged = self._summary(self._gather_terms(objectives), minibatch.weights)
+                logged["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
+
+                # Early stop, before the step: the gradient is discarded, and all remaining passes are skipped, also the
+                # critic's. As in Stable-Baselines3, the KL is that of this minibatch to the policy of the rollout,
+                # mean((ratio - 1) - log ratio), and may be up to 1.5 times its target.
+                if self.target_kl is not None and float(logged["approx_kl"]) > 1.5 * self.target_kl:
+                    progress.steps.append(logged)
                     break
+
+                self._clip_and_step(logged)
+                self._finish_minibatch(logged)
+
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
-        self.guard.end_update(len(update.steps))
-        self._log_update(update.steps, update.epoch, time.perf_counter() - start)
+        self.guard.end_update(len(progress.steps))
 
-    @contextmanager
-    def _updating(self) -> Iterator[UpdateProgress]:
-        """Prepare policy, learning rate and rollout for an update; yield its progress."""
-        if self.update is None or self.update.is_over:
-            self.update = UpdateProgress()
-        update = self.update
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        if not update.is_prepared:
-            self._prepare_rollout()
-        update.is_prepared = True
-        with self.interruption.finishing("this minibatch"):
-            if not update.steps:
-                self._step_done()
-            yield update
-        update.is_over = True
-        self.n_iterations += 1
+        # Log. The gradient norms are logged, as NaN, also by an update that `target_kl` ended before its first step.
+        norms = {name for name, _ in self._clipped_together()}
+        self._record_means(progress.steps, [name for name in LOG_KEYS if name in progress.steps[0] or name in norms])
+        self.logger.record("train/epochs", progress.epoch)
+        self.logger.record("train/optimizer_steps", len(progress.steps))
+        self._log_fit(progress.steps[0].get("ratio_gap"), time.perf_counter() - start)
 
-    def _prepare_rollout(self) -> None:
-        """Change the rollout's advantages once before its update."""
-        if self._normalization == "rollout":
-            buffer = self.rollout_buffer
-            buffer.advantages = normalized(buffer.advantages, torch.as_tensor(buffer.returns).to(buffer.advantages))
+    def _skipped(self, minibatch: Minibatch) -> Logged | None:
+        """Return the logged scalars of a minibatch that has nothing to learn from; None if a step is taken on it."""
+        return None
 
-    def _step_done(self) -> None:
-        """Mark that the update can be resumed from the current weights, and call `on_step`."""
-        assert self.update is not None
-        self.update.can_go_on = True
-        self.on_step()
+    def critic_step(self, minibatch: Minibatch) -> Logged:
+        """Take a gradient step of the critic only; with `critic: shared` of its head, since the trunk is the policy's.
 
-    def _weights_change(self) -> None:
-        """Mark that the update cannot be resumed until the end of the current step."""
-        if self.update is not None:
-            self.update.can_go_on = False
-
-    def _step(self, minibatch: Minibatch, steps: list[dict[str, Tensor]]) -> bool:
-        """Take one optimizer step; skip it and return False if the KL to the rollout's policy exceeds its limit."""
-        minibatch = self._prepared(minibatch)
+        The optimizer skips the policy's parameters, because they have no gradients.
+        """
         self.policy.optimizer.zero_grad()
-        parts: list[Objective] = []
-        for loss, objective in self._micro_losses(minibatch, self.arguments.micro_batch_size):
-            loss.backward()
-            parts.append(objective)
-        self._sum_gradients(self.policy.parameters())
-        info = self._summary(self._joined(parts), minibatch.weights)
-        info["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
-        steps.append(info)
-        if self.target_kl is not None and float(info["approx_kl"]) > 1.5 * self.target_kl:
-            return False
-        self._optimizer_step(info)
-        return True
+        error = torch.zeros_like(minibatch.returns[0])
+        for micro_batch, fraction in self._split(minibatch, self.arguments.micro_batch_size):
+            values = self.policy.predict_values(micro_batch.observations)
+            part = fraction * value_error(values, micro_batch.returns).mean()
+            (self.vf_coef * part).backward()
+            error += part.detach()
+        self._sum_gradients(self._parameters_of("critic"))
+        self.ranks.sum(error)
 
-    def _prepared(self, minibatch: Minibatch) -> Minibatch:
+        logged = {"value": error, "loss": self.vf_coef * error}
+        self._clip_and_step(logged)
+        return logged
+
+    def _clip_and_step(self, logged: Logged) -> None:
+        """Clip the gradients and step; a skipped step does not contribute to the logged means."""
+        for name, parameters in self._clipped_together():
+            logged[name] = whole(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+
+        if self._is_accepted(logged):
+            # From here to the end of the step the update cannot be resumed: some of the weights have moved.
+            self._weights_change()
+            self.policy.optimizer.step()
+            self._n_updates += 1
+        else:
+            self.policy.optimizer.zero_grad()
+            for name in logged.keys() - {"ratio_gap"}:  # the gap is that of the log-probs, before any loss
+                logged[name] = torch.full_like(logged[name], math.nan)
+
+    def _clipped_together(self) -> list[tuple[str, Iterable[torch.nn.Parameter]]]:
+        """Return the name of each logged gradient norm, and the parameters over which it is computed.
+
+        A separate critic is clipped by its own norm. Otherwise, with large rewards, its gradient would scale the
+        actor's gradient down to almost 0. With a shared critic, both share the trunk and are clipped together.
+        """
+        if self.policy.arguments.critic != "separate":
+            return [("grad_norm", self.policy.parameters())]
+        return [("grad_norm", self._parameters_of("actor")), ("critic_grad_norm", self._parameters_of("critic"))]
+
+    def _parameters_of(self, role: str) -> list[torch.nn.Parameter]:
+        parameters: list[torch.nn.Parameter] = []
+        for group in self.policy.optimizer.param_groups:
+            if group["role"] == role:
+                parameters += group["params"]
+        return parameters
+
+    def _is_accepted(self, logged: Mapping[str, Tensor]) -> bool:
+        """Return whether the step may be taken, that is, loss and gradient are finite; see `StepGuard`."""
+        loss = logged["loss"]
+        grad_norm = logged["grad_norm"] + logged.get("critic_grad_norm", 0.0)
+        is_finite = bool(torch.isfinite(loss + grad_norm))
+        problem = ""
+        if not is_finite:
+            numbers = f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g}"
+            problem = f"{numbers} in optimizer step {self._n_updates + 1}"
+        return self.guard.accepts(is_finite, problem, "Lower alg.args.learning_rate, or check the rewards")
+
+    # --- a minibatch and its parts ----------------------------------------------------------------------------------
+
+    def _prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
         """Return a minibatch with what depends on all of it: normalised advantages, and weights of its actions."""
         if self._normalization == "minibatch":
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
@@ -240,13 +340,16 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def _corrected(self, minibatch: Minibatch) -> Minibatch:
         """Return a minibatch with weights that correct for actions that were sampled from another distribution."""
-        behavior, lengths = minibatch.observations.behavior_log_prob, minibatch.observations.lengths
+        behavior_log_prob = minibatch.observations.behavior_log_prob
+        lengths = minibatch.observations.lengths
         kind: Any = getattr(self.arguments, "importance_correction", "none")
-        if behavior is None or (kind == "none" and not self.is_off_policy):
+        if behavior_log_prob is None or (kind == "none" and not self.is_off_policy):
             return minibatch
+
+        # weight = min(pi / mu, limit), with pi the policy at the start of the update and mu the one that generated.
         kind = "tis" if kind == "none" else kind
         limits = getattr(self.arguments, "correction_range", None) or CORRECTION_RANGES[kind]
-        correction = correction_weights(minibatch.old_log_prob - behavior, lengths, kind, *limits)
+        correction = correction_weights(minibatch.old_log_prob - behavior_log_prob, lengths, kind, *limits)
         weights = action_weights(lengths, self.loss_aggregation, self._loss_norm, kept=correction > 0)
         return minibatch._replace(weights=weights * correction)
 
@@ -254,24 +357,6 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     def _loss_norm(self) -> float:
         """Constant of `seq_mean_token_sum_norm`."""
         return self.collector.max_episode_length if self.loss_norm is None else self.loss_norm
-
-    def critic_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Take a gradient step of the critic only; with `critic: shared` of its head, since the trunk is the policy's.
-
-        The optimizer skips the policy's parameters, because they have no gradients.
-        """
-        self.policy.optimizer.zero_grad()
-        error = torch.zeros_like(minibatch.returns[0])
-        for batch, fraction in self._split(minibatch, self.arguments.micro_batch_size):
-            values = self.policy.predict_values(batch.observations)
-            part = fraction * value_error(values, batch.returns).mean()
-            (self.vf_coef * part).backward()
-            error += part.detach()
-        self._sum_gradients(self._parameters_of("critic"))
-        self.ranks.sum(error)
-        info = {"value": error, "loss": self.vf_coef * error}
-        self._optimizer_step(info)
-        return info
 
     def _micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
         """Yield each micro-batch's part of the minibatch's loss, and its detached terms.
@@ -288,82 +373,108 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         Yields:
             Whole episodes, and their fraction of the minibatch's actions. There is nothing if there are too few
-            episodes for all processes. But if weights are split over them, all must make the same number of passes:
-            then further episodes follow, which do not count (fraction 0).
+            episodes for all processes. But sharded forward passes are collective: `own_batches` then adds passes that
+            do not count (fraction 0), so that all processes make equally many.
         """
-        episodes, in_step = minibatch.observations, self.policy.is_sharded
-        for group in own_batches(episodes, micro_batch_size, self.ranks, self.n_together, in_step=in_step):
+        episodes = minibatch.observations
+        is_sharded = self.policy.is_sharded
+        for group in own_batches(episodes, micro_batch_size, self.ranks, self.n_together, in_step=is_sharded):
             if len(group) == episodes.n_episodes:
                 yield minibatch, 1.0
                 return
-            chosen = group or range(self.n_together)
-            part = selected(minibatch, torch.tensor(chosen, device=episodes.response_ids.device))
-            yield part, len(part.actions) / len(minibatch.actions) if group else 0.0
+
+            # An empty group: a pass with any episodes, to keep step with the other processes.
+            index = torch.tensor(group or range(self.n_together), device=episodes.response_ids.device)
+            micro_batch = selected(minibatch, index)
+            fraction = len(micro_batch.actions) / len(minibatch.actions)
+            yield micro_batch, fraction if group else 0.0
 
     def _sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their sums over all processes, unless the backward pass has done so."""
         if not self.policy.is_sharded:
             self.ranks.sum_gradients(parameters)
 
-    def _joined(self, parts: list[Objective]) -> Objective:
+    def _gather_terms(self, objectives: list[Objective]) -> Objective:
         """Return the terms of all micro-batches, of all processes."""
-        return Objective.joined([part for own in self.ranks.gather(parts) for part in own])
+        return Objective.joined(list(chain.from_iterable(self.ranks.gather(objectives))))
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:
-        """Return the loss to be minimised."""
+        """Return the loss to be minimised: policy + vf_coef value + ent_coef (-entropy) + kl."""
         total = weighted_mean("policy", objective.policy, weights)
         if objective.value is not None:
             total = total + self.vf_coef * objective.value.mean()
         if objective.entropy is not None and self.ent_coef:
             total = total + self.ent_coef * objective.entropy.mean()
-        return total if objective.kl is None else total + weighted_mean("kl", objective.kl, weights)
+        if objective.kl is not None:
+            total = total + weighted_mean("kl", objective.kl, weights)
+        return total
 
-    def _summary(self, objective: Objective, weights: Tensor) -> dict[str, Tensor]:
+    def _summary(self, objective: Objective, weights: Tensor) -> Logged:
         """Return the logged means over a minibatch."""
-        terms = {name: getattr(objective, name) for name in _TERMS}
-        info = {name: weighted_mean(name, term, weights) for name, term in terms.items() if term is not None}
-        ratio = objective.log_ratio
-        info["loss"] = self._total(objective, weights)
-        info["approx_kl"] = approximate_kl(ratio)
-        info["ratio_gap"] = (ratio.exp() - 1).abs().max()
-        low, high = self._ratio_limits
-        clipped = (ratio.exp() < low) | (ratio.exp() > high) if objective.clipped is None else objective.clipped
-        info["clip_fraction"] = clipped.float().mean()
-        return info
+        logged: Logged = {}
+        for name in TERMS:
+            term = getattr(objective, name)
+            if term is not None:
+                logged[name] = weighted_mean(name, term, weights)
+        logged["loss"] = self._total(objective, weights)
 
-    def _optimizer_step(self, info: dict[str, Tensor]) -> None:
-        """Clip the gradients and step; a skipped step does not contribute to the logged means.
+        log_ratio = objective.log_ratio  # [n_actions]
+        ratio = log_ratio.exp()
+        logged["approx_kl"] = approximate_kl(log_ratio)
+        logged["ratio_gap"] = (ratio - 1).abs().max()
+        clipped = objective.clipped
+        if clipped is None:
+            low, high = self._ratio_limits
+            clipped = (ratio < low) | (ratio > high)
+        logged["clip_fraction"] = clipped.float().mean()
+        return logged
 
-        A separate critic is clipped by its own norm. Otherwise, with large rewards, its gradient would scale the
-        actor's gradient down to almost 0. With a shared critic, both share the trunk and are clipped together.
-        """
-        for name, parameters in self._clipped_together():
-            info[name] = whole(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
-        if self._is_accepted(info):
-            self._weights_change()
-            self.policy.optimizer.step()
-            self._n_updates += 1
-        else:
-            self.policy.optimizer.zero_grad()
-            info |= {name: torch.full_like(info[name], math.nan) for name in info.keys() - {"ratio_gap"}}
+    # --- begin and end of an update ---------------------------------------------------------------------------------
 
-    def _clipped_together(self) -> list[tuple[str, Iterable[torch.nn.Parameter]]]:
-        """Return the name of each logged gradient norm, and the parameters over which it is computed."""
-        if self.policy.arguments.critic != "separate":
-            return [("grad_norm", self.policy.parameters())]
-        return [("grad_norm", self._parameters_of("actor")), ("critic_grad_norm", self._parameters_of("critic"))]
+    @contextmanager
+    def _update_context(self) -> Iterator[UpdateProgress]:
+        """Prepare policy, learning rate and rollout for an update; yield its progress."""
+        if self.update_progress is None or self.update_progress.is_over:
+            self.update_progress = UpdateProgress()
+        progress = self.update_progress
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
 
-    def _parameters_of(self, role: str) -> list[torch.nn.Parameter]:
-        groups = self.policy.optimizer.param_groups
-        return [parameter for group in groups if group["role"] == role for parameter in group["params"]]
+        # Once per rollout, also if the update is interrupted: normalising twice is not the same as once.
+        if not progress.is_prepared:
+            self._prepare_rollout()
+        progress.is_prepared = True
 
-    def _is_accepted(self, info: Mapping[str, Tensor]) -> bool:
-        """Return whether the step may be taken, that is, loss and gradient are finite; see `StepGuard`."""
-        loss, grad_norm = info["loss"], info["grad_norm"] + info.get("critic_grad_norm", 0.0)
-        finite = bool(torch.isfinite(loss + grad_norm))
-        found = "" if finite else f"the loss is {float(loss):g} and its gradient's norm {float(grad_norm):g} in update "
-        hint = "Lower alg.args.learning_rate, or check the rewards"
-        return self.guard.accepts(finite, f"{found}{self._n_updates + 1}", hint)
+        with self.hooks.interruption.finishing("this minibatch"):
+            if not progress.steps:
+                self._step_done()
+            yield progress
+        progress.is_over = True
+        self.n_iterations += 1
+
+    def _prepare_rollout(self) -> None:
+        """Change the rollout's advantages once before its update."""
+        if self._normalization == "rollout":
+            buffer = self.rollout_buffer
+            buffer.advantages = normalized(buffer.advantages, torch.as_tensor(buffer.returns).to(buffer.advantages))
+
+    def _finish_minibatch(self, logged: Logged) -> None:
+        """Count a minibatch and its logged scalars: an interrupted run resumes after the last one that is finished."""
+        assert self.update_progress is not None
+        self.update_progress.steps.append(logged)
+        self.update_progress.n_done += 1
+        self._step_done()
+
+    def _step_done(self) -> None:
+        """Mark that the update can be resumed from the current weights, and call `hooks.on_step`."""
+        assert self.update_progress is not None
+        self.update_progress.can_go_on = True
+        self.hooks.on_step()
+
+    def _weights_change(self) -> None:
+        """Mark that the update cannot be resumed until the end of the current step."""
+        if self.update_progress is not None:
+            self.update_progress.can_go_on = False
 
     @property
     def _normalization(self) -> str | None:
@@ -385,6 +496,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     def _is_critic_only(self) -> bool:
         """True in the first iterations if they train only the critic."""
         return self.n_iterations < self.arguments.critic_only_iterations
+
+    # --- rollouts and checkpoints -----------------------------------------------------------------------------------
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the number of skipped steps."""
@@ -410,6 +523,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def collect_rollouts(self, env: VecEnv, *args: Any, **kwargs: Any) -> bool:
         """Collect a rollout; before the first one, pretrain the critic if that is requested and not done yet."""
+        # Only for `learn`: a trainer has pretrained it already.
         if self.pretraining is not None:
             self._use(env)
             for _ in self.pretraining.rollouts(self):
@@ -428,21 +542,14 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     @property
     def critic_factor(self) -> float:
         """Ratio of the learning rates of critic and policy."""
-        own = self.arguments.critic_learning_rate
-        return self.arguments.CRITIC_FACTOR if own is None else own / self.arguments.learning_rate
+        critic_rate = self.arguments.critic_learning_rate
+        return self.arguments.CRITIC_FACTOR if critic_rate is None else critic_rate / self.arguments.learning_rate
 
-    def _log_update(self, steps: list[dict[str, Tensor]], epochs: int, seconds: float) -> None:
-        always = {name for name, _ in self._clipped_together()}  # not in the steps of an update that `target_kl` ended
-        self._record_means(steps, [name for name in _KEYS if name in steps[0] or name in always])
-        self.logger.record("train/epochs", epochs)
-        self.logger.record("train/optimizer_steps", len(steps))
-        self._log_fit(steps[0].get("ratio_gap"), seconds)
-
-    def _record_means(self, steps: list[dict[str, Tensor]], names: Iterable[str]) -> None:
+    def _record_means(self, steps: list[Logged], names: Iterable[str]) -> None:
         """Log means over the update's steps without the skipped ones, whose numbers are NaN."""
         for name in names:
             values = [step[name] for step in steps if name in step]
-            self.logger.record(_KEYS[name], float(torch.stack(values).nanmean()) if values else math.nan)
+            self.logger.record(LOG_KEYS[name], float(torch.stack(values).nanmean()) if values else math.nan)
 
     def _log_fit(self, ratio_gap: Tensor | None, seconds: float) -> None:
         """Log the critic's explained variance, and the gap between the log-probs of rollout and first minibatch.
@@ -450,7 +557,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         Without a step of the policy, there is no gap.
         """
         if self.policy.has_critic:
-            values, returns = torch.as_tensor(self.rollout_buffer.values), torch.as_tensor(self.rollout_buffer.returns)
+            values = torch.as_tensor(self.rollout_buffer.values)
+            returns = torch.as_tensor(self.rollout_buffer.returns)
             self.logger.record("ppo/explained_variance", explained_variance(values, returns))
         gap = 0.0 if ratio_gap is None else float(ratio_gap)
         if ratio_gap is not None:
@@ -459,6 +567,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if self.guard.non_finite == "skip":
             self.logger.record("train/skipped_steps", self.guard.skipped)
         self.logger.record("time/update_s", seconds)
+
+        # The first minibatch has the weights of the rollout: its ratios are 1, unless the two passes differ.
         if self.warns_of_ratio and gap > RATIO_TOLERANCE[self.policy.arguments.dtype]:
             self.warns_of_ratio = False
             warnings.warn(
@@ -476,27 +586,6 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if options.dtype != "float32":
             return f"{options.dtype} rounding depends on the padded width; try dtype: float32"
         return "the model's outputs depend on the batch; try attn_implementation: eager or compile: false"
-
-
-_TERMS = ("policy", "value", "entropy", "kl", "nll")
-_KEYS = {
-    "policy": "ppo/policy_gradient_loss",
-    "value": "ppo/value_loss",
-    "entropy": "ppo/entropy_loss",
-    "kl": "ppo/kl_loss",
-    "nll": "ppo/nll_loss",
-    "loss": "ppo/loss",
-    "approx_kl": "ppo/approx_kl",
-    "clip_fraction": "ppo/clip_fraction",
-    "minibatch_episodes": "train/minibatch_episodes",
-    "grad_norm": "train/grad_norm",
-    "critic_grad_norm": "train/critic_grad_norm",
-}
-
-
-def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given arguments, with defaults for those that are missing or None."""
-    return {**given, **{name: value for name, value in defaults.items() if given.get(name) is None}}
 
 
 def selected(minibatch: Minibatch, index: Tensor) -> Minibatch:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rl4lms_like.algorithms.arguments import CriticPretraining
+from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.losses import explained_variance
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.progress import UpdateProgress
@@ -48,24 +49,26 @@ class CriticPretrainer:
         best = max(known[: done - patience], default=-math.inf)
         return done > patience and max(known[done - patience :]) < best + self.settings.min_gain
 
-    def rollouts(self, algorithm: OnPolicyTextAlgorithm) -> Iterator[float]:
+    def rollouts(self, algorithm: OnPolicyTextAlgorithm, interruption: Interruption | None = None) -> Iterator[float]:
         """Run the remaining rollouts and updates; yield each explained variance. The run can be resumed from there.
 
         Args:
             algorithm: its policy has a separate critic.
+            interruption: of the training loop.
         """
+        interruption = interruption or Interruption()
         options = algorithm.arguments
         n_tokens = options.n_steps * algorithm.collector.n_envs
         while not self.is_over:
             buffer = EpisodeBuffer(device=algorithm.device, gamma=options.gamma, gae_lambda=1.0)
             buffer.seed(derived_seed(algorithm.sampling_seed, "critic pretraining", len(self.explained)))
             algorithm.policy.set_training_mode(False)
-            with algorithm.interruption.at_any_moment():
-                algorithm.collector.collect(buffer, n_tokens, adapt_kl=False)
-            with algorithm.interruption.finishing("this update of the critic"), in_part("update"):
-                algorithm.update = UpdateProgress()  # weights change: the run cannot be resumed before the end
+            with interruption.at_any_moment():
+                algorithm.collector.collect(buffer, n_tokens, updates_policy=False)
+            with interruption.finishing("this update of the critic"), blame_memory_errors_on("update"):
+                algorithm.update_progress = UpdateProgress()  # weights change: the run cannot be resumed before the end
                 self._train(algorithm, buffer)
-                algorithm.update = None
+                algorithm.update_progress = None
             values, returns = torch.as_tensor(buffer.values), torch.as_tensor(buffer.returns)
             self.explained.append(explained_variance(values, returns))
             self.n_tokens += buffer.n_tokens

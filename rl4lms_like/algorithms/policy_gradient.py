@@ -24,6 +24,7 @@ from rl4lms_like.core.objective import Objective
 from rl4lms_like.policies.teacher_forcing import ActionScores
 from rl4lms_like.rollouts.buffer import Minibatch
 from rl4lms_like.rollouts.kl import EXACT
+from rl4lms_like.rollouts.progress import Logged
 
 
 class GroupPolicyGradient(OnPolicyTextAlgorithm):
@@ -268,14 +269,13 @@ class OnlineDPO(GroupPolicyGradient):
         buffer.advantages = signs.to(torch.as_tensor(buffer.log_probs)).repeat_interleave(episodes.lengths)
         self.logger.record("train/pairs", int((signs > 0).sum()))
 
-    def _step(self, minibatch: Minibatch, steps: list[dict[str, Tensor]]) -> bool:
-        """Take one optimizer step, or none if the minibatch has no pair; its logged numbers are then NaN."""
+    def _skipped(self, minibatch: Minibatch) -> Logged | None:
+        """Skip a minibatch that has no pair; its logged numbers are NaN."""
         if bool(minibatch.advantages.any()):
-            return super()._step(minibatch, steps)
-        steps.append(dict.fromkeys(_WITHOUT_PAIR, torch.tensor(math.nan)))
-        return True
+            return None
+        return dict.fromkeys(_WITHOUT_PAIR, torch.tensor(math.nan))
 
-    def _prepared(self, minibatch: Minibatch) -> Minibatch:
+    def _prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
         """Return only the pairs of a minibatch, the best response of each before its worst one.
 
         Both have the loss of the pair for each action. With the weights of the actions, its mean is that over pairs.

@@ -1,7 +1,14 @@
-"""Proximal policy optimisation (Schulman et al., arXiv 1707.06347)."""
+"""Proximal policy optimisation (Schulman et al., arXiv 1707.06347).
+
+ratio     pi(a_t | s_t) / pi_old(a_t | s_t)         pi_old: the policy of the rollout
+policy    -min(ratio A, clip(ratio, 1 - c, 1 + c') A)    or, with `ratio_band`, ratio A of the ratios in a band
+value     (V - R)^2, optionally clipped around the values of the rollout
+nll       -log pi of the actions of good episodes (VAPO), if `nll_coef` is not 0
+"""
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,6 +19,9 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.losses import clipped_surrogate, surrogate, value_error
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.rollouts.buffer import Minibatch
+
+SMALLEST_MEAN = 1e-30
+"""In place of a mean of 0, by which nothing can be divided: no action is in the band, or no episode is good."""
 
 
 class PPO(OnPolicyTextAlgorithm):
@@ -34,30 +44,39 @@ class PPO(OnPolicyTextAlgorithm):
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the clipped surrogate, the critic's error and the negative entropy."""
         options = self.arguments
+
+        # The critic may make fewer passes over a rollout than the policy; its forward pass is then saved.
+        value = None
         if self._trains_critic:
             values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
             value = value_error(values, minibatch.returns, minibatch.old_values, options.clip_range_vf)
         else:
             scores = self.policy.action_scores(minibatch.observations)
-            log_prob, entropy, value = scores.log_prob, scores.entropy, None
-        log_ratio = log_prob - minibatch.old_log_prob
+            log_prob = scores.log_prob
+            entropy = scores.entropy
+        log_ratio = log_prob - minibatch.old_log_prob  # [n_actions]
+
+        if options.ratio_band is None:
+            policy_loss = clipped_surrogate(
+                log_ratio,
+                minibatch.advantages,
+                options.clip_range,
+                options.clip_range_high,
+                options.dual_clip,
+            )
+        else:
+            # Actions outside the band have no loss and do not count: the mean is over those within it.
+            in_band = self._in_band(log_ratio)
+            fraction = in_band.mean() if self._kept_fraction is None else self._kept_fraction
+            policy_loss = surrogate(log_ratio, minibatch.advantages) * in_band / fraction.clamp_min(SMALLEST_MEAN)
+
         return Objective(
-            policy=self._policy_loss(log_ratio, minibatch.advantages),
+            policy=policy_loss,
             value=value,
             entropy=-entropy,
             log_ratio=log_ratio.detach(),
             nll=-minibatch.nll_weights * log_prob if options.nll_coef else None,
         )
-
-    def _policy_loss(self, log_ratio: Tensor, advantages: Tensor) -> Tensor:
-        options = self.arguments
-        if options.ratio_band is None:
-            return clipped_surrogate(
-                log_ratio, advantages, options.clip_range, options.clip_range_high, options.dual_clip
-            )
-        kept = self._in_band(log_ratio)
-        fraction = kept.mean() if self._kept_fraction is None else self._kept_fraction
-        return surrogate(log_ratio, advantages) * kept / fraction.clamp_min(1e-30)
 
     def _in_band(self, log_ratio: Tensor) -> Tensor:
         """Return 1 for actions whose ratio is in `ratio_band`, else 0 `[n_actions]`."""
@@ -65,31 +84,39 @@ class PPO(OnPolicyTextAlgorithm):
         ratio = log_ratio.detach().exp()
         return ((ratio >= low) & (ratio <= high)).float()
 
-    def _prepared(self, minibatch: Minibatch) -> Minibatch:
-        minibatch = super()._prepared(minibatch)
+    def _prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
+        minibatch = super()._prepare_minibatch(minibatch)
         options = self.arguments
+
+        # Imitation of good episodes: the mean is over their actions, not over all (VAPO, arXiv 2504.05118).
         if options.nll_coef:
-            good = (minibatch.episode_rewards >= options.nll_threshold).float()
-            minibatch = minibatch._replace(nll_weights=good / good.mean().clamp_min(1e-30))
+            is_good = (minibatch.episode_rewards >= options.nll_threshold).float()  # [n_actions]
+            nll_weights = is_good / is_good.mean().clamp_min(SMALLEST_MEAN)
+            minibatch = minibatch._replace(nll_weights=nll_weights)
+
+        # The number of actions in the band, over all micro-batches and processes, must be known before the first
+        # backward pass. It costs a forward pass, which a minibatch in one part does not need.
         if options.ratio_band is not None and (options.micro_batch_size is not None or self.ranks.size > 1):
-            # The mean over the kept actions of all micro-batches must be known before the first backward pass.
+            in_band = []
             with torch.no_grad():
-                parts = [
-                    (self._in_band(self.policy.action_scores(part.observations).log_prob - part.old_log_prob), fraction)
-                    for part, fraction in self._split(minibatch, options.micro_batch_size)
-                ]
-            kept = self.ranks.gather([part for part, fraction in parts if fraction])
-            self._kept_fraction = torch.cat([part for own in kept for part in own]).mean()
+                for micro_batch, fraction in self._split(minibatch, options.micro_batch_size):
+                    log_prob = self.policy.action_scores(micro_batch.observations).log_prob
+                    if fraction:  # 0: a pass that only keeps step with the other processes
+                        in_band.append(self._in_band(log_prob - micro_batch.old_log_prob))
+            of_all_processes = chain.from_iterable(self.ranks.gather(in_band))
+            self._kept_fraction = torch.cat(list(of_all_processes)).mean()
         return minibatch
 
     def _total(self, objective: Objective, weights: Tensor) -> Tensor:
         total = super()._total(objective, weights)
-        return total if objective.nll is None else total + self.arguments.nll_coef * objective.nll.mean()
+        if objective.nll is not None:
+            total = total + self.arguments.nll_coef * objective.nll.mean()
+        return total
 
     @property
     def _trains_critic(self) -> bool:
         """True in the passes over the rollout that also train the critic."""
-        return self.update is None or self.update.epoch <= self._critic_epochs
+        return self.update_progress is None or self.update_progress.epoch <= self._critic_epochs
 
     @property
     def _ratio_limits(self) -> tuple[float, float]:

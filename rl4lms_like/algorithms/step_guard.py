@@ -32,7 +32,7 @@ class StepGuard:
 
         Args:
             finite: whether loss, gradient and step are finite.
-            found: what is not finite and where: `the loss is nan in update 7`.
+            found: what is not finite and where: `the loss is nan in optimizer step 7`.
             hint: advice for the message.
 
         Raises:

@@ -90,19 +90,23 @@ class TRPO(OnPolicyTextAlgorithm):
     def train(self) -> None:
         """Take one step of the policy, then the critic's steps on the rollout in the buffer; or the remaining ones."""
         start = time.perf_counter()
-        with self._updating() as update:
-            if not update.steps and not self._is_critic_only:
+        with self._update_context() as progress:
+            if not progress.steps and not self._is_critic_only:
                 (rollout,) = self.rollout_buffer.get(None)
-                with self.interruption.finishing("the policy's step"):
-                    update.steps.append(self._policy_step(rollout))
+                with self.hooks.interruption.finishing("the policy's step"):
+                    progress.steps.append(self._policy_step(rollout))
                 self._step_done()
-            passes = self.arguments.n_critic_updates
-            for minibatch in update.minibatches(self.rollout_buffer, passes, self.batch_size, self._step_done):
-                update.steps.append(self.critic_step(minibatch))
+
+            for _, minibatch in progress.remaining(
+                self.rollout_buffer, self.arguments.n_critic_updates, self.batch_size
+            ):
+                self._finish_minibatch(self.critic_step(minibatch))
         self.policy.optimizer.zero_grad()
-        self.guard.end_update(len(update.steps))
-        policy_steps = [step for step in update.steps if "ratio_gap" in step]  # one, or none of a critic-only iteration
-        self._record_means([step for step in update.steps if "ratio_gap" not in step], ("value",))
+        self.guard.end_update(len(progress.steps))
+
+        # One step of the policy, or none in an iteration of the critic alone.
+        policy_steps = [step for step in progress.steps if "ratio_gap" in step]
+        self._record_means([step for step in progress.steps if "ratio_gap" not in step], ("value",))
         for step in policy_steps:
             self._record_means([step], ("policy", "entropy", "approx_kl", "grad_norm"))
             for name in (*_OF_A_STEP, "cg_residual"):
@@ -118,7 +122,7 @@ class TRPO(OnPolicyTextAlgorithm):
             return self._no_step(info)
         solution = self._direction(rollout, actor, gradient)
         step = largest_step(solution, gradient, self.arguments.target_kl)
-        found = f"the conjugate gradient found no finite step in update {self._n_updates + 1}"
+        found = f"the conjugate gradient found no finite step in optimizer step {self._n_updates + 1}"
         if not self.guard.accepts(bool(torch.isfinite(step).all()), found, "Raise alg.args.cg_damping"):
             return self._no_step(info)
         info["cg_residual"] = solution.residual.norm() / gradient.norm().clamp_min(1e-30)
@@ -132,7 +136,7 @@ class TRPO(OnPolicyTextAlgorithm):
             gradient -= actor.flat(actor.gradient(loss))
             parts.append(objective)
         self.ranks.sum(gradient)
-        info = self._summary(self._joined(parts), rollout.weights)
+        info = self._summary(self._gather_terms(parts), rollout.weights)
         info["grad_norm"] = gradient.norm()
         return gradient, info
 

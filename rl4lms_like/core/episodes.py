@@ -314,7 +314,8 @@ def own_batches(
     """Return this process's part of some episodes, in batches of about `batch_size` tokens; None: in one batch.
 
     Each `n_together` consecutive episodes, which have the same prompt, stay together. There is no batch if there are
-    too few episodes for all processes. With `in_step`, empty batches are added until all processes have equally many.
+    too few episodes for all processes. Sharded forward passes are collective: with `in_step`,
+    empty batches are added, whose passes do not count, so that all processes make equally many.
     """
     sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()
     rows = None if episodes.prompt_rows is None else episodes.prompt_rows[::n_together]

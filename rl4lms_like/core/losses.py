@@ -21,6 +21,9 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator =
     With l = log_prob - ref_log_prob: k1 = l, k2 = l²/2, k3 = e^{-l} - 1 + l. k1 and k3 are unbiased estimates of the
     KL, k2 is biased. k2 and k3 are never negative.
 
+    Raises:
+        ValueError: there is no such estimator of single samples.
+
     Example:
         >>> log_prob, ref_log_prob = torch.tensor([-1.0]), torch.tensor([-3.0])
         >>> [round(float(kl_estimate(log_prob, ref_log_prob, name)), 3) for name in ("k1", "k2", "k3")]
@@ -31,7 +34,9 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator =
         return log_ratio
     if estimator == "k2":
         return log_ratio.square() / 2
-    return torch.exp(-log_ratio) - 1 + log_ratio
+    if estimator == "k3":
+        return torch.exp(-log_ratio) - 1 + log_ratio
+    raise ValueError(f"{estimator} is not an estimator of single samples: use k1, k2 or k3")
 
 
 def clipped_surrogate(

@@ -1,6 +1,8 @@
 """Attribute out-of-memory errors to the part of a run in which they occur.
 
-with in_part("generation"): ...     memory errors of torch, NumPy and Python become an `OutOfMemoryError` of this part
+with blame_memory_errors_on("generation"): ...
+
+Memory errors of torch, NumPy and Python become an `OutOfMemoryError` of this part.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def in_part(part: Part) -> Iterator[None]:
+def blame_memory_errors_on(part: Part) -> Iterator[None]:
     """Convert memory errors in this block to an `OutOfMemoryError` that names the part.
 
     Raises:

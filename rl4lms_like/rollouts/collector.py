@@ -1,108 +1,48 @@
 """Rollout collection, from prompts to a full buffer.
 
-prompts  = env.reset()                      `group_size` episodes in a row have the same prompt
-episodes = policy.generate(prompts)         [n, response_len]
-rewards  = env.play(episodes)               [n_tokens]; with dynamic sampling, groups with equal rewards are left out
-scores   = policy.score(episodes)           [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
-buffer.add(shape(rewards, scores))          KL penalty and normalisation; advantages are computed at the end
+prompts   = env.reset()                  `group_size` episodes in a row have the same prompt
+episodes  = policy.generate(prompts)     [n, response_len]
+rewards   = env.play(episodes)           [n_tokens]; with dynamic sampling, groups with equal rewards are left out
+scores    = policy.score(episodes)       [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
+buffer.add(rewards minus KL penalty)     and, once all episodes are there, advantages and returns
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rl4lms_like.core.advantages import rewards_differ
 from rl4lms_like.core.episodes import EpisodeBatch, own_batches
-from rl4lms_like.core.errors import (
-    CheckpointError,
-    ConfigError,
-    ConfigIssue,
-    EngineError,
-    ModelError,
-    RL4LMsLikeError,
-)
-from rl4lms_like.core.losses import effective_sample_size, kl_estimate
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.errors import ConfigError, ConfigIssue, EngineError, ModelError, RL4LMsLikeError
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.seeding import SeedStream, derived_seed
-from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rewards.call import TokenRewards
-from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, generate_in_background, restored_responses
+from rl4lms_like.rollouts.after_rollout import engine_gaps, update_sampler
+from rl4lms_like.rollouts.ahead import DrawnBatch, NextRollout
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
+from rl4lms_like.rollouts.rollout import (
+    Rollout,
+    RolloutBatch,
+    RolloutOptions,
+    RolloutRecorder,
+    RolloutSource,
+    rollout_statistics,
+    token_rewards,
+)
 
 T = TypeVar("T")
-
-_PROMPT = ("prompt_or_input_encoded_pt", "prompt_or_input_attention_mask_pt")
-
-EQUAL = 1e-5
-"""A standard deviation of episode totals below this fraction of the largest total is a rounding error."""
-
-
-class PlayedEpisodes(NamedTuple):
-    """One generation batch: episodes, task rewards `[n_tokens]`, and the components of the rewards."""
-
-    episodes: EpisodeBatch
-    rewards: Tensor
-    reward_parts: Mapping[str, Tensor] = MappingProxyType({})
-    sample_ids: Sequence[str] = ()
-
-    def select(self, index: Tensor) -> PlayedEpisodes:
-        """Return some of the episodes, in the order of the index `[k]`."""
-        tokens = self.episodes.token_index(index)
-        parts = {name: part[tokens] for name, part in self.reward_parts.items()}
-        sample_ids = [self.sample_ids[i] for i in index.tolist()]
-        return PlayedEpisodes(self.episodes.select(index), self.rewards[tokens], parts, sample_ids)
-
-    @staticmethod
-    def joined(batches: Sequence[PlayedEpisodes]) -> PlayedEpisodes:
-        """Concatenate the batches of several processes."""
-        if len(batches) == 1:
-            return batches[0]
-        return PlayedEpisodes(
-            EpisodeBatch.concatenated([batch.episodes for batch in batches]),
-            torch.cat([batch.rewards for batch in batches]),
-            {name: torch.cat([batch.reward_parts[name] for batch in batches]) for name in batches[0].reward_parts},
-            [sample_id for batch in batches for sample_id in batch.sample_ids],
-        )
-
-    def differing(self) -> Tensor:
-        """Return whether the rewards of each episode's group differ `[n]`, bool."""
-        assert self.episodes.group_ids is not None
-        return rewards_differ(episode_sums(self.episodes, self.rewards), self.episodes.group_ids)
-
-
-class ScoredEpisodes(NamedTuple):
-    """Played episodes with the policy's scores."""
-
-    episodes: EpisodeBatch
-    rewards: Tensor
-    scores: EpisodeScores
-    reward_parts: Mapping[str, Tensor] = MappingProxyType({})
-    sample_ids: Sequence[str] = ()
-
-    @property
-    def played(self) -> PlayedEpisodes:
-        """The same episodes without the scores."""
-        return PlayedEpisodes(self.episodes, self.rewards, self.reward_parts, self.sample_ids)
-
-    def infos(self) -> list[dict[str, Any]]:
-        """Return total task reward `r`, length `l` (as Stable-Baselines3's `Monitor`) and sample of each episode."""
-        totals = episode_sums(self.episodes, self.rewards).tolist()
-        rows = zip(totals, self.episodes.lengths.tolist(), self.sample_ids, strict=True)
-        return [{"r": r, "l": n, "sample_id": sample_id} for r, n, sample_id in rows]
 
 
 class RolloutCollector:
@@ -112,25 +52,15 @@ class RolloutCollector:
         env: a `TextVecEnv`, or any vectorised environment of `TextGenEnv`s.
         policy: generates the episodes and scores them.
         kl: controller of the KL coefficient.
-        norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals. They are
-            not centred, because a constant per token would reward or penalise length.
-        bootstrap_truncated: add the critic's value after episodes that hit the length limit.
-        score_batch_size: tokens per scoring pass; None = a whole generation batch at once.
-        group_size: number of responses to each prompt.
-        dynamic_sampling: leave out groups whose rewards are all equal, and generate at most this many times the tokens
-            of a rollout. If all groups are left out, the last generation batch is kept. None keeps all groups.
-        first_token_temperature: see `TextGenerator.generate`.
-        record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
-            are only stored if it is another one.
+        options: see `RolloutOptions`.
         seed: seed of the sampling.
         ranks: the processes that generate the episodes of a rollout together; `env` has those of this process.
 
     Attributes:
-        replay: returns the generation batches of a rollout, which is then not generated; its argument is True for a
-            rollout of the critic's pretraining.
-        on_rollout: called with the generation batches of each rollout, and the same flag.
-        on_batch: called before each generation batch.
-        ahead: the next rollout, if it is generated in the background.
+        replay: source of rollouts that are then not generated; None = all are generated.
+        recorder: keeps each rollout on disk; None = they are not kept.
+        next_rollout: its first generation batches, if they are generated in the background.
+        episode_infos: total reward, length and sample of each episode of the last rollout.
 
     Raises:
         ConfigError: `group_size` does not divide the number of environments.
@@ -143,239 +73,241 @@ class RolloutCollector:
         policy: LMActorCriticPolicy,
         *,
         kl: KLController,
-        norm_reward: bool = False,
-        bootstrap_truncated: bool = False,
-        score_batch_size: int | None = None,
-        group_size: int = 1,
-        dynamic_sampling: int | None = None,
-        first_token_temperature: float | None = None,
-        record_log_prob: bool = False,
+        options: RolloutOptions | None = None,
         seed: int = 0,
         ranks: Ranks | None = None,
     ) -> None:
         self.policy = policy
-        self.ranks = ranks or Ranks()
-        self.group_size = group_size
-        self.dynamic_sampling = dynamic_sampling
-        self.first_token_temperature = first_token_temperature
-        self.record_log_prob = record_log_prob
         self.kl = kl
-        self.norm_reward = norm_reward
-        self.bootstrap_truncated = bootstrap_truncated
-        self.score_batch_size = score_batch_size
+        self.options = options or RolloutOptions()
+        self.ranks = ranks or Ranks()
         self.seeds = SeedStream(seed, "rollout")
         self.episode_infos: list[dict[str, Any]] = []
-        self.replay: Callable[[bool], list[ScoredEpisodes]] | None = None
-        self.on_rollout: Callable[[list[ScoredEpisodes], bool], None] | None = None
-        self.on_batch: Callable[[], None] = _nothing
-        self.ahead: AheadBatches | None
-        self._waiting: list[DrawnBatch]
+        self._seconds: dict[str, float] = {}
+
+        self.replay: RolloutSource | None = None
+        self.recorder: RolloutRecorder | None = None
+        self.next_rollout = NextRollout(self)
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
         """Use this environment from now on."""
         self.env = env
+        self.next_rollout.forget()  # its prompts are those of the environment before
         self.max_episode_length: int = env.get_attr("max_episode_length", [0])[0]
-        ends = env.get_attr("terminate_on_eos", [0])[0]
-        self.eos_token_ids: list[int] = sorted(env.get_attr("eos_token_ids", [0])[0]) if ends else []
+
+        self.eos_token_ids: list[int] = []
+        if env.get_attr("terminate_on_eos", [0])[0]:
+            self.eos_token_ids = sorted(env.get_attr("eos_token_ids", [0])[0])
         self.tokenizer: Any = None  # for stop strings
         if env.get_attr("stop_strings", [0])[0]:
             self.tokenizer = env.get_attr("layout", [0])[0].tokenizer
+
         # Check the class, not the object: a wrapper forwards attributes, but does its own work in `step`.
         self._plays = hasattr(type(env), "play")
-        self.ahead, self._waiting = None, []
-        if self._is_ahead and not self._plays:
+        if self.generates_ahead and not self._plays:
             raise RL4LMsLikeError("an engine that generates ahead requires a TextVecEnv that is not wrapped")
-        if self.group_size > 1 and not self._plays:
+        group_size = self.options.group_size
+        if group_size > 1 and not self._plays:
             raise RL4LMsLikeError("several responses per prompt (group_size) require a TextVecEnv that is not wrapped")
-        if env.num_envs % self.group_size:
-            message = f"{env.num_envs} responses cannot be divided into groups of {self.group_size} (group_size)"
+        if env.num_envs % group_size:
+            message = f"{env.num_envs} responses cannot be divided into groups of {group_size} (group_size)"
             raise ConfigError([ConfigIssue("n_envs", message)], "the environment")
-
-    def collect(self, buffer: EpisodeBuffer, n_tokens: int, *, adapt_kl: bool = True) -> dict[str, float]:
-        """Fill an empty buffer with at least `n_tokens` tokens; `adapt_kl` then updates the KL coefficient.
-
-        Returns:
-            Logged statistics of the rollout, under RL4LMs' keys.
-        """
-        seconds = {"generate_s": 0.0, "play_s": 0.0, "score_s": 0.0}
-        if self.replay is None:
-            generated, kept = self._generated(n_tokens, seconds)
-            parts = [self._scored(batch, seconds) for batch in kept]
-        else:
-            start = time.perf_counter()
-            parts = self.replay(not adapt_kl)
-            generated = [part.played for part in parts]
-            seconds["score_s"] = time.perf_counter() - start
-        if self.on_rollout is not None:
-            self.on_rollout(parts, not adapt_kl)
-        scale = self._reward_scale(parts) if self.norm_reward else 1.0
-        kl_rewards = [self._kl_reward(part) for part in parts]
-        for part, kl_reward in zip(parts, kl_rewards, strict=True):
-            buffer.add(
-                part.episodes,
-                part.rewards * scale + kl_reward,
-                part.scores.values,
-                part.scores.log_prob,
-                self._last_values(part.episodes),
-                part.scores.raw_log_prob - part.scores.ref_log_prob if self.policy.has_reference else None,
-                episode_sums(part.episodes, part.rewards),
-            )
-        buffer.compute_returns_and_advantage()
-        self.episode_infos = [info for part in parts for info in part.infos()]
-        info = rollout_info(generated, parts, kl_rewards if self.policy.has_reference else None)
-        if not self.policy.has_critic:
-            del info["rollout_info/values"], info["rollout_info/values_std"]
-        if (engine := self.policy.external_engine) is not None and self.replay is None:
-            assert buffer.episodes is not None
-            episodes = buffer.episodes
-            if self._is_ahead:  # generated with older weights; the engine scores some again
-                self.policy.update_engine()
-                episodes = replace(episodes, behavior_log_prob=None)
-            gaps = self.ranks.from_main(lambda: engine.gaps(episodes, buffer.log_probs))
-            info |= {f"rollout_info/engine/{name}": value for name, value in gaps.items()}
-        coeff = self.kl.coeff
-        if adapt_kl:
-            kl = torch.cat([part.scores.raw_log_prob - part.scores.ref_log_prob for part in parts])
-            self.kl.step(kl, torch.cat([part.episodes.lengths for part in parts]))
-        # The rewards had the old coefficient; the loss of the following update has the new one.
-        info["rollout_info/kl_coeff"] = coeff if self.kl.placement == "reward" else self.kl.coeff
-        if (restarts := getattr(self.env, "reward_restarts", None)) is not None:
-            info["time/reward_restarts"] = restarts
-        if (update_sampler := getattr(self.env, "update_sampler", None)) is not None:
-            ids = [id for batch in generated for id in batch.sample_ids]
-            totals = torch.cat([episode_sums(batch.episodes, batch.rewards) for batch in generated])
-            logged = update_sampler(ids, totals.tolist())  # also of prompts whose groups are left out
-            info |= {f"rollout_info/sampler/{name}": float(value) for name, value in logged.items()}
-        if self._is_ahead and adapt_kl:  # not for a rollout of the critic's pretraining
-            self.ahead = self._generate_ahead(len(generated))
-        return info | {f"time/{name}": value for name, value in seconds.items()}
-
-    def _generated(self, n_tokens: int, seconds: dict[str, float]) -> tuple[list[PlayedEpisodes], list[PlayedEpisodes]]:
-        """Return generation batches, and what is kept of them: at least `n_tokens` tokens if the limit allows it."""
-        generated: list[PlayedEpisodes] = []
-        kept: list[PlayedEpisodes] = []
-        n_generated = n_kept = 0
-        while n_kept < n_tokens:
-            if self.dynamic_sampling is not None and n_generated >= self.dynamic_sampling * n_tokens:
-                break
-            batch = self._batch(seconds)
-            generated.append(batch)
-            n_generated += batch.episodes.n_tokens
-            if self.dynamic_sampling is not None:
-                index = batch.differing().nonzero().squeeze(1)
-                if not len(index):
-                    continue
-                batch = batch.select(index)
-            kept.append(batch)
-            n_kept += batch.episodes.n_tokens
-        self._waiting = []  # batches that turn out not to be needed
-        return generated, kept or generated[-1:]
 
     @property
     def n_envs(self) -> int:
         """Number of environments of all processes."""
         return self.env.num_envs * self.ranks.size
 
-    def _batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
-        self.on_batch()
-        self.policy.prepare_engine(self.ranks)
-        with self.policy.gathered(to_generate=True):
-            return PlayedEpisodes.joined(self.ranks.gather_from(lambda: self._own_batch(seconds)))
-
-    def _own_batch(self, seconds: dict[str, float]) -> PlayedEpisodes:
-        """Generate and play the episodes of this process."""
-        batch = self._next_ahead() if self._waiting else self._draw()
-        start = time.perf_counter()
-        with in_part("generation"):
-            if batch.responses is None:
-                episodes = self.policy.generate(batch.prompt_ids, batch.prompt_mask, **self._sampling(batch))
-            else:
-                episodes = batch.responses.result().to(self.policy.device)
-                if episodes.behavior_log_prob is None:
-                    raise EngineError("the engine returned no log-probs of its responses, which ahead: 1 needs")
-        if self.group_size > 1:
-            rows = torch.arange(episodes.n_episodes, device=episodes.response_ids.device) // self.group_size
-            episodes = replace(episodes, group_ids=rows, prompt_rows=rows)
-        generated = time.perf_counter()
-        rewards, parts = self._play(episodes)
-        seconds["generate_s"] += generated - start
-        seconds["play_s"] += time.perf_counter() - generated
-        device = episodes.response_ids.device
-        on_device = {name: torch.as_tensor(part, dtype=torch.float32).to(device) for name, part in parts.items()}
-        paid = torch.as_tensor(rewards, dtype=torch.float32).to(device)
-        return PlayedEpisodes(episodes, paid, on_device, batch.sample_ids)
-
-    def _draw(self) -> DrawnBatch:
-        """Draw the prompts of a generation batch."""
-        if self._plays:  # another algorithm with the same environment may have changed it
-            self.env.group_size = self.group_size  # type: ignore[attr-defined]
-        observation = self.env.reset()
-        assert isinstance(observation, dict)
-        ids, mask = (torch.as_tensor(observation[key]).clone() for key in _PROMPT)
-        return DrawnBatch(self.env.get_attr("sample"), ids.long(), mask, self.seeds.next())
-
     @property
-    def _is_ahead(self) -> bool:
+    def generates_ahead(self) -> bool:
+        """True if an engine generates the next rollout during the update on this one."""
         return self.policy.arguments.is_ahead and self.replay is None
 
-    def _generate_ahead(self, n_batches: int) -> AheadBatches:
-        """Start generating the next rollout's first generation batches in the background."""
-        sampler = deepcopy(self.env.envs[0].sampler.state_dict())  # type: ignore[attr-defined]
-        drawn = [self._draw() for _ in range(n_batches)]
-        calls = [(batch.prompt_ids, batch.prompt_mask, self._sampling(batch)) for batch in drawn]
-        responses = generate_in_background(self.policy, calls)
-        self._waiting = [replace(batch, responses=each) for batch, each in zip(drawn, responses, strict=True)]
-        return AheadBatches(sampler, tuple(self._waiting))
+    # --- a rollout --------------------------------------------------------------------------------------------------
 
-    def _next_ahead(self) -> DrawnBatch:
-        """Return the next batch that was drawn ahead, and start its episodes in the environments."""
-        batch = self._waiting.pop(0)
-        self.env.start(batch.samples)  # type: ignore[attr-defined]
-        return batch
+    def collect(
+        self,
+        buffer: EpisodeBuffer,
+        n_tokens: int,
+        *,
+        updates_policy: bool = True,
+        on_batch: Callable[[], None] | None = None,
+    ) -> dict[str, float]:
+        """Fill an empty buffer with at least `n_tokens` tokens.
 
-    def load_ahead(self, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state returned by `AheadBatches.state`: draw the prompts again.
+        Args:
+            buffer: afterwards it has advantages and returns, too.
+            n_tokens: number of tokens of all processes.
+            updates_policy: False if no update of the policy follows, as in the critic's pretraining. Then the KL
+                coefficient stays, and the next rollout is not generated ahead.
+            on_batch: called before each generation batch.
 
-        Raises:
-            CheckpointError: the sampler draws other prompts.
+        Returns:
+            Logged statistics of the rollout, under RL4LMs' keys.
         """
-        self.env.envs[0].sampler.load_state_dict(deepcopy(numbers["sampler"]))  # type: ignore[attr-defined]
-        seeds = self.seeds.state_dict()
-        self._waiting = []
-        for index, saved in enumerate(numbers["batches"]):
-            batch = replace(self._draw(), seed=saved["seed"], responses=restored_responses(index, tensors))
-            if batch.sample_ids != saved["sample_ids"]:
-                raise CheckpointError("the sampler does not draw the prompts of the saved responses again")
-            self._waiting.append(batch)
-        self.seeds.load_state_dict(seeds)
-        self.ahead = AheadBatches(numbers["sampler"], tuple(self._waiting))
+        self._seconds = {"generate_s": 0.0, "play_s": 0.0, "score_s": 0.0}
 
-    def _sampling(self, batch: DrawnBatch) -> dict[str, Any]:
-        """Return keyword arguments of `generate`; few if the policy's own distribution is sampled to its end."""
-        arguments = {
+        # Episodes with the task's reward and the policy's scores of each token: generated now, or read from the
+        # rollouts that an earlier run kept.
+        if self.replay is None:
+            rollout = self._generate_rollout(n_tokens, updates_policy=updates_policy, on_batch=on_batch)
+        else:
+            with self._timed("score_s"):
+                rollout = self.replay.next_rollout(updates_policy=updates_policy)
+        self.episode_infos = rollout.episode_infos()
+
+        # The reward of each token, with the KL penalty if it is placed there; then advantages and returns.
+        rewards, kl_rewards = token_rewards(rollout, self.kl, norm_reward=self.options.norm_reward)
+        has_reference = self.policy.has_reference
+        for batch, batch_rewards in zip(rollout.batches, rewards, strict=True):
+            scores = batch.known_scores()
+            buffer.add(
+                batch.episodes,
+                batch_rewards,
+                scores.values,
+                scores.log_prob,
+                last_values=self._bootstrap_values(batch.episodes),
+                kl=batch.ref_log_ratio if has_reference else None,
+                episode_rewards=batch.episode_sums(batch.rewards),
+            )
+        buffer.compute_returns_and_advantage()
+        info = rollout_statistics(rollout, kl_rewards if has_reference else None, has_critic=self.policy.has_critic)
+
+        # The coefficient moves after the rewards. The logged one is the one that is used: for rewards the old one;
+        # advantages and losses, in the update that follows, use the adapted one.
+        coeff = self.kl.coeff
+        if updates_policy:
+            self.kl.step(rollout.ref_log_ratio, rollout.lengths)
+        info["rollout_info/kl_coeff"] = coeff if self.kl.placement == "reward" else self.kl.coeff
+
+        # The recorder comes first: it keeps the random generators as the rollout left them.
+        if self.recorder is not None:
+            self.recorder.record(rollout)
+        info |= engine_gaps(rollout, buffer, self.policy, self.ranks)
+
+        # The sampler learns from this rollout before the prompts of the next one are drawn.
+        info |= update_sampler(rollout, self.env)
+        if updates_policy and self.generates_ahead:
+            self.next_rollout.start(n_batches=len(rollout.generated))
+        return info | {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+
+    def _bootstrap_values(self, episodes: EpisodeBatch) -> Tensor | None:
+        """Return the critic's value after each episode that hit the length limit, else 0 `[n]`; None if not used.
+
+        Such an episode is not over: the critic can say what would have followed.
+        """
+        if not self.options.bootstrap_truncated:
+            return None
+        with blame_memory_errors_on("scoring"):
+            last_values = torch.cat(self._by_part(episodes, self.policy.final_values))
+        return last_values.masked_fill(episodes.terminated, 0.0)
+
+    # --- generating -------------------------------------------------------------------------------------------------
+
+    def _generate_rollout(self, n_tokens: int, *, updates_policy: bool, on_batch: Callable[[], None] | None) -> Rollout:
+        """Generate a rollout of at least `n_tokens` tokens, if the limit of dynamic sampling allows it."""
+        generated: list[RolloutBatch] = []
+        kept: list[RolloutBatch] = []
+        limit = self.options.dynamic_sampling
+        n_generated = n_kept = 0
+        while n_kept < n_tokens:
+            if limit is not None and n_generated >= limit * n_tokens:
+                break
+            if on_batch is not None:
+                on_batch()
+            batch = self._generation_batch()
+            generated.append(batch)
+            n_generated += batch.episodes.n_tokens
+
+            # Groups with equal rewards have advantages of 0: they would only make the update smaller (DAPO, arXiv
+            # 2503.14476, section 3.2).
+            if limit is not None:
+                index = batch.groups_differ().nonzero().squeeze(1)
+                if not len(index):
+                    continue
+                batch = batch.select(index)
+            kept.append(batch)
+            n_kept += batch.episodes.n_tokens
+        self.next_rollout.drop_rest()
+
+        # Scored in the batches that they were generated in: another padded width could change the last bit.
+        batches = []
+        for batch in kept or generated[-1:]:
+            with self._timed("score_s"):
+                batches.append(replace(batch, scores=self.score(batch.episodes)))
+        return Rollout(batches, generated, updates_policy=updates_policy)
+
+    def _generation_batch(self) -> RolloutBatch:
+        """Generate and play an episode in each environment of all processes."""
+        self.policy.prepare_engine(self.ranks)
+        with self.policy.gathered(to_generate=True):
+            return RolloutBatch.joined(self.ranks.gather_from(self._batch_of_this_process))
+
+    def _batch_of_this_process(self) -> RolloutBatch:
+        """Generate and play an episode in each environment of this process."""
+        drawn = self.next_rollout.pop() or self.draw_prompts()
+
+        # Responses: sampled now, or by the engine during the update before this rollout.
+        with self._timed("generate_s"):
+            with blame_memory_errors_on("generation"):
+                if drawn.responses is None:
+                    arguments = self.sampling_arguments(drawn.seed)
+                    episodes = self.policy.generate(drawn.prompt_ids, drawn.prompt_mask, **arguments)
+                else:
+                    episodes = drawn.responses.result().to(self.policy.device)
+                    if episodes.behavior_log_prob is None:
+                        raise EngineError("the engine returned no log-probs of its responses, which ahead: 1 needs")
+            if self.options.group_size > 1:
+                rows = torch.arange(episodes.n_episodes, device=episodes.response_ids.device) // self.options.group_size
+                episodes = replace(episodes, group_ids=rows, prompt_rows=rows)
+
+        # Task rewards of the tokens `[n_tokens]`; an environment that is not a `TextVecEnv` gives them step by step.
+        with self._timed("play_s"):
+            if self._plays:
+                env: Any = self.env
+                total = env.play(episodes)
+                played = TokenRewards(total, getattr(env, "reward_parts", {}))
+            else:
+                played = play_by_stepping(self.env, episodes)
+
+        device = episodes.response_ids.device
+        reward_parts = {}
+        for name, part in played.parts.items():
+            reward_parts[name] = torch.as_tensor(part, dtype=torch.float32).to(device)
+        rewards = torch.as_tensor(played.total, dtype=torch.float32).to(device)
+        return RolloutBatch(episodes, rewards, reward_parts, drawn.sample_ids)
+
+    def draw_prompts(self) -> DrawnBatch:
+        """Draw the prompts of a generation batch, and the seed of its sampling."""
+        if self._plays:  # another algorithm with the same environment may have changed it
+            self.env.group_size = self.options.group_size  # type: ignore[attr-defined]
+        observation = self.env.reset()
+        assert isinstance(observation, dict)
+        # Copies: what a vectorised environment returns may be a buffer of its own.
+        prompt_ids = torch.as_tensor(observation["prompt_or_input_encoded_pt"]).clone()
+        prompt_mask = torch.as_tensor(observation["prompt_or_input_attention_mask_pt"]).clone()
+        return DrawnBatch(self.env.get_attr("sample"), prompt_ids.long(), prompt_mask, self.seeds.next())
+
+    def sampling_arguments(self, seed: int) -> dict[str, Any]:
+        """Return keyword arguments of `generate` for a batch with this seed."""
+        arguments: dict[str, Any] = {
             "eos_token_ids": self.eos_token_ids,
             "max_new_tokens": self.max_episode_length,
-            "seed": derived_seed(batch.seed, "rank", self.ranks.rank) if self.ranks.rank else batch.seed,
-            **({} if self.tokenizer is None else {"tokenizer": self.tokenizer}),
+            # The main process samples as a single process does.
+            "seed": derived_seed(seed, "rank", self.ranks.rank) if self.ranks.rank else seed,
         }
-        first = self.first_token_temperature
-        is_own = self.policy.external_engine is None and not self.policy.samples_other_distribution
-        if first is None and not self.record_log_prob and is_own:
-            return arguments
-        return {**arguments, "record_log_prob": True, "first_token_temperature": first}
+        if self.tokenizer is not None:
+            arguments["tokenizer"] = self.tokenizer
 
-    def _scored(self, played: PlayedEpisodes, seconds: dict[str, float]) -> ScoredEpisodes:
-        start = time.perf_counter()
-        scores = self.score(played.episodes)
-        seconds["score_s"] += time.perf_counter() - start
-        return ScoredEpisodes(played.episodes, played.rewards, scores, played.reward_parts, played.sample_ids)
+        # If the policy's own distribution is sampled to its end, the log-probs of the sampling are those of the scores.
+        first = self.options.first_token_temperature
+        is_other = self.policy.external_engine is not None or self.policy.samples_other_distribution
+        if first is not None or self.options.record_log_prob or is_other:
+            arguments |= {"record_log_prob": True, "first_token_temperature": first}
+        return arguments
 
-    def _play(self, episodes: EpisodeBatch) -> TokenRewards:
-        if not self._plays:
-            return play_by_stepping(self.env, episodes)
-        rewards = self.env.play(episodes)  # type: ignore[attr-defined]
-        return TokenRewards(rewards, getattr(self.env, "reward_parts", {}))
+    # --- scoring ----------------------------------------------------------------------------------------------------
 
     def score(self, episodes: EpisodeBatch) -> EpisodeScores:
         """Score episodes with the current policy.
@@ -383,8 +315,8 @@ class RolloutCollector:
         Raises:
             ModelError: a score is not finite.
         """
-        with in_part("scoring"):
-            parts = self._of_all(episodes, self.policy.score)
+        with blame_memory_errors_on("scoring"):
+            parts = self._by_part(episodes, self.policy.score)
         scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
         for name, field in scores._asdict().items():
             if not bool(torch.isfinite(field).all()):
@@ -394,49 +326,41 @@ class RolloutCollector:
                 )
         return scores
 
-    def _of_all(self, episodes: EpisodeBatch, compute: Callable[[EpisodeBatch], T]) -> list[T]:
-        """Return the results for all parts of some episodes; each process computes its own ones.
+    def _by_part(self, episodes: EpisodeBatch, compute: Callable[[EpisodeBatch], T]) -> list[T]:
+        """Return the results for all parts of some episodes, each of at most `score_batch_size` tokens.
 
-        If weights are split over the processes, all make the same number of passes; those for no part do not count.
+        Each process computes those of its own episodes. Sharded forward passes are collective:
+        `own_batches` adds passes that do not count, so that all processes make equally many.
         """
 
         def of_this_process() -> list[T]:
-            own, further = self._parts(episodes)
-            results = [compute(part) for part in [*own, *further]]
-            return results[: len(own)]
+            device = episodes.response_ids.device
+            limit = self.options.score_batch_size
+            groups = own_batches(episodes, limit, self.ranks, in_step=self.policy.is_sharded)
+            if groups and len(groups[0]) == episodes.n_episodes:
+                return [compute(episodes)]
+
+            results = []
+            for group in groups:
+                result = compute(episodes.select(torch.tensor(group or [0], device=device)))
+                if group:
+                    results.append(result)
+            return results
 
         if self.policy.is_sharded:  # the others wait in a pass, where they learn of an error when this process ends
-            own = self.ranks.gather(of_this_process())
+            by_process = self.ranks.gather(of_this_process())
         else:
-            own = self.ranks.gather_from(of_this_process)
-        return [result for results in own for result in results]
+            by_process = self.ranks.gather_from(of_this_process)
+        return [result for results in by_process for result in results]
 
-    def _parts(self, episodes: EpisodeBatch) -> tuple[list[EpisodeBatch], list[EpisodeBatch]]:
-        """Return the episodes of this process, in batches of at most `score_batch_size` tokens; and further batches."""
-        device, in_step = episodes.response_ids.device, self.policy.is_sharded
-        groups = own_batches(episodes, self.score_batch_size, self.ranks, in_step=in_step)
-        if groups and len(groups[0]) == episodes.n_episodes:
-            return [episodes], []
-        own = [episodes.select(torch.tensor(group, device=device)) for group in groups if group]
-        return own, [episodes.select(torch.tensor([0], device=device))] * (len(groups) - len(own))
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Add the duration of the block to the logged seconds of the rollout."""
+        start = time.perf_counter()
+        yield
+        self._seconds[name] += time.perf_counter() - start
 
-    def _kl_reward(self, part: ScoredEpisodes) -> Tensor:
-        if self.kl.placement != "reward":
-            return torch.zeros_like(part.rewards)
-        estimator: Any = self.kl.estimator
-        return -self.kl.coeff * kl_estimate(part.scores.raw_log_prob, part.scores.ref_log_prob, estimator)
-
-    def _last_values(self, episodes: EpisodeBatch) -> Tensor | None:
-        if not self.bootstrap_truncated:
-            return None
-        with in_part("scoring"):
-            values = torch.cat(self._of_all(episodes, self.policy.final_values))
-        return values.masked_fill(episodes.terminated, 0.0)
-
-    def _reward_scale(self, parts: list[ScoredEpisodes]) -> float:
-        totals = torch.cat([episode_sums(part.episodes, part.rewards) for part in parts])
-        spread = float(totals.double().std()) if len(totals) > 1 else 0.0
-        return 1.0 / spread if spread > EQUAL * float(totals.abs().max()) else 1.0
+    # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that changes during a run."""
@@ -451,67 +375,3 @@ class RolloutCollector:
         self.seeds.load_state_dict(state["seeds"])
         self.kl.load_state_dict(state["kl"])
         self.episode_infos = [dict(info) for info in state["episode_infos"]]
-
-
-def _nothing() -> None:
-    """Do nothing; the default of `on_batch`."""
-
-
-def episode_sums(episodes: EpisodeBatch, field: Tensor) -> Tensor:
-    """Return the sum of a flat field over each episode `[n]`."""
-    return episodes.pad(field).sum(dim=1)
-
-
-def rollout_info(
-    generated: Sequence[PlayedEpisodes], parts: Sequence[ScoredEpisodes], kl_rewards: Sequence[Tensor] | None
-) -> dict[str, float]:
-    """Compute means (and, under `<name>_std`, standard deviations) of a rollout, under RL4LMs' keys.
-
-    Rewards are those of all generated episodes, all other numbers those of the episodes that are kept.
-
-    Args:
-        generated: the generation batches.
-        parts: what is kept of them.
-        kl_rewards: KL penalties of their rewards; None without a reference. Then the KL is not logged.
-    """
-    scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*(part.scores for part in parts), strict=True)))
-    series = {
-        "ep_rew": torch.cat([episode_sums(batch.episodes, batch.rewards) for batch in generated]),
-        "ep_lens": torch.cat([part.episodes.lengths for part in parts]),
-        "log_prob": scores.log_prob,
-        "values": scores.values,
-        "entropy": scores.entropy,
-    }
-    for name in generated[0].reward_parts:
-        shares = [episode_sums(batch.episodes, batch.reward_parts[name]) for batch in generated]
-        series[f"reward/{name}"] = torch.cat(shares)
-    if kl_rewards is not None:
-        series["kl_div_mean"] = scores.raw_log_prob - scores.ref_log_prob
-        series["ref_log_prob"] = scores.ref_log_prob
-        series["ep_kl_rew"] = torch.cat(
-            [episode_sums(part.episodes, kl) for part, kl in zip(parts, kl_rewards, strict=True)]
-        )
-    masks = [part.episodes.allowed for part in parts if part.episodes.allowed is not None]
-    if masks:
-        series["raw_log_prob"] = scores.raw_log_prob
-        series["n_allowed"] = torch.cat([n_allowed(mask) for mask in masks])
-    info = {}
-    for name, values in series.items():
-        info[f"rollout_info/{name}"] = float(values.double().mean())
-        info[f"rollout_info/{name}_std"] = float(values.double().std(unbiased=False))
-    terminated = torch.cat([part.episodes.terminated for part in parts])
-    info["rollout_info/n_episodes"] = len(terminated)
-    info["rollout_info/n_tokens"] = len(scores.values)
-    info["rollout_info/truncated_share"] = float((~terminated).double().mean())
-    if generated[0].episodes.group_ids is not None:
-        # Groups have the same size, so fractions of episodes are those of groups.
-        differing = torch.cat([batch.differing() for batch in generated])
-        info["rollout_info/groups_differing_share"] = float(differing.double().mean())
-        n_kept = len(terminated) if len(terminated) == len(differing) or bool(differing.any()) else 0
-        info["rollout_info/groups_kept_share"] = n_kept / len(differing)
-    behavior = [part.episodes.behavior_log_prob for part in parts if part.episodes.behavior_log_prob is not None]
-    if behavior:
-        weights = (scores.log_prob - torch.cat(behavior)).exp()
-        info["rollout_info/importance_weight"] = float(weights.double().mean())
-        info["rollout_info/effective_sample_size"] = effective_sample_size(weights)
-    return info

@@ -37,7 +37,7 @@ def estimator_error(placement: str, estimator: str | None, top_k: int | None = N
     if placement != "loss" and estimator in EXACT:
         return f"{estimator} is a term of the loss with a gradient of its own: use placement: loss"
     if placement == "advantage" and estimator not in (None, "k1"):
-        return f"{estimator} in the advantage has not the gradient of the KL: use k1"
+        return f"{estimator} in the advantage does not have the gradient of the KL: use k1"
     if top_k is not None and estimator != "top_k":
         return "top_k has no effect without estimator: top_k"
     return None

@@ -8,7 +8,7 @@ On resuming, the order of the epoch is sampled again from the same random state,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -41,27 +41,39 @@ class UpdateProgress:
         self.steps: list[Logged] = []
         self._order: dict[str, Any] = {}
 
-    def minibatches(
-        self, buffer: EpisodeBuffer, n_epochs: int, batch_size: int | None, done: Callable[[], None]
-    ) -> Iterator[Minibatch]:
-        """Iterate over the remaining minibatches of all epochs.
+    def remaining(
+        self, buffer: EpisodeBuffer, n_epochs: int, batch_size: int | None
+    ) -> Iterator[tuple[int, Minibatch]]:
+        """Iterate over the minibatches that remain of `n_epochs` passes, each with the number of its pass.
 
         Args:
             buffer: contains the rollout.
             n_epochs: number of passes over it.
             batch_size: approximate number of tokens per minibatch; None = the whole rollout at once.
-            done: called after each minibatch.
         """
+        for epoch in self.epochs(buffer, n_epochs):
+            for minibatch in self.minibatches(buffer, batch_size):
+                yield epoch, minibatch
+
+    def epochs(self, buffer: EpisodeBuffer, n_epochs: int) -> Iterator[int]:
+        """Iterate over the numbers of the passes that remain of `n_epochs`, the interrupted one included."""
         if self.epoch:
             buffer.load_state_dict(self._order)
         for epoch in range(max(self.epoch, 1), n_epochs + 1):
-            self.epoch, self._order = epoch, buffer.state_dict()
-            for minibatch in islice(buffer.get(batch_size), self.n_done, None):
-                yield minibatch
-                self.n_done += 1
-                done()
+            self.epoch = epoch
+            self._order = buffer.state_dict()
+            yield epoch
             if epoch < n_epochs:
                 self.n_done = 0
+
+    def minibatches(self, buffer: EpisodeBuffer, batch_size: int | None) -> Iterator[Minibatch]:
+        """Iterate over the minibatches that remain of the current pass; the caller counts those that are done.
+
+        Args:
+            buffer: contains the rollout.
+            batch_size: approximate number of tokens per minibatch; None = the whole rollout at once.
+        """
+        return islice(buffer.get(batch_size), self.n_done, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress, in JSON's types."""
@@ -69,13 +81,18 @@ class UpdateProgress:
 
     def logged(self, n_steps: int) -> dict[str, Tensor]:
         """Return the logged scalars of the first `n_steps` steps, by `<step>.<name>`."""
-        steps = enumerate(self.steps[:n_steps])
-        return {f"{index}.{name}": value.detach() for index, step in steps for name, value in step.items()}
+        tensors: dict[str, Tensor] = {}
+        for index, step in enumerate(self.steps[:n_steps]):
+            tensors |= {f"{index}.{name}": value.detach() for name, value in step.items()}
+        return tensors
 
     def load_state_dict(self, state: dict[str, Any], logged: Mapping[str, Tensor]) -> None:
         """Restore the state returned by `state_dict` and `logged`."""
-        self.is_prepared = self.can_go_on = True
-        self.epoch, self.n_done, self._order = state["epoch"], state["n_done"], state["order"]
+        self.is_prepared = True
+        self.can_go_on = True
+        self.epoch = state["epoch"]
+        self.n_done = state["n_done"]
+        self._order = state["order"]
         self.steps = [{} for _ in range(state["n_steps"])]
         for key, value in logged.items():
             index, _, name = key.partition(".")

@@ -13,7 +13,7 @@ from typing import Any
 from rl4lms_like.core.registry import derived_from
 
 BASE = "stable_baselines3.common.on_policy_algorithm:OnPolicyAlgorithm"
-TEXT = "rl4lms_like.rollouts.adapt:TextRollouts"
+TEXT = "rl4lms_like.rollouts.text_rollouts:TextRollouts"
 
 _is_on_policy = derived_from(BASE)
 

@@ -34,8 +34,8 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.token_masks import contains
 from rl4lms_like.policies.base import LMActorCriticPolicy
-from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import Estimator, FixedKLController, Placement
+from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.testing.tabular_policy import END, LENGTH, VOCABULARY, Recorder, TabularPolicy
 
 Response = tuple[int, ...]
@@ -208,8 +208,9 @@ class Enumeration:
         self.algorithm.set_logger(configure(None, []))
         self.algorithm.warns_of_ratio = False
         self.algorithm.rollout_buffer.dtype = torch.float64
-        if self.algorithm.collector.dynamic_sampling is not None:
-            self.algorithm.collector.dynamic_sampling = 1
+        collector = self.algorithm.collector
+        if collector.options.dynamic_sampling is not None:
+            collector.options = replace(collector.options, dynamic_sampling=1)
         self.policy: Any = self.algorithm.policy
         self.policy.optimizer = Recorder(self.policy.optimizer.param_groups)
         self.policy.generate = lambda *prompts, **options: next(self._generated)
@@ -247,7 +248,7 @@ class Enumeration:
         self.policy.optimizer.first.clear()
         algorithm.rollout_buffer.reset()
         n_tokens = sum(episodes.n_tokens for episodes in generated)
-        algorithm.collector.collect(algorithm.rollout_buffer, n_tokens, adapt_kl=False)
+        algorithm.collector.collect(algorithm.rollout_buffer, n_tokens, updates_policy=False)
         with self.moved():
             algorithm.train()
         first = self.policy.optimizer.first

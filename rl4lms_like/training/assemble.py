@@ -21,7 +21,7 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
 from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -33,8 +33,8 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES, loading
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer
-from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.kl import make_kl_controller
+from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.training.components import build_components, check_references
 from rl4lms_like.training.config.notices import learning_rate_notice
 from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, RunConfig, TokenizerConfig
@@ -104,23 +104,31 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
     check_ranks(config, ranks.size)
     with ranks.main_first():
         config = with_embedded_models(config)
-    # For users' components that draw from the global generators.
+
+    # Users' components may draw from the global generators, in each process its own numbers. The library's own
+    # components have generators of their own.
     set_random_seed(derived_seed(config.seed, "rank", ranks.rank) if ranks.rank else config.seed)
     components = build_components(config)
+
+    # Only the models' configs are read so far: what does not fit is found before weights are loaded.
     networks = load_networks(config, load_model_config)
     model_config = networks["model_name"]
     tokenizer = build_tokenizer(config.tokenizer)
     check_fit(config, tokenizer, networks)
     max_prompt_length, _ = check_lengths(config, tokenizer, networks)
     check_weights(config, networks)
+
     pools = render_prompts(build_datapools(config.datapool), config.tokenizer, tokenizer)
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     check_references(config, components, samples)
     check_prompts(samples, tokenizer, model_config)
-    with in_part("generation"):
+
+    with blame_memory_errors_on("generation"):
         env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config, ranks)
-    with in_part("loading"):
+    with blame_memory_errors_on("loading"):
         algorithm = build_alg(config, env, ranks)
+
+    # What depends on the size of the model.
     if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
         logger.warning("%s", notice)
     set_n_threads(config, algorithm.policy)
@@ -142,14 +150,16 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
         trust_remote_code=config.trust_remote_code,
         local_files_only=local_files_only,
     )
+
+    # A text is the path of a template; True stands for the tokenizer's own.
     if isinstance(config.chat_template, str):
         try:
             tokenizer.chat_template = with_home(config.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             raise chat_template_issue(f"cannot read {config.chat_template!r}: {error}") from error
     if config.chat_template and not getattr(tokenizer, "chat_template", None):
-        text = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"
-        raise chat_template_issue(text)
+        message = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"
+        raise chat_template_issue(message)
     return tokenizer
 
 
@@ -176,8 +186,8 @@ def render_prompts(
     for split, pool in pools.items():
         for sample, _ in pool:
             if sample.messages is not None:
-                text = f"the prompts of the data pool are messages ({sample.id!r} of {split!r}): set it to true"
-                raise chat_template_issue(text)
+                message = f"the prompts of the data pool are messages ({sample.id!r} of {split!r}): set it to true"
+                raise chat_template_issue(message)
     return dict(pools)
 
 
@@ -237,26 +247,30 @@ def build_env(
     """
     arguments = dict(config.env.args)
     arguments["stop_strings"] = stop_strings_of(config.alg.policy.args.get("generation_kwargs"))
+    arguments["max_episode_length"] = response_length(config, model_config)
     if not model_config.is_encoder_decoder:
         arguments.pop("context_start_token", None)
-    arguments["max_episode_length"] = response_length(config, model_config)
+    if config.datapool.sampler is not None:
+        arguments["make_sampler"] = partial(build_sampler, config.datapool.sampler)
+
+    # Stable-Baselines3's environments know neither workers of the reward nor other processes.
     if config.env.vec_env == "text":
-        arguments |= {"reward_workers": config.env.reward_workers, "reward_timeout": config.env.reward_timeout}
-        arguments |= {"ranks": ranks}
+        arguments["reward_workers"] = config.env.reward_workers
+        arguments["reward_timeout"] = config.env.reward_timeout
+        arguments["ranks"] = ranks
+
+    # `n_envs` counts the environments of all processes, so that a rollout has the same size in any number of them.
+    n_envs = config.env.n_envs if ranks is None else config.env.n_envs // ranks.size
+    template = chat_template_of(config.tokenizer, tokenizer)
+    generation_config = load_generation_config(config.alg.policy.args["model_name"])
     return make_vec_env(
         config.env.vec_env,
-        config.env.n_envs // (1 if ranks is None else ranks.size),
+        n_envs,
         tokenizer=tokenizer,
         reward_function=reward_fn,
         samples=samples,
         vocab_size=int(model_config.get_text_config().vocab_size),
-        eos_token_ids=end_tokens(
-            tokenizer,
-            model_config,
-            load_generation_config(config.alg.policy.args["model_name"]),
-            chat_template_of(config.tokenizer, tokenizer),
-        ),
-        make_sampler=None if config.datapool.sampler is None else partial(build_sampler, config.datapool.sampler),
+        eos_token_ids=end_tokens(tokenizer, model_config, generation_config, template),
         **arguments,
     )
 
@@ -280,18 +294,25 @@ def build_sampler(config: ComponentConfig, items: Any) -> Any:
 
 def build_alg(config: RunConfig, env: VecEnv, ranks: Ranks) -> Any:
     """Return the algorithm of a config's `alg` block with its policy loaded."""
-    arguments = {"seed": config.seed, "device": config.device}
-    given = config.alg.args.items()  # null is passed on, but for seed and device it selects the run's value
-    arguments |= {key: value for key, value in given if value is not None or key not in arguments}
+    # null is passed on, but for seed and device it selects the run's value.
+    arguments: dict[str, Any] = {"seed": config.seed, "device": config.device}
+    for key, value in config.alg.args.items():
+        if value is not None or key not in arguments:
+            arguments[key] = value
+
+    policy_kwargs = dict(config.alg.policy.args)
+    if ranks.size > 1:
+        arguments["ranks"] = ranks
+        if config.distributed.strategy == "fsdp":
+            policy_kwargs["sharded"] = True
+
     kl = asdict(config.alg.kl_div)
     norm_reward = kl.pop("norm_reward")
     algorithm = with_text_rollouts(ALGORITHMS.resolve(config.alg.id))
-    arguments |= {"ranks": ranks} if ranks.size > 1 else {}
-    sharded = {"sharded": True} if ranks.size > 1 and config.distributed.strategy == "fsdp" else {}
     return algorithm(
         POLICIES.resolve(config.alg.policy.id),
         env,
-        policy_kwargs=dict(config.alg.policy.args) | sharded,
+        policy_kwargs=policy_kwargs,
         kl_controller=make_kl_controller(kl.pop("coeff"), kl.pop("target_kl"), **kl),
         norm_reward=norm_reward,
         **arguments,
@@ -343,9 +364,9 @@ def end_tokens(
     Chat models end a turn with a special token, which often is only in their generation config. With a chat template
     it is also the token that the template writes after a message of the assistant.
     """
-    own = _own_end_tokens(tokenizer, model_config, generation_config)
+    end_token_ids = _own_end_tokens(tokenizer, model_config, generation_config)
     turn = None if template is None else template.end_of_turn
-    return own if turn is None or turn in own else [*own, turn]
+    return end_token_ids if turn is None or turn in end_token_ids else [*end_token_ids, turn]
 
 
 def _own_end_tokens(

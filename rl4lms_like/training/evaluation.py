@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import MetricError
 from rl4lms_like.core.observation import TextLayout
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -83,7 +83,7 @@ class Responder:
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
             mask[row, width - len(prompt) :] = True
-        with in_part("evaluation"):
+        with blame_memory_errors_on("evaluation"):
             return self.model.generate(
                 ids,
                 mask,

@@ -22,7 +22,7 @@ from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue
 from rl4lms_like.core.secrets import masked
 from rl4lms_like.core.wording import shown
-from rl4lms_like.rollouts.collector import ScoredEpisodes
+from rl4lms_like.rollouts.rollout import Rollout
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, kept_rollouts, ranges, rollout_file
 from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.assemble import Run
@@ -87,28 +87,33 @@ def plan_of(config: Mapping[str, Any]) -> ReplayPlan:
 
 def _selection(value: str) -> tuple[Path, list[int]]:
     """Return the run folder and the iterations of `FOLDER` or `FOLDER:3-7`."""
-    found = None if with_home(value).is_dir() else _SELECTED.fullmatch(value)
-    folder = with_home(found["folder"] if found else value)
+    # A folder whose name ends like a selection is a folder.
+    selection = None if with_home(value).is_dir() else _SELECTED.fullmatch(value)
+    folder = with_home(selection["folder"] if selection else value)
     kept = kept_rollouts(folder)
-    first = int(found["first"]) if found else 1
-    last = int(found["last"] or found["first"]) if found else max(kept, default=0)
     if not kept:
-        text = "was its train_evaluation.save_rollouts true?" if folder.is_dir() else "there is no such folder"
-        raise ConfigError([ConfigIssue(KEY, f"{folder} has no rollouts: {text}")])
-    wanted = list(range(first, last + 1))
-    if not wanted:
+        hint = "was its train_evaluation.save_rollouts true?" if folder.is_dir() else "there is no such folder"
+        raise ConfigError([ConfigIssue(KEY, f"{folder} has no rollouts: {hint}")])
+
+    first = 1
+    last = max(kept)
+    if selection:
+        first = int(selection["first"])
+        last = int(selection["last"] or selection["first"])
+    iterations = list(range(first, last + 1))
+    if not iterations:
         raise ConfigError([ConfigIssue(KEY, f"{first}-{last} ends before it begins: write {last}-{first}")])
-    if not set(wanted) <= set(kept):
-        text = f"{ranges(wanted)} are not all among the rollouts of {folder}: {ranges(kept)}"
-        raise ConfigError([ConfigIssue(KEY, text)])
-    return folder, wanted
+    if not set(iterations) <= set(kept):
+        message = f"{ranges(iterations)} are not all among the rollouts of {folder}: {ranges(kept)}"
+        raise ConfigError([ConfigIssue(KEY, message)])
+    return folder, iterations
 
 
 def _plan(folder: Path, iterations: list[int], config: Mapping[str, Any]) -> ReplayPlan:
-    found = [f"{path} is {shown(old)} there, {shown(new)} here" for path, old, new in _changes(folder, config)]
+    differences = [f"{path} is {shown(old)} there, {shown(new)} here" for path, old, new in _changes(folder, config)]
     if iterations[0] != 1:
-        found.append(f"iteration {iterations[0]} did not start from the first weights")
-    return ReplayPlan(folder, iterations, found)
+        differences.append(f"iteration {iterations[0]} did not start from the first weights")
+    return ReplayPlan(folder, iterations, differences)
 
 
 def _changes(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -164,12 +169,12 @@ def origin_of(run: Run) -> dict[str, str]:
 
 
 class Replay:
-    """Source of kept rollouts (`RolloutCollector.replay`).
+    """Source of kept rollouts, in place of generating them (`RolloutCollector.replay`).
 
     Args:
         run: the run, just assembled.
         config: its config as plain data.
-        position: returns the number of the next rollout, of the iterations or of the critic's pretraining.
+        position: returns the number of the next rollout, of the critic's pretraining (True) or of the iterations.
         origin: see `origin_of`.
 
     Attributes:
@@ -183,59 +188,79 @@ class Replay:
     def __init__(
         self, run: Run, config: Mapping[str, Any], position: Callable[[bool], int], origin: Mapping[str, str]
     ) -> None:
-        self.run, self.position = run, position
+        self.run = run
+        self.position = position
         self.plan = plan_of(config)
         stored = self._read(ITERATION, self.plan.iterations[0])
         self._check(stored, origin)
+
+        # The same config may have started from other weights; then the rollouts are of another policy after all.
         if not self.plan.differences and stored.origin.get("weights") != origin["weights"]:
             self.plan = replace(self.plan, differences=["its rollouts are not of these starting weights"])
             if issues := uncorrectable(self.plan, config):
                 raise ConfigError(issues, f"the replay of {self.plan.run_folder}")
         run.algorithm.is_off_policy = bool(self.plan.differences)
 
-    def __call__(self, is_critic: bool) -> list[ScoredEpisodes]:
-        """Return the generation batches of the next rollout, with scores that are valid for the current policy.
+    def next_rollout(self, *, updates_policy: bool) -> Rollout:
+        """Return the next rollout, with scores that are valid for the current policy.
 
         Raises:
             ConfigError: the critic's pretraining needs more rollouts than were kept.
             RL4LMsLikeError: a file cannot be read.
         """
+        is_critic = not updates_policy
         number = self.position(is_critic)
-        if is_critic and number not in kept_rollouts(self.plan.run_folder, CRITIC):
-            text = f"{self.plan.run_folder} has no rollout {number} of the critic's pretraining"
-            raise ConfigError([ConfigIssue("alg.args.critic_pretrain", text)])
-        stored = self._read(*((CRITIC, number) if is_critic else (ITERATION, self.plan.iterations[number - 1])))
-        if self.plan.differences:
-            return [self._scored(part) for part in stored.parts]
-        load_random(*stored.random)  # a reward may have drawn numbers, which dropout then continues
-        return stored.parts
+        if updates_policy:
+            stored = self._read(ITERATION, self.plan.iterations[number - 1])
+        else:
+            if number not in kept_rollouts(self.plan.run_folder, CRITIC):
+                message = f"{self.plan.run_folder} has no rollout {number} of the critic's pretraining"
+                raise ConfigError([ConfigIssue("alg.args.critic_pretrain", message)])
+            stored = self._read(CRITIC, number)
+
+        if not self.plan.differences:
+            load_random(*stored.random)  # a reward may have drawn numbers, which dropout then continues
+            return Rollout(stored.batches, stored.batches, updates_policy=updates_policy, is_replayed=True)
+
+        # Of another policy: scored by this one, next to the log-probs of the one that generated the episodes. Batch by
+        # batch, as they were generated: another padded width could change the last bit.
+        batches = []
+        for batch in stored.batches:
+            behavior_log_prob = batch.episodes.behavior_log_prob
+            if behavior_log_prob is None:
+                behavior_log_prob = batch.known_scores().log_prob
+            episodes = replace(batch.episodes, behavior_log_prob=behavior_log_prob)
+            scores = self.run.algorithm.collector.score(episodes)
+            batches.append(replace(batch, episodes=episodes, scores=scores))
+        return Rollout(batches, batches, updates_policy=updates_policy, is_replayed=True)
 
     def _read(self, kind: str, number: int) -> StoredRollout:
         device = self.run.policy.device
         return read_rollout(rollout_file(self.plan.run_folder, kind, number, TENSORS), device)
 
-    def _scored(self, part: ScoredEpisodes) -> ScoredEpisodes:
-        """Return a generation batch with scores of the current policy and the log-probs of the one that generated."""
-        behavior = part.episodes.behavior_log_prob
-        behavior = part.scores.log_prob if behavior is None else behavior
-        episodes = replace(part.episodes, behavior_log_prob=behavior)
-        return part._replace(episodes=episodes, scores=self.run.algorithm.collector.score(episodes))
-
     def _check(self, stored: StoredRollout, origin: Mapping[str, str]) -> None:
-        policy, issues = self.run.policy, []
-        episodes = stored.parts[0].episodes
+        """Raise a `ConfigError` if the episodes are not those that this policy could generate."""
+        policy = self.run.policy
+        episodes = stored.batches[0].episodes
+        issues = []
         if stored.origin.get("tokenizer") != origin["tokenizer"]:
             issues.append(ConfigIssue("tokenizer.model_name", "the rollouts have the tokens of another tokenizer"))
         if episodes.prompt_side != policy.reader.prompt_side:
             issues.append(ConfigIssue("alg.policy.id", "the rollouts are of a model of the other family"))
+
+        # Masks have one bit for each token of the vocabulary, in whole bytes.
         n_bytes = None if episodes.allowed is None else episodes.allowed.shape[1]
-        if n_bytes != (-(-policy.vocab_size // 8) if hasattr(policy, "mask_model") else None):
-            text = "the rollouts have no masks" if n_bytes is None else "the rollouts have masks of another policy"
-            issues.append(ConfigIssue("alg.policy.id", text))
-        groups, size = episodes.group_ids, self.run.algorithm.collector.group_size
-        stored_size = 1 if groups is None else int(groups.unique(return_counts=True)[1][0])
-        if size > 1 and stored_size != size:
-            text = f"{size}, but the rollouts have {stored_size} responses to each prompt"
-            issues.append(ConfigIssue("alg.args.group_size", text))
+        n_bytes_here = -(-policy.vocab_size // 8) if hasattr(policy, "mask_model") else None
+        if n_bytes != n_bytes_here:
+            message = "the rollouts have no masks" if n_bytes is None else "the rollouts have masks of another policy"
+            issues.append(ConfigIssue("alg.policy.id", message))
+
+        group_size = self.run.algorithm.collector.options.group_size
+        stored_size = 1
+        if episodes.group_ids is not None:
+            stored_size = int(episodes.group_ids.unique(return_counts=True)[1][0])
+        if group_size > 1 and stored_size != group_size:
+            message = f"{group_size}, but the rollouts have {stored_size} responses to each prompt"
+            issues.append(ConfigIssue("alg.args.group_size", message))
         if issues:
             raise ConfigError(issues, f"the replay of {self.plan.run_folder}")

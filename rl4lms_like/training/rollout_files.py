@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rl4lms_like.core.disk import flush, refuse_links, remove_path, saving
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
-from rl4lms_like.rollouts.collector import ScoredEpisodes, episode_sums
+from rl4lms_like.rollouts.rollout import Rollout, RolloutBatch
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, TEXTS, kept_rollouts, rollout_file
 from rl4lms_like.tracking.run_folder import ROLLOUTS, to_json, write_whole
 from rl4lms_like.training.assemble import Run
@@ -39,23 +39,23 @@ class StoredRollout:
     """Rollout as read from its file.
 
     Args:
-        parts: generation batches.
+        batches: generation batches, scored.
         origin: digests of what the rollout was generated with, see `Recorder`.
         random: state of the global random generators after the rollout: numbers and tensors.
     """
 
-    parts: list[ScoredEpisodes]
+    batches: list[RolloutBatch]
     origin: dict[str, str]
     random: tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class Recorder:
-    """Keeps every rollout of a run (`RolloutCollector.on_rollout`).
+    """Keeps each rollout on disk, with the state of the random generators after it.
 
     Args:
         run: the run.
         folder: folder of the run.
-        position: returns the number of the current rollout, of the iterations or of the critic's pretraining.
+        position: returns the number of the current rollout, of the critic's pretraining (True) or of the iterations.
         origin: digests of the tokenizer's vocabulary and, if the rollouts are of this run's policy, of its starting
             weights.
 
@@ -64,44 +64,55 @@ class Recorder:
     """
 
     def __init__(self, run: Run, folder: Path, position: Callable[[bool], int], origin: dict[str, str]) -> None:
-        self.run, self.folder, self.position, self.origin = run, folder, position, origin
+        self.run = run
+        self.folder = folder
+        self.position = position
+        self.origin = origin
         if (folder / ROLLOUTS).is_symlink():
             refuse_links([folder / ROLLOUTS])
         (folder / ROLLOUTS).mkdir(exist_ok=True)
 
-    def __call__(self, parts: Sequence[ScoredEpisodes], is_critic: bool) -> None:
-        """Write the files of a rollout; those with the tensors last."""
-        kind, number = CRITIC if is_critic else ITERATION, self.position(is_critic)
+    def record(self, rollout: Rollout) -> None:
+        """Write the files of a rollout."""
+        is_critic = not rollout.updates_policy
+        number = self.position(is_critic)
+        file = rollout_file(self.folder, CRITIC if is_critic else ITERATION, number, TENSORS)
+
+        # A reward may have drawn from the global generators: a replay continues with the state after the rollout.
         tensors, random_numbers = random_state()
-        for index, part in enumerate(parts):
-            tensors |= {f"{index}.{name}": tensor for name, tensor in _tensors_of(part).items()}
-        batches = [{"prompt_side": part.episodes.prompt_side, "sample_ids": list(part.sample_ids)} for part in parts]
+        batches = []
+        for index, batch in enumerate(rollout.batches):
+            tensors |= {f"{index}.{name}": tensor for name, tensor in _tensors_of(batch).items()}
+            batches.append({"prompt_side": batch.episodes.prompt_side, "sample_ids": list(batch.sample_ids)})
         header = json.dumps({"origin": self.origin, "batches": batches, "random": random_numbers})
-        file = rollout_file(self.folder, kind, number, TENSORS)
+
+        # The tensors last, under their own name only once they are whole: a rollout without them does not count.
         partial = file.with_name(f"{file.name}.partial")
         with saving(f"the rollout to {file}"):
-            lines = [json.dumps(to_json(line), ensure_ascii=False) + "\n" for line in self._lines(parts, number)]
+            lines = [json.dumps(to_json(line), ensure_ascii=False) + "\n" for line in self._lines(rollout, number)]
             write_whole(file.with_suffix(TEXTS), "".join(lines))
             remove_path(partial)
             write_tensors(tensors, partial, {_KEY: header})
             flush(partial)
             os.replace(partial, file)
 
-    def _lines(self, parts: Sequence[ScoredEpisodes], number: int) -> list[dict[str, Any]]:
+    def _lines(self, rollout: Rollout, number: int) -> list[dict[str, Any]]:
+        """Return what is written of each episode, to be read by people."""
         lines: list[dict[str, Any]] = []
-        for part in parts:
-            episodes, scores = part.episodes, part.scores
-            per_episode = {"reward": part.rewards}
+        for batch in rollout.batches:
+            episodes = batch.episodes
+            fields = {"reward": batch.rewards}
             if self.run.policy.has_reference:
-                per_episode["kl"] = scores.raw_log_prob - scores.ref_log_prob
-            sums = {name: listed(episode_sums(episodes, field)) for name, field in per_episode.items()}
-            shares = {name: listed(episode_sums(episodes, field)) for name, field in part.reward_parts.items()}
-            for row, sample_id in enumerate(part.sample_ids):
+                fields["kl"] = batch.ref_log_ratio
+            sums = {name: listed(batch.episode_sums(field)) for name, field in fields.items()}
+            part_sums = {name: listed(batch.episode_sums(field)) for name, field in batch.reward_parts.items()}
+
+            for row, sample_id in enumerate(batch.sample_ids):
                 line: dict[str, Any] = {"iteration": number, "episode": len(lines), "sample_id": sample_id}
                 line["prompt"] = self._decode(episodes.prompt_ids[row][episodes.prompt_mask[row]])
                 line["response"] = self._decode(episodes.response_ids[row][episodes.response_mask[row]])
                 line |= {name: values[row] for name, values in sums.items()}
-                line["reward_parts"] = {name: values[row] for name, values in shares.items()}
+                line["reward_parts"] = {name: values[row] for name, values in part_sums.items()}
                 line["length"] = int(episodes.lengths[row])
                 line["terminated"] = bool(episodes.terminated[row])
                 lines.append(line)
@@ -130,11 +141,15 @@ def delete_later_rollouts(folder: Path, done: Mapping[str, int]) -> None:
             partial.unlink()
 
 
-def _tensors_of(part: ScoredEpisodes) -> dict[str, Tensor]:
-    found = {f"episodes.{name}": getattr(part.episodes, name) for name in _OF_EPISODES}
-    found = {name: tensor for name, tensor in found.items() if tensor is not None} | {"rewards": part.rewards}
-    found |= {f"scores.{name}": tensor for name, tensor in part.scores._asdict().items()}
-    return found | {f"reward_parts.{name}": tensor for name, tensor in part.reward_parts.items()}
+def _tensors_of(batch: RolloutBatch) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name in _OF_EPISODES:
+        tensor = getattr(batch.episodes, name)
+        if tensor is not None:
+            tensors[f"episodes.{name}"] = tensor
+    tensors["rewards"] = batch.rewards
+    tensors |= {f"scores.{name}": tensor for name, tensor in batch.known_scores()._asdict().items()}
+    return tensors | {f"reward_parts.{name}": tensor for name, tensor in batch.reward_parts.items()}
 
 
 def read_rollout(file: Path, device: torch.device | str = "cpu") -> StoredRollout:
@@ -146,30 +161,33 @@ def read_rollout(file: Path, device: torch.device | str = "cpu") -> StoredRollou
     try:
         with safe_open(file, framework="pt") as stored:
             header = json.loads(stored.metadata()[_KEY])
-            named: dict[str, dict[str, Tensor]] = {}
+            by_batch: dict[str, dict[str, Tensor]] = {}  # the number of the batch, or `random`
             for name in stored.keys():  # noqa: SIM118  (not a mapping)
-                part, _, rest = name.partition(".")
-                named.setdefault(part, {})[rest] = stored.get_tensor(name)
-        parts = [_part_of(named[str(index)], each, device) for index, each in enumerate(header["batches"])]
-        return StoredRollout(parts, dict(header["origin"]), (header["random"], named["random"]))
+                number, _, rest = name.partition(".")
+                by_batch.setdefault(number, {})[rest] = stored.get_tensor(name)
+
+        batches = []
+        for index, described in enumerate(header["batches"]):
+            batches.append(_batch_of(by_batch[str(index)], described, device))
+        return StoredRollout(batches, dict(header["origin"]), (header["random"], by_batch["random"]))
     except Exception as error:  # damaged bytes can cause any exception while they are parsed
         raise RL4LMsLikeError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _part_of(tensors: dict[str, Tensor], batch: dict[str, Any], device: torch.device | str) -> ScoredEpisodes:
+def _batch_of(tensors: dict[str, Tensor], described: dict[str, Any], device: torch.device | str) -> RolloutBatch:
+    """Return the generation batch of these tensors, whose header has its padding side and samples."""
     groups: dict[str, dict[str, Any]] = {"episodes": {}, "scores": {}, "reward_parts": {}, "rewards": {}}
     for name, tensor in tensors.items():
         group, _, rest = name.partition(".")
         groups[group][rest] = tensor.to(device)
-    episodes = EpisodeBatch(**groups["episodes"], prompt_side=batch["prompt_side"])
-    part = ScoredEpisodes(
-        episodes,
-        groups["rewards"][""],
-        EpisodeScores(**groups["scores"]),
-        dict(groups["reward_parts"]),
-        [str(sample_id) for sample_id in batch["sample_ids"]],
-    )
-    flat = [part.rewards, *part.scores, *part.reward_parts.values()]
-    if any(field.shape != (episodes.n_tokens,) for field in flat) or len(part.sample_ids) != episodes.n_episodes:
+
+    episodes = EpisodeBatch(**groups["episodes"], prompt_side=described["prompt_side"])
+    scores = EpisodeScores(**groups["scores"])
+    rewards = groups["rewards"][""]
+    sample_ids = [str(sample_id) for sample_id in described["sample_ids"]]
+    batch = RolloutBatch(episodes, rewards, dict(groups["reward_parts"]), sample_ids, scores)
+
+    flat = [batch.rewards, *scores, *batch.reward_parts.values()]
+    if any(field.shape != (episodes.n_tokens,) for field in flat) or len(sample_ids) != episodes.n_episodes:
         raise ValueError("its tensors do not match each other")
-    return part
+    return batch

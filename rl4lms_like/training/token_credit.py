@@ -106,7 +106,7 @@ class TokenCredit(Callback):
         policy = self.run.policy
         was_training = policy.training
         policy.set_training_mode(False)
-        limit = self.run.algorithm.collector.score_batch_size or int(episodes.response_lengths.sum())
+        limit = self.run.algorithm.collector.options.score_batch_size or int(episodes.response_lengths.sum())
         groups = pack_episodes(episodes.response_lengths.tolist(), range(episodes.n_episodes), limit)
         parts = [episodes.select(torch.tensor(group, device=episodes.response_ids.device)) for group in groups]
         log_probs = torch.cat([policy.evaluate_actions(part, part.actions)[1] for part in parts])

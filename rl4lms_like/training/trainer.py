@@ -14,6 +14,7 @@ from typing import Any
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.rollouts.text_rollouts import RunHooks
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
 from rl4lms_like.training.assemble import Run
@@ -37,7 +38,7 @@ class OnPolicyTrainer:
 
     Attributes:
         current_iter: completed iterations.
-        evaluated: pairs of completed iterations and split that were evaluated.
+        evaluated: (completed iterations, split) pairs that are evaluated already.
         seconds_before: duration of the current iteration in an earlier process that was interrupted.
 
     Raises:
@@ -51,23 +52,26 @@ class OnPolicyTrainer:
         self.schedule = run.config.train_evaluation
         self.current_iter = 0
         self.evaluated: set[tuple[int, str]] = set()
-        self.seconds_before = self._began = 0.0
+        self.seconds_before = 0.0
+        self._began = 0.0
         self.interruption = Interruption(run.ranks)
         self.callbacks: dict[str, Callback] = {  # by the names of their states in checkpoints
             "best_model": BestModel(run, tracker),
             "doctor": Doctor(run, tracker),
             "token_credit": TokenCredit(run, tracker),
         }
-        self._keep_or_replay_rollouts()
+        self._attach_replay_and_recorder()
+
         self.resume_point = ResumePoint(self)
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
-        run.algorithm.interruption, run.algorithm.on_step = self.interruption, self.resume_point.mark_in_update
         if resume_from is not None:
             self.resume_point.resume(resume_from)
-        is_in_update = run.algorithm.update is not None
-        done = {ITERATION: self.current_iter + is_in_update, CRITIC: self._rollout_number(True) - 1}
+
+        # A run that is interrupted in its update has the rollout of one iteration more than it has completed.
         if run.ranks.is_main:
-            delete_later_rollouts(tracker.run_path, done)
+            n_iteration_rollouts = self.current_iter + (run.algorithm.update_progress is not None)
+            n_critic_rollouts = self._rollout_number(is_critic=True) - 1
+            delete_later_rollouts(tracker.run_path, {ITERATION: n_iteration_rollouts, CRITIC: n_critic_rollouts})
 
     def train_and_eval(self) -> None:
         """Train and evaluate; if the run ends early, also by Ctrl-C or SIGTERM, save the state to resume from."""
@@ -78,15 +82,26 @@ class OnPolicyTrainer:
                 self.resume_point.rescue(error)
                 raise
 
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
     def _train_and_eval(self) -> None:
-        if not self.run.algorithm.continues_update():
+        # The untrained model is evaluated first. A run that resumes within an update finishes that before all else: its
+        # weights are those of no completed iteration.
+        algorithm: Any = self.run.algorithm
+        if algorithm.has_unfinished_update:
+            algorithm.resume_update()
+        else:
+            # A resumed state already has its checkpoint.
             self.resume_point.mark(is_saved=self.resume_point.is_saved)
             self._evaluate_and_save()
         self._pretrain_critic()
+
         self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
         while self.current_iter < self.schedule.n_iters:
-            self._iterate(self.schedule.n_iters)
+            self._iterate()
             self._evaluate_and_save()
+
+        # The model before the last evaluation: a metric that fails must not cost it.
         if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
@@ -95,72 +110,52 @@ class OnPolicyTrainer:
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.run_path / "checkpoints")
 
-    def _keep_or_replay_rollouts(self) -> None:
-        """Connect the collector to kept rollouts, if the config asks for it; the weights must be those at the start."""
-        if not self.schedule.save_rollouts and self.schedule.replay is None:
-            return
-        collector, origin = self.run.algorithm.collector, origin_of(self.run)
-        if self.schedule.replay is not None:
-            replay = Replay(self.run, self.tracker.run_config, self._rollout_number, origin)
-            self.tracker.log_info(str(replay.plan))
-            collector.replay = replay
-            if replay.plan.differences:  # of a policy with other weights, also for a replay of these rollouts
-                origin = {name: digest for name, digest in origin.items() if name != "weights"}
-        if self.schedule.save_rollouts and self.run.ranks.is_main:
-            collector.on_rollout = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
-
-    def _rollout_number(self, is_critic: bool) -> int:
-        """Return the number of the next rollout, of the iterations or of the critic's pretraining."""
-        pretraining = getattr(self.run.algorithm, "pretraining", None)
-        explained = [] if pretraining is None else pretraining.explained
-        return 1 + (len(explained) if is_critic else self.current_iter)
-
-    def _pretrain_critic(self) -> None:
-        """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""
-        algorithm: Any = self.run.algorithm
-        pretraining, folder = getattr(algorithm, "pretraining", None), self.tracker.run_path / "critic"
-        if pretraining is None or algorithm.num_timesteps or algorithm.update is not None:
-            return  # an update has changed the critic since
-        for explained in pretraining.rollouts(algorithm):
-            self.resume_point.mark()
-            self.tracker.log_info(pretraining.progress(explained))
-            self.interruption.check()
-        if self.schedule.save_model:
-            with self.interruption.finishing("the critic"), saving(f"the critic to {folder}"):
-                self._write(folder, self.run.policy.save_critic)
-
-    def _write(self, folder: Path, save: Callable[[Path], Any]) -> None:
-        with self.run.policy.whole_in_main():
-            if self.run.ranks.is_main:
-                write_folder(folder, save)
-
-    def _iterate(self, n_iters: int) -> None:
+    def _iterate(self) -> None:
+        """Run an iteration: rollout and update, then the callbacks, whose numbers are logged with those of both."""
         algorithm = self.run.algorithm
-        self._began, waited = time.perf_counter() - self.seconds_before, self.run.ranks.waited
-        algorithm.learn_iteration(self.current_iter, n_iters)
-        seconds, self.seconds_before = self.seconds, 0.0
-        algorithm.logger.record("time/iteration", self.current_iter + 1)
-        algorithm.logger.record("time/iteration_s", seconds)
-        algorithm.logger.record("time/tokens_per_s", algorithm.rollout_buffer.n_tokens / seconds)
-        if self.run.ranks.size > 1:
-            algorithm.logger.record("time/communication_s", self.run.ranks.waited - waited)
+        ranks = self.run.ranks
+        iteration = self.current_iter + 1  # from 1, as in all files
+
+        # The time that an interrupted process has spent on this iteration counts as well.
+        self._began = time.perf_counter() - self.seconds_before
+        waited_before = ranks.waited
+        # Between two steps of an update, the algorithm calls the resume point, which also stops an interrupted run.
+        hooks = RunHooks(self.interruption, on_step=self.resume_point.mark_in_update)
+        algorithm.learn_iteration(self.current_iter, self.schedule.n_iters, hooks)
+        seconds = self.seconds
+        self.seconds_before = 0.0
+
+        logger = algorithm.logger
+        logger.record("time/iteration", iteration)
+        logger.record("time/iteration_s", seconds)
+        logger.record("time/tokens_per_s", algorithm.rollout_buffer.n_tokens / seconds)
+        if ranks.size > 1:
+            logger.record("time/communication_s", ranks.waited - waited_before)
+
         for callback in self.callbacks.values():
-            callback.on_iteration_end(self.current_iter + 1)
-        algorithm.logger.dump(step=algorithm.num_timesteps)
-        self.current_iter += 1
-        algorithm.update = None
+            callback.on_iteration_end(iteration)
+        logger.dump(step=algorithm.num_timesteps)
+
+        # The iteration is complete. `clear` before `mark`: if a component's state cannot be captured, the state of the
+        # last minibatch must not be saved under the number of this iteration.
+        self.current_iter = iteration
+        algorithm.update_progress = None
         self.resume_point.clear()
         self.resume_point.mark()
 
     def _evaluate_and_save(self) -> None:
         """Run the evaluations and write the checkpoint that are due after this number of iterations, each once."""
-        if self.current_iter % self.schedule.eval_every == 0:
-            self.evaluate(("val",) if self.current_iter else ("val", "test"))
-        is_due = self.current_iter > 0 and self.current_iter % self.schedule.save_every == 0
+        completed = self.current_iter
+        if completed % self.schedule.eval_every == 0:
+            self.evaluate(("val",) if completed else ("val", "test"))
+
+        is_due = completed > 0 and completed % self.schedule.save_every == 0
         if is_due and self.schedule.save_model and not self.resume_point.is_saved:
             with self.interruption.finishing("this checkpoint"):
                 self.checkpoint()
         self.interruption.check()
+
+    # --- evaluation and files ---------------------------------------------------------------------------------------
 
     def evaluate(self, splits: tuple[str, ...]) -> dict[str, Evaluation]:
         """Evaluate on splits that have samples, once for each number of completed iterations."""
@@ -169,8 +164,10 @@ class OnPolicyTrainer:
             samples = self.run.samples[split][: self.schedule.max_eval_samples]
             if not samples or (self.current_iter, split) in self.evaluated:
                 continue
+
+            # Nothing is lost if a signal stops it at once: a resumed run evaluates this split again.
             with self.interruption.at_any_moment():
-                evaluation = self._evaluation(split, samples)
+                evaluation = self._evaluate_split(split, samples)
             self.evaluated.add((self.current_iter, split))
             self.tracker.log_metrics(self.current_iter, split, evaluation.scores)
             self.tracker.log_predictions(self.current_iter, split, evaluation.predictions)
@@ -181,7 +178,7 @@ class OnPolicyTrainer:
             self.interruption.check()
         return evaluations
 
-    def _evaluation(self, split: str, samples: list[Sample]) -> Evaluation:
+    def _evaluate_split(self, split: str, samples: list[Sample]) -> Evaluation:
         responder = Responder(
             self.run.policy,
             self.run.tokenizer,
@@ -216,3 +213,51 @@ class OnPolicyTrainer:
         """
         with saving(f"the model to {folder}"):
             return Path(self.run.policy.save_model(folder, self.run.tokenizer))
+
+    def _write(self, folder: Path, save: Callable[[Path], Any]) -> None:
+        """Write a model's folder in the main process; all processes must call this, since weights may be split."""
+        with self.run.policy.whole_in_main():
+            if self.run.ranks.is_main:
+                write_folder(folder, save)
+
+    # --- replay and recorder, pretraining of the critic -------------------------------------------------------------
+
+    def _attach_replay_and_recorder(self) -> None:
+        """Let the collector replay or keep rollouts, as configured; the weights must be those at the start."""
+        if not self.schedule.save_rollouts and self.schedule.replay is None:
+            return
+        collector = self.run.algorithm.collector
+        origin = origin_of(self.run)
+
+        if self.schedule.replay is not None:
+            replay = Replay(self.run, self.tracker.run_config, self._rollout_number, origin)
+            self.tracker.log_info(str(replay.plan))
+            collector.replay = replay
+            if replay.plan.differences:  # of a policy with other weights, also for a replay of these rollouts
+                origin = {name: digest for name, digest in origin.items() if name != "weights"}
+
+        if self.schedule.save_rollouts and self.run.ranks.is_main:
+            collector.recorder = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
+
+    def _rollout_number(self, is_critic: bool) -> int:
+        """Return the number of the next rollout, of the critic's pretraining or of the iterations."""
+        if not is_critic:
+            return self.current_iter + 1
+        pretraining = getattr(self.run.algorithm, "pretraining", None)
+        return 1 if pretraining is None else len(pretraining.explained) + 1
+
+    def _pretrain_critic(self) -> None:
+        """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""
+        algorithm: Any = self.run.algorithm
+        pretraining = getattr(algorithm, "pretraining", None)
+        if pretraining is None or algorithm.num_timesteps or algorithm.update_progress is not None:
+            return  # an update has changed the critic since
+
+        for explained in pretraining.rollouts(algorithm, self.interruption):
+            self.resume_point.mark()
+            self.tracker.log_info(pretraining.progress(explained))
+            self.interruption.check()
+        if self.schedule.save_model:
+            folder = self.tracker.run_path / "critic"
+            with self.interruption.finishing("the critic"), saving(f"the critic to {folder}"):
+                self._write(folder, self.run.policy.save_critic)

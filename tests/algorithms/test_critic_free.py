@@ -55,7 +55,7 @@ class OfTheFirstPrompts(RewardFunction):
 class Observed(GRPO):
     """Keeps the gradient and what is logged of each step, and takes none."""
 
-    def _optimizer_step(self, info):
+    def _clip_and_step(self, info):
         self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters() if p.grad is not None])
         self.logged = {name: float(value) for name, value in info.items()}
 
@@ -138,7 +138,7 @@ def test_without_pairs_there_is_no_step(tiny_gpt2_dir, tiny_tokenizer):
     buffer = built.rollout_buffer
     buffer._rewards = 1 + 1e-7 * torch.arange(buffer.n_tokens) % 2e-7
     buffer._rewards = buffer._rewards / buffer.episodes.lengths.repeat_interleave(buffer.episodes.lengths)
-    built.update = None
+    built.update_progress = None
     built.train()
     assert torch.equal(parameters(built), before) and built._n_updates == n_updates
     assert built.logger.name_to_value["train/pairs"] == 0
@@ -409,7 +409,7 @@ def test_limited_weights_multiply_those_of_the_mean(tiny_gpt2_dir, tiny_tokenize
     lengths = minibatch.observations.lengths
     assert len(lengths.unique()) > 1
     of_mean = (len(weights) / (len(lengths) * lengths)).repeat_interleave(lengths)
-    torch.testing.assert_close(built._prepared(minibatch).weights, of_mean * weights.clamp(0.9, 1.05))
+    torch.testing.assert_close(built._prepare_minibatch(minibatch).weights, of_mean * weights.clamp(0.9, 1.05))
 
 
 def test_rejected_actions_leave_the_mean():
@@ -433,7 +433,7 @@ def test_rejected_actions_have_no_gradient(correction, low, high, tiny_gpt2_dir,
     )  # fmt: skip
     built.learn_iteration(0, 1)
     buffer = built.rollout_buffer
-    minibatch = built._prepared(next(buffer.get(None)))
+    minibatch = built._prepare_minibatch(next(buffer.get(None)))
     weights = (minibatch.old_log_prob - minibatch.observations.behavior_log_prob).exp()
     kept = minibatch.weights > 0
     assert 0 < int(kept.sum()) < len(kept)

@@ -17,7 +17,8 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.core.errors import ModelError, RL4LMsLikeError
 from rl4lms_like.rewards.base import RewardFunction
-from rl4lms_like.rollouts.adapt import with_text_rollouts
+from rl4lms_like.rollouts.rollout import Rollout
+from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.testing import models
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.settings import check_settings
@@ -92,7 +93,7 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
             objective = super().loss(minibatch)
             return objective._replace(kl=0.1 * objective.log_ratio.exp() * objective.policy)
 
-        def _optimizer_step(self, info):
+        def _clip_and_step(self, info):
             self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters() if p.grad is not None])
             self.logged = {name: float(value) for name, value in info.items()}
 
@@ -113,6 +114,16 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
         assert logged == pytest.approx(seen[0][1], rel=1e-4, abs=1e-6)
 
 
+class Rollouts:
+    """A recorder that keeps a rollout, and the source that returns it."""
+
+    def record(self, rollout):
+        self.batches = rollout.batches
+
+    def next_rollout(self, *, updates_policy):
+        return Rollout(self.batches, self.batches, updates_policy=updates_policy, is_replayed=True)
+
+
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
 @pytest.mark.parametrize(
     ("log_ratio", "weight"), [(-math.log(2), 0.5), (math.log(8), 2.0)], ids=["within", "at the limit"]
@@ -122,7 +133,7 @@ def test_actions_of_another_policy_are_weighted_in_its_loss(
     algorithm, log_ratio, weight, correction, tiny_gpt2_dir, tiny_tokenizer
 ):
     """`log_ratio` is the log of pi / mu; with such a constant, the whole gradient is scaled."""
-    changes, parts = [], []
+    changes, recorder = [], Rollouts()
     for expected in (1.0, weight):
         built = build(
             algorithm, tiny_gpt2_dir, tiny_tokenizer, micro_batch_size=30, vf_coef=0.0, max_grad_norm=None,
@@ -130,15 +141,16 @@ def test_actions_of_another_policy_are_weighted_in_its_loss(
             **({"n_epochs": 1, "batch_size": 4000} if algorithm is PPO else {}), **correction,
         )  # fmt: skip
         if expected == 1:
-            built.collector.on_rollout = lambda generated, is_critic: parts.extend(generated)
+            built.collector.recorder = recorder
         else:
-            weighted = [
-                part._replace(
-                    episodes=dataclasses.replace(part.episodes, behavior_log_prob=part.scores.log_prob - log_ratio)
+            recorder.batches = [
+                dataclasses.replace(
+                    batch,
+                    episodes=dataclasses.replace(batch.episodes, behavior_log_prob=batch.scores.log_prob - log_ratio),
                 )
-                for part in parts
+                for batch in recorder.batches
             ]
-            built.collector.replay = lambda is_critic, stored=weighted: stored
+            built.collector.replay = recorder
             built.is_off_policy = not correction
         before = parameters(built)
         built.learn_iteration(0, 1)

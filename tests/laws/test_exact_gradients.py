@@ -232,11 +232,13 @@ HOT_START = {"temperatures": (1.5, 1.0, 1.0)}
 class AnotherFirstTemperature(RLOO):
     """The log-prob of the first token's sampling is that at temperature 1."""
 
-    def _prepared(self, minibatch):
+    def _prepare_minibatch(self, minibatch):
         episodes = minibatch.observations
         first = episodes.pad(torch.ones_like(minibatch.old_log_prob)).cumsum(dim=1)[episodes.action_mask] == 1
         recorded = torch.where(first, minibatch.old_log_prob, episodes.behavior_log_prob)
-        return super()._prepared(minibatch._replace(observations=replace(episodes, behavior_log_prob=recorded)))
+        return super()._prepare_minibatch(
+            minibatch._replace(observations=replace(episodes, behavior_log_prob=recorded))
+        )
 
 
 def test_wide_limits_of_the_weights_make_the_gradient_of_the_first_token_exact():
@@ -271,7 +273,7 @@ class WithFirstTemperature(AtTemperature):
 class Reweighted(PPO):
     """PPO's first step with the importance weights of whole responses, from the log-probs of the sampling."""
 
-    def _prepared(self, minibatch):
+    def _prepare_minibatch(self, minibatch):
         episodes = minibatch.observations
         log_weights = episodes.pad(minibatch.old_log_prob - episodes.behavior_log_prob).sum(dim=1)
         return minibatch._replace(weights=log_weights.exp().repeat_interleave(episodes.lengths))
@@ -707,7 +709,7 @@ def test_the_expected_gradient_is_that_of_the_stated_loss(case):
     algorithm, arguments, stated, options = STATED[case]
     options = {"reward": reward, "prompts": (0, 1), "ends": True, "kl_coeff": 0.3, **options}
     run = Enumeration(algorithm, **options, **arguments)
-    filters = run.algorithm.collector.dynamic_sampling is not None
+    filters = run.algorithm.collector.options.dynamic_sampling is not None
     with float64():
         loss, total, found = Stated(run, **stated).loss, 0.0, {"logits": 0.0, "values": 0.0}
         for episodes, probability in run.batches():

@@ -10,8 +10,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.rollouts.adapt import TextRollouts, with_text_rollouts
 from rl4lms_like.rollouts.kl import AdaptiveKLController
+from rl4lms_like.rollouts.text_rollouts import TextRollouts, with_text_rollouts
 from tests.builders import POLICIES, SAMPLING, make_env
 
 ITERATIONS = 3

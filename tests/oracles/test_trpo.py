@@ -14,7 +14,7 @@ from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.policies.parity import probe_episodes
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
-from rl4lms_like.rollouts.adapt import with_text_rollouts
+from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm
 from tests.builders import POLICIES, SAMPLING, episodes_of_lengths, make_env
 

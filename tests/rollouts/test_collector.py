@@ -15,6 +15,7 @@ from rl4lms_like.rewards.combine import CombinedReward
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.rollouts.rollout import RolloutOptions
 from tests.builders import LowTokens, make_env, make_policy
 
 
@@ -26,7 +27,7 @@ class OneAtTheEnd(RewardFunction):
 
 
 def collect(policy, env, *, n_tokens=60, coeff=0.0, **options):
-    collector = RolloutCollector(env, policy, kl=FixedKLController(coeff), seed=5, **options)
+    collector = RolloutCollector(env, policy, kl=FixedKLController(coeff), options=RolloutOptions(**options), seed=5)
     buffer = EpisodeBuffer(gamma=0.9, gae_lambda=0.8)
     info = collector.collect(buffer, n_tokens)
     return buffer, info, collector

@@ -139,7 +139,7 @@ def test_an_update_reads_them_and_learns_actions_only(family, tiny_tokenizer):
         rewards = torch.linspace(-1, 1, episodes.n_tokens)
         built.rollout_buffer.add(episodes, rewards, scores.values, scores.log_prob)
         built.rollout_buffer.compute_returns_and_advantage()
-        built.update = None
+        built.update_progress = None
         built.train()
         assert built.logger.name_to_value["train/ratio_gap"] < 1e-5
         weights.append(torch.cat([parameter.detach().flatten() for parameter in built.policy.parameters()]))

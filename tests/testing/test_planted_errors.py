@@ -77,8 +77,8 @@ class MeanOfMeans(PPO):
 class RejectedInTheDenominator(SAO):
     """Tokens outside the band have no loss, but count in the mean."""
 
-    def _prepared(self, minibatch):
-        minibatch = super()._prepared(minibatch)
+    def _prepare_minibatch(self, minibatch):
+        minibatch = super()._prepare_minibatch(minibatch)
         self._kept_fraction = torch.ones(())
         return minibatch
 
@@ -90,10 +90,10 @@ class Normalized(PPO):
     def _normalization(self):
         return None
 
-    def _prepared(self, minibatch):
+    def _prepare_minibatch(self, minibatch):
         if self.arguments.normalize_advantage:
             minibatch = minibatch._replace(advantages=self.normalized(minibatch))
-        return super()._prepared(minibatch)
+        return super()._prepare_minibatch(minibatch)
 
 
 class UnderTheWrongMask(Normalized):

@@ -15,9 +15,9 @@ import torch
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import CheckpointError, EngineError, RL4LMsLikeError
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
-from rl4lms_like.rollouts.adapt import with_text_rollouts
 from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, restored_responses
 from rl4lms_like.rollouts.collector import RolloutCollector
+from rl4lms_like.rollouts.text_rollouts import RunHooks, with_text_rollouts
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.settings import check_ranks
@@ -81,10 +81,10 @@ def test_an_engine_generates_during_the_update(tiny_config):
     tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
     built = assemble(parse_config(tiny_config))
     engine = built.policy.engine
-    built.algorithm.on_step = engine.in_update.set
+    hooks = RunHooks(on_step=engine.in_update.set)
     for iteration in range(3):
         engine.in_update.clear()
-        built.algorithm.learn_iteration(iteration, 3)
+        built.algorithm.learn_iteration(iteration, 3, hooks)
     assert engine.rollouts == 4, "also after the last update, since a run can be continued"
     assert engine.rests == 0
 
@@ -119,15 +119,14 @@ def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
     tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 3
     tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
     built = assemble(parse_config(tiny_config))
-    built.algorithm.on_step = built.policy.engine.in_update.set
-    built.algorithm.learn_iteration(0, 2)
+    built.algorithm.learn_iteration(0, 2, RunHooks(on_step=built.policy.engine.in_update.set))
     collector = built.algorithm.collector
-    numbers, tensors = collector.ahead.state()
-    collector.load_ahead(numbers, tensors)
-    assert collector.ahead.state()[0] == numbers
+    numbers, tensors = collector.next_rollout.for_checkpoint.state()
+    collector.next_rollout.load(numbers, tensors)
+    assert collector.next_rollout.for_checkpoint.state()[0] == numbers
     numbers["batches"][0]["sample_ids"][0] = "another"
     with pytest.raises(CheckpointError):
-        collector.load_ahead(numbers, tensors)
+        collector.next_rollout.load(numbers, tensors)
 
 
 class Unreliable(Constant):

@@ -56,10 +56,10 @@ def replayed(mapping, source, folder, selected="", **values):
 def no_generation(monkeypatch):
     """Make rollouts fail to generate, once it is called."""
 
-    def batch(self, seconds):
+    def batch(self):
         raise AssertionError("a replay generated a rollout")
 
-    return lambda: monkeypatch.setattr(RolloutCollector, "_batch", batch)
+    return lambda: monkeypatch.setattr(RolloutCollector, "_generation_batch", batch)
 
 
 def rollout_lines(folder):
@@ -185,7 +185,7 @@ def test_an_interrupted_replay_resumes_to_the_same_end(where, learning_rate, ori
         if where == "update":
             at_minibatch(patch, After(10))
         else:
-            at_call(patch, Replay, "__call__", After(2))
+            at_call(patch, Replay, "next_rollout", After(2))
         replayed(mapping, source, tmp_path)
     folder = tmp_path / "rl4lm_exps" / "replayed"
     n_kept = len(list((folder / "rollouts").glob("*.safetensors")))

@@ -95,10 +95,10 @@ def test_an_interrupted_run_saves_what_it_has(tiny_config, tmp_path, monkeypatch
 
     original = PPO.learn_iteration
 
-    def interrupted(self, iteration, n_iterations):
+    def interrupted(self, iteration, n_iterations, hooks):
         if iteration == 1:
             raise KeyboardInterrupt
-        original(self, iteration, n_iterations)
+        original(self, iteration, n_iterations, hooks)
 
     monkeypatch.setattr(PPO, "learn_iteration", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -116,10 +116,10 @@ def test_a_model_that_cannot_be_saved_does_not_hide_why_the_run_ended(tiny_confi
 
     original = PPO.learn_iteration
 
-    def failing(self, iteration, n_iterations):
+    def failing(self, iteration, n_iterations, hooks):
         if iteration == 1:
             raise ZeroDivisionError("the reason")
-        original(self, iteration, n_iterations)
+        original(self, iteration, n_iterations, hooks)
 
     def full_disk(self, *args):
         raise OSError("no space left")

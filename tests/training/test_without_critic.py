@@ -14,7 +14,7 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.core.losses import policy_gradient
 from rl4lms_like.core.objective import Objective
-from rl4lms_like.rollouts.adapt import with_text_rollouts
+from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.training.assemble import assemble
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.run_config import parse_config

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from rl4lms_like.rollouts.collector import EQUAL
+from rl4lms_like.rollouts.rollout import EQUAL
 from rl4lms_like.tracking.base import IN_SHORT, Tracker
 from rl4lms_like.tracking.run_folder import ALARMS_FILE
 from rl4lms_like.training.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History

@@ -30,7 +30,7 @@ from rl4lms_like.algorithms.preference_arguments import LENGTH_CORRELATION, LOG_
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.episodes import EpisodeBatch, padded
 from rl4lms_like.core.errors import CheckpointError
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.preference_losses import (
     bradley_terry_loss,
     dpo_loss,
@@ -167,7 +167,7 @@ class PreferenceObjective(TrainingObjective):
         sums: dict[str, list[float]] = {}
         every: list[tuple[Tensor, Tensor]] = []
         batches = list(self._batches(rows))
-        with in_part("evaluation"):
+        with blame_memory_errors_on("evaluation"):
             self.begin_step(batches, None)
             for given in filter(self.n_rows, map(self.own, batches)):
                 scores, batch = self._scored(given)
@@ -341,7 +341,7 @@ class ReferenceObjective(ResponseObjective):
         def of_this_process() -> Tensor:
             found, own = [torch.zeros(0, 2)], self.ranks.share([1] * len(rows))
             for batch in self._batches(rows[own.start : own.stop]):
-                with self.autocast(), in_part("scoring"):
+                with self.autocast(), blame_memory_errors_on("scoring"):
                     log_probs = self.log_probs(reader, self.episodes(batch))
                 found.append(in_columns(log_probs).float().cpu())
             return torch.cat(found)

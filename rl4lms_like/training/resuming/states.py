@@ -102,7 +102,7 @@ class ResumePoint:
             "files": self.tracker.file_sizes(on_disk=False),
         } | self._of_other_ranks(generators, random_numbers)
         self._state, self.is_saved = TrainingState(copy.deepcopy(numbers), generators), is_saved
-        self._ahead = self.run.algorithm.collector.ahead
+        self._ahead = self.run.algorithm.collector.next_rollout.for_checkpoint
 
     def mark_in_update(self) -> None:
         """Capture the state between two steps of an update; stop the run here if an interruption was requested.
@@ -113,7 +113,7 @@ class ResumePoint:
             self.mark()
         assert self._state is not None
         generators, random_numbers = random_state()
-        update: Any = self.run.algorithm.update
+        update: Any = self.run.algorithm.update_progress
         changed = {
             "algorithm": self.run.algorithm.training_state(),
             "random": random_numbers,
@@ -202,7 +202,7 @@ class ResumePoint:
                 self._rescue(error)
 
     def _rescue(self, error: BaseException) -> None:
-        trainer, update, state = self.trainer, self.run.algorithm.update, self._state
+        trainer, update, state = self.trainer, self.run.algorithm.update_progress, self._state
         has_state = trainer.current_iter > 0 or update is not None or self.run.algorithm.has_sampled
         is_fresh = not has_state and isinstance(error, Exception)
         try:
@@ -255,9 +255,7 @@ class ResumePoint:
         load_optimizer(run.policy.optimizer, numbers["optimizer"], state.part("optimizer."))
         run.algorithm.load_training_state(numbers["algorithm"])
         if run.algorithm.has_sampled:  # before that, environments may still expect their seed at the first reset
-            # Stable-Baselines3 resets the environment at its first `learn`; that must not draw prompts later.
-            run.algorithm._last_obs = run.env.reset()  # type: ignore[assignment]
-            run.algorithm._last_episode_starts = np.ones((run.env.num_envs,), dtype=bool)
+            run.env.reset()  # uses up the seed, which must not replace the state that is loaded
             saved = numbers["env"]
             if isinstance(saved, dict):
                 own_reward = self._own(numbers).get("reward", saved["reward"])
@@ -270,7 +268,7 @@ class ResumePoint:
         if "update" in numbers:
             run.algorithm.load_update_state(numbers["update"], state.part("update."))
         if "ahead" in numbers:
-            run.algorithm.collector.load_ahead(numbers["ahead"], state.part("ahead."))
+            run.algorithm.collector.next_rollout.load(numbers["ahead"], state.part("ahead."))
         load_random(*self._own_random(state))
 
     def _own(self, numbers: Mapping[str, Any]) -> dict[str, Any]:

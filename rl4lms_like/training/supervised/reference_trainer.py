@@ -39,7 +39,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from rl4lms_like.core.component_state import load_state, state_of
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import CheckpointError, ModelError
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import NAME, has_lora
@@ -154,7 +154,7 @@ class ReferenceTrainer(Trainer):
         total, n = torch.zeros((), dtype=torch.float64), 0
         for inputs in dataloader:
             own = self._prepare_inputs(objective.own(inputs))
-            with self.compute_loss_context_manager(), in_part("evaluation"):
+            with self.compute_loss_context_manager(), blame_memory_errors_on("evaluation"):
                 total += float(self.compute_loss(model, own, num_items_in_batch=1)) if objective.n_rows(own) else 0.0
             n += int(objective.n_tokens(inputs))
         self.ranks.sum(total)

@@ -22,7 +22,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from rl4lms_like.core.disk import saving
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.core.interruption import Interruption
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.generation import seeded
@@ -82,7 +82,7 @@ class SupervisedTrainer:
         if self.trainer.resume_state is None:
             with self.interruption.at_any_moment():
                 self._check_best_metric(self.evaluate(("val", "test")))
-        with self.interruption.finishing("this step"), in_part("update"):
+        with self.interruption.finishing("this step"), blame_memory_errors_on("update"):
             self.trainer.train_or_resume()
         self.trainer.remove_older(has_ended=True)
         if self.schedule.save_model and self.run.ranks.is_main:

@@ -132,11 +132,11 @@ DEAF = {
     "gamma": ("rollouts.buffer:generalized_advantages", with_keyword(gamma=0.97), "returns"),
     "gae_lambda": ("rollouts.buffer:generalized_advantages", with_keyword(gae_lambda=1.0), "returns"),
     "estimator": (
-        "rollouts.collector:kl_estimate",
+        "rollouts.rollout:kl_estimate",
         lambda original: lambda a, b, _: original(a, b, "k1"),
         "task reward",
     ),
-    "seed": ("rollouts.adapt:RolloutCollector", with_keyword(seed=0), "seed of the rollouts"),
+    "seed": ("rollouts.text_rollouts:RolloutCollector", with_keyword(seed=0), "seed of the rollouts"),
     "max_prompt_length": ("envs.vec_env:TextGenEnv", with_keyword(max_prompt_length=16), "tokens of the prompts"),
     "metrics": ("training.evaluation:compute_metrics", lambda old: lambda some, *rest: old(some[:1], *rest), "scores"),
 }

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rl4lms_like.core.errors import OutOfMemoryError
-from rl4lms_like.core.out_of_memory import in_part
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.training.config.run_config import parse_config
@@ -144,14 +144,18 @@ def test_a_supervised_run_says_the_same(full, tiny_gpt2_dir, tmp_path):
     ids=["torch", "numpy", "python", "system"],
 )
 def test_main_memory_runs_out_in_words_too(exhaust):
-    with pytest.raises(OutOfMemoryError) as caught, in_part("scoring"):
+    with pytest.raises(OutOfMemoryError) as caught, blame_memory_errors_on("scoring"):
         exhaust()
     assert caught.value.part == "scoring"
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError), in_part("update"):
+    with pytest.raises(RuntimeError), blame_memory_errors_on("update"):
         raise RuntimeError("shape '[2]' is invalid for input of size 3")
-    with pytest.raises(OutOfMemoryError) as caught, in_part("update"), in_part("generation"):
+    with (
+        pytest.raises(OutOfMemoryError) as caught,
+        blame_memory_errors_on("update"),
+        blame_memory_errors_on("generation"),
+    ):
         raise torch.OutOfMemoryError(CUDA)
     assert caught.value.part == "generation"

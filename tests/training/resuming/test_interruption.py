@@ -109,7 +109,7 @@ def stopped(mapping, base, where, act, error=KeyboardInterrupt):
 
 
 def in_rollout(patch, act):
-    at_call(patch, RolloutCollector, "_batch", act)
+    at_call(patch, RolloutCollector, "_generation_batch", act)
 
 
 def in_evaluation(patch, act):

@@ -116,14 +116,14 @@ def stop_after(monkeypatch, iteration: int, during: str) -> None:
     """The run ends in the iteration after `iteration`: before its update, or after it."""
     original = OnPolicyTrainer._iterate
 
-    def iterate(self, n_iters):
+    def iterate(self):
         if self.current_iter == iteration:
             if during == "rollout":
                 self.run.env.reset()  # prompts were drawn, random numbers used
             else:
-                original(self, n_iters)
+                original(self)
             raise StoppedError
-        original(self, n_iters)
+        original(self)
 
     monkeypatch.setattr(OnPolicyTrainer, "_iterate", iterate)
 
